@@ -162,8 +162,8 @@ _ABOUT_TRL = (
     "A whole training step of TRL {version}'s GRPOTrainer and of ours, in turns, on the same "
     "model, samples and advantages, in float32: loss, backward pass, clipping and optimizer, "
     "without sampling. Each cell has the speed as a multiple of TRL's, the trained tokens (those "
-    "of responses) per CPU second, the peak memory, and the tokens that went through the model. TRL "
-    "runs with its defaults: 8 rows per pass, prompts padded on the left and answers on the right "
-    "to the longest of the step, logits of answers only, one iteration, no old log-probabilities. "
-    "Checkpointing and bf16 are off. `ours, rows` shares nothing."
+    "of responses) per CPU second, the peak memory, and the tokens that went through the model. "
+    "TRL runs with its defaults: 8 rows per pass, prompts padded on the left and answers on the "
+    "right to the longest of the step, logits of answers only, one iteration, no old "
+    "log-probabilities. Checkpointing and bf16 are off. `ours, rows` shares nothing."
 )
