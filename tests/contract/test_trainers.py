@@ -23,7 +23,7 @@ from swarm_server.backends.verl.reference import (
 )
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.process.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, live_processes
 from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
@@ -308,12 +308,12 @@ async def test_two_verl_trainers_do_not_meet_and_two_ranks_step_as_one(
 @pytest.mark.real
 async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject) -> None:
     session = process_of(two_ranks)
-    assert len(ray_workers(living(SESSION, session))) == 2
+    assert len(ray_workers(live_processes(SESSION, session))) == 2
 
     kill(session)
     deadline = time.monotonic() + GONE_WITHIN_S
-    while living(SESSION, session):
-        assert time.monotonic() < deadline, living(SESSION, session)
+    while live_processes(SESSION, session):
+        assert time.monotonic() < deadline, live_processes(SESSION, session)
         await asyncio.sleep(0.1)
 
     assert "exited with code -9" in await two_ranks.engine.lost()
@@ -331,7 +331,7 @@ async def test_a_verl_trainer_whose_worker_is_killed_goes_on_from_its_checkpoint
         await trainer.step(calls)
         await trainer.engine.save(tmp_path / "saved")
         session = process_of(trainer)
-        kill(ray_workers(living(SESSION, session))[0])
+        kill(ray_workers(live_processes(SESSION, session))[0])
 
         with pytest.raises(BackendError, match="did not answer step") as failed:
             await trainer.step(calls)

@@ -13,7 +13,7 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.engine_spec import EngineSpec
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakevllm_server.backends.process.child import ChildEngine
-from fakevllm_server.backends.process.pair import TwoProcesses, weights_folder
+from fakevllm_server.backends.process.backend_pairs import TwoProcesses, weights_folder
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.cli import main
 from fakevllm_server.types.backend import Backend
 from fakevllm_server.types.engine_spec import EngineSpec

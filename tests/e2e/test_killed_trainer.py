@@ -13,7 +13,7 @@ from typing import Any
 import openai
 
 from benchmarks.run_log_reader import read_log_entries, surviving_steps
-from fakevllm_server.backends.process.procfs import living
+from fakevllm_server.backends.process.procfs import live_processes
 from tests.e2e import pair_server
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes, free_port, wait_until
@@ -95,7 +95,7 @@ def _num_steps(server: Process) -> int:
 
 def _trainers_of(server: Process) -> list[int]:
     """Ids of its trainer's process, of which there is one or none."""
-    return [pid for pid in living(PARENT, server.pid) if "--train-only" in _command_of(pid)]
+    return [pid for pid in live_processes(PARENT, server.pid) if "--train-only" in _command_of(pid)]
 
 
 def _command_of(pid: int) -> str:

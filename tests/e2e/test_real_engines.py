@@ -20,7 +20,7 @@ from benchmarks.run_log_reader import read_log_entries
 from fakevllm.demo.tasks import all_tasks
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
-from fakevllm_server.backends.process.procfs import living
+from fakevllm_server.backends.process.procfs import live_processes
 from tests.e2e.every_shape import ask_in_every_shape
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
@@ -160,9 +160,9 @@ async def under_load(proxy: Process, server: Process) -> int:
 
 def vllm_processes(server: Process) -> list[int]:
     """Return vLLM's processes of this server that the process supervisor started."""
-    children = living(PARENT, server.pid)
+    children = live_processes(PARENT, server.pid)
     supervisors = [pid for pid in children if "vllm.process_supervisor" in command_of(pid)]
-    found = [pid for supervisor in supervisors for pid in living(PARENT, supervisor)]
+    found = [pid for supervisor in supervisors for pid in live_processes(PARENT, supervisor)]
     assert found
     return found
 

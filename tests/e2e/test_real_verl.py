@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks.run_log_reader import read_log_entries, surviving_steps
-from fakevllm_server.backends.process.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, live_processes
 from tests.contract.trainers import ray_workers
 from tests.e2e.processes import wait_until
 from tests.e2e.test_real_engines import READY_TIMEOUT_S
@@ -100,7 +100,7 @@ def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_check
 ) -> None:
     with demo(tmp_path, "--backend", "verl", "--steps", "14") as running:
         running.wait_for_step(11)
-        (worker,) = ray_workers(living(SESSION, trainer_of(running)))
+        (worker,) = ray_workers(live_processes(SESSION, trainer_of(running)))
         os.kill(worker, signal.SIGKILL)
         running.outcome(timeout_s=400)
     restored = [entry for entry in running.entries if entry["kind"] == "restored"]

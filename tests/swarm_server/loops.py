@@ -17,7 +17,7 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_server.backends.process.pair import TwoProcesses
+from fakevllm_server.backends.process.backend_pairs import TwoProcesses
 from fakevllm_server.episodes.pool import Pool
 from fakevllm_server.episodes.registry import EpisodeRegistry
 from fakevllm_server.episodes.states import EngineLifecycle

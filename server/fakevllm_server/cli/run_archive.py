@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.config.model import ConfigError, find_model
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.offline import read_journal_file

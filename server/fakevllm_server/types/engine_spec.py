@@ -20,7 +20,7 @@ class EngineSpec:
     """Which engine to run, with which model and arguments."""
 
     engine: str
-    """Name of the engine in the tables of `backends/process/table.py`."""
+    """Name of the engine in the tables of `backends/process/engine_table.py`."""
     run_dir: Path
     model: str | None
     served_model_name: str

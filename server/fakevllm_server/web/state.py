@@ -16,7 +16,7 @@ from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.backends.process.table import open_backend
+from fakevllm_server.backends.process.engine_table import open_backend
 from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.episodes.group_policy import batches_waiting

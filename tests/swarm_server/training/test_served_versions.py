@@ -17,7 +17,7 @@ from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 
 from fakevllm_server.backends.fake.engine import START_THETA, FakeEngine
-from fakevllm_server.backends.process.pair import TwoProcesses
+from fakevllm_server.backends.process.backend_pairs import TwoProcesses
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR
 from fakevllm_server.training import guards, loop
 from fakevllm_server.training import step as steps

@@ -11,8 +11,8 @@ from swarm_server.local_parts import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.backends.process import pair
-from fakevllm_server.backends.process.pair import MEMORY, TwoProcesses, weights_folder
+from fakevllm_server.backends.process import backend_pairs
+from fakevllm_server.backends.process.backend_pairs import MEMORY, TwoProcesses, weights_folder
 from fakevllm_server.training import guards, loop, step
 from fakevllm_server.types.backend import ActionFailed, BackendError
 
@@ -203,7 +203,7 @@ async def test_the_last_step_is_saved_though_its_weights_arrived_late(tmp_path: 
 async def test_an_engine_that_is_slow_to_say_it_is_well_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair, "AT_ONCE_S", local_parts.SLOW_LOOK_S / 2)
+    monkeypatch.setattr(backend_pairs, "QUICK_CHECK_S", local_parts.SLOW_LOOK_S / 2)
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")

@@ -1,4 +1,5 @@
-"""A trainer's own thread: one action after another, while the event loop goes on answering."""
+"""A thread for a trainer. It runs one action after another, while the event loop answers
+requests."""
 
 from __future__ import annotations
 
@@ -12,30 +13,33 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-class OneThread:
-    """A daemon thread, so that a process may end in the middle of an action."""
+class SingleThread:
+    """A daemon thread that runs actions in order. Because it is a daemon, the process can exit
+    during an action."""
 
-    def __init__(self, name: str, before_all: Callable[[], object]) -> None:
-        """`before_all` runs on the thread first: some settings of torch are a thread's own."""
-        self._before_all = before_all
-        # Unbounded, but asked by one server, which waits for each answer.
+    def __init__(self, name: str, initialize: Callable[[], object]) -> None:
+        """Start the thread. `initialize` runs on it first, because some settings of torch hold for
+        one thread only."""
+        self._initialize = initialize
+        # Unbounded, but it stays short: the only caller is the swarm server, which waits for each
+        # action to end.
         self._inbox: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def run(self, action: Callable[[], Result]) -> Result:
-        """Raises what the action raises."""
+        """Run `action` on the thread and return its result. Raises the action's exception."""
         future: Future[Result] = Future()
         self._inbox.put((action, future))
         return await asyncio.wrap_future(future)
 
     def _main(self) -> None:
-        self._before_all()
+        self._initialize()
         while True:
             action, future = self._inbox.get()
             if not future.set_running_or_notify_cancel():
                 continue
             try:
                 future.set_result(action())
-            # Whoever asked is told; the thread goes on to the next action.
+            # Isolated: the caller gets the exception, and the thread runs the next action.
             except Exception as error:
                 future.set_exception(error)

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from fakevllm_server.backends.process.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, live_processes
 
 MAX_ROUNDS = 50
 """A process that started another one just before its end makes a further round necessary."""
@@ -46,7 +46,7 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 def kill_session(session: int) -> None:
     """Kill all processes of a session, for at most `MAX_ROUNDS` rounds."""
     for _ in range(MAX_ROUNDS):
-        processes = living(SESSION, session)
+        processes = live_processes(SESSION, session)
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
-from fakevllm_server.backends.process.single_thread import OneThread
+from fakevllm_server.backends.process.single_thread import SingleThread
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard
@@ -69,7 +69,7 @@ class VerlTrainer:
         self._has_reference = has_reference
         self._job = TrainJob()
         self._loss: VerlPolicyLoss | None = None
-        self._thread = OneThread("trainer", lambda: None)
+        self._thread = SingleThread("trainer", lambda: None)
 
     async def boot(self, job: TrainJob) -> None:
         await self._run(lambda: self._boot(job))

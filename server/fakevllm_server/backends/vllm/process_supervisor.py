@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fakevllm_server.backends.process.procfs import GROUP, living
+from fakevllm_server.backends.process.procfs import GROUP, live_processes
 
 GRACE_S = 5.0
 """Seconds that the program has after SIGTERM to end and to remove its shared memory."""
@@ -96,8 +96,8 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _other_processes() -> list[int]:
-    """Return the ids of the living processes in this group, except this process."""
-    return [process for process in living(GROUP, os.getpgrp()) if process != os.getpid()]
+    """Return the ids of the live_processes processes in this group, except this process."""
+    return [process for process in live_processes(GROUP, os.getpgrp()) if process != os.getpid()]
 
 
 def _send_signal(processes: Sequence[int], number: signal.Signals) -> None:

@@ -11,7 +11,7 @@ import importlib.util
 import logging
 from pathlib import Path
 
-from fakevllm_server.backends.process.process import ChildProcess
+from fakevllm_server.backends.process.child_process import ChildProcess
 from fakevllm_server.backends.vllm.capability_checks import training_refusal
 from fakevllm_server.backends.vllm.capability_probe import probe, write_report
 from fakevllm_server.backends.vllm.command import (
@@ -151,7 +151,7 @@ class VllmRollout:
         self._client = ControlClient(CHILD_URL, self._socket, {})
         log_start = _size(spec.log_file)
         try:
-            await self._process.until(self.health, BOOT_TIMEOUT_S)
+            await self._process.wait_until_ready(self.health, BOOT_TIMEOUT_S)
         except BackendRefused:
             raise
         except BackendError as failure:

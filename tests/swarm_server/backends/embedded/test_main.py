@@ -12,7 +12,7 @@ import pytest
 from swarm_server.backends.embedded.engine_helpers import SPEC, random_calls
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.types.backend import BackendRefused, Batch
 from fakevllm_server.types.engine_spec import EngineSpec
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.backends.verl.install_check import check_installed
 from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec

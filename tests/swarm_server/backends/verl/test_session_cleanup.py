@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.process.procfs import SESSION, living
+from fakevllm_server.backends.process.procfs import SESSION, live_processes
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 LEADER = """
@@ -49,13 +49,15 @@ def test_the_session_and_its_folder_end_with_a_killed_leader(
 ) -> None:
     assert leader.stdout is not None
     cleanup = int(leader.stdout.readline())
-    assert len(living(SESSION, leader.pid)) == 2 and cleanup not in living(SESSION, leader.pid)
+    assert len(live_processes(SESSION, leader.pid)) == 2 and cleanup not in live_processes(
+        SESSION, leader.pid
+    )
 
     leader.kill()
     leader.wait()
     wait_for_end(cleanup)
 
-    assert living(SESSION, leader.pid) == []
+    assert live_processes(SESSION, leader.pid) == []
     assert not (tmp_path / "ray").exists()
 
 

@@ -18,7 +18,7 @@ from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, r
 from fakevllm_server.backends.embedded.model_folder import load_weights, read_config
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.backends.process.single_thread import OneThread
+from fakevllm_server.backends.process.single_thread import SingleThread
 from fakevllm_server.types.backend import (
     BackendError,
     Batch,
@@ -47,7 +47,7 @@ class StandaloneTrainer:
         torch.set_num_threads(torch_threads)
         torch.manual_seed(seed)
         self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights, self._dtype)
-        self._thread = OneThread("trainer", lambda: torch.set_num_threads(torch_threads))
+        self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
         """End a running step after its present micro-batch, without an update."""

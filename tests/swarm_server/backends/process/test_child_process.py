@@ -1,4 +1,4 @@
-"""A process of the server's: however its closing is cut off, nothing of it stays."""
+"""Start and stop of a child process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.backends.process.process import ChildProcess
+from fakevllm_server.backends.process.child_process import ChildProcess
 from fakevllm_server.types.backend import BackendRefused
 
-DEAF = "import signal, time; signal.signal(15, 1); print('deaf', flush=True); time.sleep(600)"
+IGNORES_SIGTERM = (
+    "import signal, time; signal.signal(15, 1); print('ignoring', flush=True); time.sleep(600)"
+)
 
 
-async def test_a_close_that_is_cut_off_ends_the_process_all_the_same(tmp_path: Path) -> None:
+async def test_a_cancelled_close_kills_the_process(tmp_path: Path) -> None:
     process = ChildProcess("the engine", tmp_path / "log")
-    await process.start([sys.executable, "-c", DEAF], os.environ)
+    await process.start([sys.executable, "-c", IGNORES_SIGTERM], os.environ)
 
-    async def is_deaf() -> bool:
-        return "deaf" in process.log_file.read_text()
+    async def ignores_sigterm() -> bool:
+        return "ignoring" in process.log_file.read_text()
 
-    await process.until(is_deaf)
+    await process.wait_until_ready(ignores_sigterm)
     lost = asyncio.create_task(process.lost())
     closing = asyncio.create_task(process.close(grace_s=60))
     await asyncio.sleep(0)
@@ -34,7 +36,7 @@ async def test_a_close_that_is_cut_off_ends_the_process_all_the_same(tmp_path: P
     await process.close()
 
 
-async def test_a_program_that_is_not_there_is_the_users_to_mend(tmp_path: Path) -> None:
+async def test_a_missing_program_is_a_refusal(tmp_path: Path) -> None:
     process = ChildProcess("the engine", tmp_path / "log")
     with pytest.raises(BackendRefused, match=r"the engine cannot be started: .*/nothing"):
         await process.start([str(tmp_path / "nothing")], os.environ)

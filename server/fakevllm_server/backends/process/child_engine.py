@@ -1,6 +1,7 @@
-"""An engine of ours in a child process: rollout, trainer or both, behind one Unix socket.
+"""Client of one of our own engines, which runs in a child process: a rollout, a trainer, or both.
 
-Both speak HTTP there: vLLM's to apps, `/control/*` to the server that started it.
+The process serves HTTP on one Unix socket: vLLM's routes for calls, and `/control/*` for the server
+that started it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import orjson
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import unpack_floats
-from fakevllm_server.backends.process.process import STOP_GRACE_S, ChildProcess
+from fakevllm_server.backends.process.child_process import STOP_GRACE_S, ChildProcess
 from fakevllm_server.types.backend import (
     ActionFailed,
     BackendError,
@@ -39,15 +40,18 @@ Json = dict[str, Any]
 log = logging.getLogger("fakevllm.server")
 
 CONTROL_TIMEOUT_S = 3600
-"""One training step of a large model."""
+"""Timeout of a control action: enough for one training step of a large model."""
 HEALTH_TIMEOUT_S = 5
-LOOK_EVERY_S = 10.0
+HEALTH_INTERVAL_S = 10.0
+"""Seconds between two health checks of a running engine."""
 HUNG_AFTER_S = 60.0
-"""The event loop answers by itself, whatever the engine's thread does."""
-HUNG_AFTER_LOOKS = 3
-"""At least: where this server itself was stopped for a while, only the look it was in fails."""
+"""Seconds without a successful health check after which an engine counts as hung. A busy engine
+thread does not delay the answer, because the process's event loop gives it."""
+HUNG_AFTER_CHECKS = 3
+"""Minimum number of failed health checks in a row before an engine counts as hung. If this server
+itself was suspended for a while, only the check that was running then fails."""
 HUNG_GRACE_S = 2.0
-"""What is hung seldom hears that it should end."""
+"""Seconds between SIGTERM and SIGKILL for a hung engine, which rarely reacts to SIGTERM."""
 URL = "http://engine"
 
 MODULES = {
@@ -55,11 +59,11 @@ MODULES = {
     "embedded": "fakevllm_server.backends.embedded",
     "verl": "fakevllm_server.backends.verl",
 }
-"""Name of an engine -> the module run as its process."""
+"""Name of an engine to the module that its process runs."""
 
 
 class ChildEngine:
-    """A Rollout and a Trainer: a single process is both, unless the spec says `train_only`."""
+    """A Rollout and a Trainer in one. With `train_only` in the spec, the process only trains."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -75,11 +79,11 @@ class ChildEngine:
         await self._process.start(self._command(self._socket), self._spec.environment)
         self._http = aiohttp.ClientSession(
             URL,
-            # A kept connection may be closed by the child just as a step is sent over it.
+            # No keep-alive: the child could close an idle connection just when a step is sent.
             connector=aiohttp.UnixConnector(str(self._socket), force_close=True),
             timeout=aiohttp.ClientTimeout(total=CONTROL_TIMEOUT_S),
         )
-        await self._process.until(self.health)
+        await self._process.wait_until_ready(self.health)
         info = await self._call("GET", "info")
         self._gate = WeightGate()
         return Endpoint(
@@ -99,14 +103,14 @@ class ChildEngine:
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         calls = [call.to_wire() for call in batch.calls]
-        asked = {"step": batch.step, "calls": calls, "version": batch.version}
-        told = await self._call("POST", "step", asked | {"loss": asdict(loss)})
-        return {name: float(value) for name, value in told.items()}
+        body = {"step": batch.step, "calls": calls, "version": batch.version}
+        metrics = await self._call("POST", "step", body | {"loss": asdict(loss)})
+        return {name: float(value) for name, value in metrics.items()}
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        asked = {"calls": [call.to_wire() for call in calls], "policy": policy}
-        told = await self._call("POST", "log_probs", asked)
-        return [unpack_floats(row) for row in told["log_probs"]]
+        body = {"calls": [call.to_wire() for call in calls], "policy": policy}
+        reply = await self._call("POST", "log_probs", body)
+        return [unpack_floats(row) for row in reply["log_probs"]]
 
     async def publish(self, version: int) -> None:
         await self._call("POST", "publish", {"version": version})
@@ -130,30 +134,31 @@ class ChildEngine:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
-            async with self._http.get("/health", timeout=timeout) as answer:
-                return answer.status == 200
+            async with self._http.get("/health", timeout=timeout) as response:
+                return response.status == 200
         except (aiohttp.ClientError, OSError, TimeoutError):
             return False
 
     async def lost(self) -> str:
-        """Its end, or that it hangs; it is ended then."""
-        ended = asyncio.ensure_future(self._process.lost())
-        hung = asyncio.ensure_future(self._until_hung())
+        """Wait until the process has exited or hangs, and return a message with the cause. Stop a
+        process that hangs."""
+        exited = asyncio.ensure_future(self._process.lost())
+        hung = asyncio.ensure_future(self._wait_until_hung())
         try:
-            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done():
-                return ended.result()
-            told = hung.result()
+            await asyncio.wait({exited, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                return exited.result()
+            message = hung.result()
             await self._close_once(HUNG_GRACE_S)
-            return told
+            return message
         finally:
-            ended.cancel()
+            exited.cancel()
             hung.cancel()
-            await asyncio.gather(ended, hung, return_exceptions=True)
+            await asyncio.gather(exited, hung, return_exceptions=True)
 
     async def close(self) -> None:
-        """Where it is cancelled the engine is closed all the same, and the next close waits for
-        that."""
+        """Stop the process and remove its socket. If this call is cancelled, the stop continues,
+        and the next `close` waits for it."""
         await self._close_once(STOP_GRACE_S)
 
     async def _close_once(self, grace_s: float) -> None:
@@ -161,14 +166,14 @@ class ChildEngine:
             self._closing = asyncio.ensure_future(self._close(grace_s))
         await asyncio.shield(self._closing)
 
-    async def _until_hung(self) -> str:
-        answered, num_missed = time.monotonic(), 0
-        while num_missed < HUNG_AFTER_LOOKS or time.monotonic() - answered < HUNG_AFTER_S:
-            await asyncio.sleep(LOOK_EVERY_S)
+    async def _wait_until_hung(self) -> str:
+        last_success, num_failed = time.monotonic(), 0
+        while num_failed < HUNG_AFTER_CHECKS or time.monotonic() - last_success < HUNG_AFTER_S:
+            await asyncio.sleep(HEALTH_INTERVAL_S)
             if await self.health():
-                answered, num_missed = time.monotonic(), 0
+                last_success, num_failed = time.monotonic(), 0
             else:
-                num_missed += 1
+                num_failed += 1
         return f"{self._process.name} has not answered /health for {HUNG_AFTER_S:g} s and was ended"
 
     async def _close(self, grace_s: float) -> None:
@@ -190,11 +195,16 @@ class ChildEngine:
         return command if spec.model is None else [*command, "--model", spec.model]
 
     async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
+        """Send a control request and return its reply.
+
+        Raises ActionFailed if a running engine reports a failure, BackendRefused if the user must
+        fix the cause, and BackendError for everything else.
+        """
         if self._http is None:
             raise BackendError(f"{self._process.name} is not running")
         try:
-            async with self._http.request(method, f"/control/{action}", json=body) as answer:
-                raw = await answer.read()
+            async with self._http.request(method, f"/control/{action}", json=body) as response:
+                raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendError(
                 f"{self._process.name} did not answer {action}: {error!r}"
@@ -204,10 +214,11 @@ class ChildEngine:
         except ValueError as error:
             raise BackendError(f"{self._process.name} did not answer {action} in JSON") from error
         if reply.get("is_partial"):
-            # No ActionFailed, after which the step would be made again on top of itself.
+            # Not ActionFailed: after an ActionFailed, the step would be repeated on weights that it
+            # has already changed in part.
             raise BackendError(f"{action}: {reply.get('error')}")
         if "refusal" in reply:
             raise BackendRefused(reply["refusal"])
-        if answer.status != 200:
+        if response.status != 200:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply

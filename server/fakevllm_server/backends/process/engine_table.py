@@ -1,13 +1,15 @@
-"""Names of engines, and how a rollout and a trainer are put together. A new engine is a folder
-here and an entry."""
+"""Tables of engines by name, and of the rollout and the trainer that a `--backend` has.
+
+A new engine is a folder in `backends/` and an entry in these tables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from fakevllm_server.backends.process.child import ChildEngine
-from fakevllm_server.backends.process.pair import OneProcess, TwoProcesses, weights_folder
+from fakevllm_server.backends.process.backend_pairs import OneProcess, TwoProcesses, weights_folder
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.backends.vllm.rollout import VllmRollout
 from fakevllm_server.types.backend import Backend, Rollout, Trainer
 from fakevllm_server.types.engine_spec import EngineSpec
@@ -28,13 +30,18 @@ PAIRS = {
     "vllm": ("vllm", "embedded"),
     "verl": ("vllm", "verl"),
 }
-"""--backend NAME -> its rollout and its trainer."""
+"""Value of `--backend` to the names of its rollout engine and its trainer."""
 
 
 def open_backend(
     rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None
 ) -> Backend:
-    """Two specs of one engine are one process that does both."""
+    """Return the backend of a rollout and a trainer. If both specs name the same engine, it is one
+    process that samples and trains.
+
+    `weights_dir` is the folder through which new weights pass from trainer to rollout, if they are
+    two processes. None chooses a folder in memory.
+    """
     if rollout.engine == trainer.engine:
         return OneProcess(ChildEngine(rollout))
     return TwoProcesses(

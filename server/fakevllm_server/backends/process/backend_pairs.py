@@ -1,4 +1,4 @@
-"""A rollout and a trainer as one Backend: in one process, or each in its own."""
+"""Backends that consist of a rollout and a trainer: in one process, or in two."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from pathlib import Path
 
-from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.types.backend import (
     BackendError,
     BackendRefused,
@@ -23,13 +23,15 @@ from fakevllm_server.types.backend import (
 )
 
 MEMORY = Path("/dev/shm")
-"""A folder there is never written to a disk."""
-MAX_SLOW_LOOKS = 6
-AT_ONCE_S = 1.0
+"""Folder in which files are kept in memory and never written to a disk."""
+MAX_SLOW_CHECKS = 6
+"""Number of slow failed health checks after which an engine counts as dead."""
+QUICK_CHECK_S = 1.0
+"""Seconds below which a failed health check counts as quick. Only a dead engine fails quickly."""
 
 
 class OneProcess:
-    """An engine that samples and trains: publishing never leaves its process."""
+    """A backend of one process that samples and trains. New weights never leave the process."""
 
     def __init__(self, engine: ChildEngine) -> None:
         self._engine = engine
@@ -59,39 +61,40 @@ class OneProcess:
 
 
 class TwoProcesses:
-    """A rollout engine fed with weights by a trainer of another kind. Either may die and be started
-    again without the other."""
+    """A backend of two processes. The trainer exports its weights to a folder, and the rollout
+    loads them. Either process may die and be restarted without the other."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """`weights_folder` is made and removed with each publication."""
+        """Combine `rollout` and `trainer`. Each publication of weights creates `weights_folder` and
+        removes it again."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder
         self._endpoint: Endpoint | None = None
         self._has_trainer = False
-        """Told to the caller, so that one whose start was lost in another's failure is started
-        anew."""
+        """Whether a BackendStart has reported the trainer to the caller. If the start of the
+        rollout fails after the trainer's start, the trainer is therefore started again."""
 
     @property
     def trainer(self) -> Trainer:
         return self._trainer
 
     async def start(self) -> BackendStart:
-        rollout_is_new = self._endpoint is None or not await _is_well(self._rollout)
-        trainer_is_new = not (self._has_trainer and await _is_well(self._trainer))
+        rollout_is_new = self._endpoint is None or not await _is_healthy(self._rollout)
+        trainer_is_new = not (self._has_trainer and await _is_healthy(self._trainer))
         self._has_trainer = not trainer_is_new
-        # One after the other: vLLM measures the memory it may have, and on a shared GPU a trainer
-        # that loads meanwhile would be counted as vLLM's own.
+        # One after the other: vLLM measures the free GPU memory at its start. On a shared GPU, it
+        # would count the memory of a trainer that loads meanwhile as its own.
         if rollout_is_new:
             self._endpoint = None
             endpoint = await self._rollout.launch()
-            # Only the trainer of the same engine renormalises over what was allowed.
+            # Only a trainer of the same engine renormalizes over the allowed token sets.
             self._endpoint = replace(endpoint, reports_allowed=False)
         assert self._endpoint is not None
         if trainer_is_new:
             try:
                 await self._trainer.launch()
-            # Told, not raised: apps are served without it.
+            # Isolated: apps are served also without a trainer.
             except BackendRefused as refused:
                 return BackendStart(self._endpoint, trainer_is_new, refusal=str(refused))
         self._has_trainer = True
@@ -121,7 +124,7 @@ class TwoProcesses:
 
     async def close(self) -> None:
         self._endpoint, self._has_trainer = None, False
-        await _both(self._rollout.close(), self._trainer.close())
+        await _await_both(self._rollout.close(), self._trainer.close())
 
     async def _make_folder(self) -> None:
         await self._remove_weights()
@@ -137,29 +140,36 @@ class TwoProcesses:
         await asyncio.to_thread(shutil.rmtree, self._weights_folder, ignore_errors=True)
 
 
-async def _is_well(part: Rollout | Trainer) -> bool:
-    """A dead one says so at once. One that only takes its time is asked again: to end it would cost
-    its calls, or the steps since the last checkpoint."""
-    for _ in range(MAX_SLOW_LOOKS):
-        began = time.monotonic()
-        if await part.health():
+async def _is_healthy(engine: Rollout | Trainer) -> bool:
+    """Return whether the engine passes a health check.
+
+    A dead engine fails a check quickly. An engine that fails slowly may only be busy, so the check
+    is repeated: a restart would cost its calls, or the steps since the last checkpoint.
+    """
+    for _ in range(MAX_SLOW_CHECKS):
+        start_time = time.monotonic()
+        if await engine.health():
             return True
-        if time.monotonic() - began < AT_ONCE_S:
+        if time.monotonic() - start_time < QUICK_CHECK_S:
             return False
     return False
 
 
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
-    """In `root`, in memory where none is given. Always the same for one run on one machine, so that
-    what a killed server left there is found."""
+    """Return the folder for new weights: in `root`, or in memory if `root` is None.
+
+    The folder is always the same for one run on one machine. Therefore the next server finds and
+    removes the files that a killed server left there.
+    """
     run = hashlib.sha256(f"{platform.node()} {run_dir.resolve()}".encode()).hexdigest()[:12]
     if root is None:
         root = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
     return root.resolve() / f"fakevllm-weights-{run}"
 
 
-async def _both(one: Awaitable[object], other: Awaitable[object]) -> None:
-    """At the same time, each to its end. Raises what the first raised, else the second."""
-    for outcome in await asyncio.gather(one, other, return_exceptions=True):
+async def _await_both(first: Awaitable[object], second: Awaitable[object]) -> None:
+    """Await both at the same time until both have ended. Raises the exception of `first`, or else
+    the exception of `second`."""
+    for outcome in await asyncio.gather(first, second, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

@@ -1,4 +1,4 @@
-"""The fake engine as a child process: its socket, its end, and what is told of it."""
+"""The fake engine as a child process: its socket, its exit, and the messages about it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from contract.trainers import Subject, process_of
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.process import child, process
-from fakevllm_server.backends.process.child import ChildEngine
+from fakevllm_server.backends.process import child_engine, child_process
+from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -23,7 +23,7 @@ def spec(folder: Path, *arguments: str) -> EngineSpec:
     return EngineSpec("fake", folder, None, "fake", extra_args=arguments)
 
 
-async def test_the_socket_is_its_owners_alone_and_gone_after_the_close(tmp_path: Path) -> None:
+async def test_only_the_owner_may_open_the_socket_and_close_removes_it(tmp_path: Path) -> None:
     backend = ChildEngine(spec(tmp_path))
     endpoint = await backend.launch()
     assert endpoint.socket is not None
@@ -32,18 +32,20 @@ async def test_the_socket_is_its_owners_alone_and_gone_after_the_close(tmp_path:
     assert not endpoint.socket.exists()
 
 
-async def test_an_engine_of_an_earlier_life_is_never_where_its_successor_is(tmp_path: Path) -> None:
-    left, successor = ChildEngine(spec(tmp_path)), ChildEngine(spec(tmp_path))
-    before, after = await left.launch(), await successor.launch()
+async def test_a_leftover_engine_and_its_successor_have_different_sockets(tmp_path: Path) -> None:
+    leftover, successor = ChildEngine(spec(tmp_path)), ChildEngine(spec(tmp_path))
+    before, after = await leftover.launch(), await successor.launch()
     assert before.socket is not None and after.socket is not None
     assert before.socket != after.socket
     assert not before.socket.exists() and after.socket.exists()
-    await left.close()
+    await leftover.close()
     assert await successor.health()
     await successor.close()
 
 
-async def test_a_folder_made_for_a_long_path_goes_with_the_engine(tmp_path: Path) -> None:
+async def test_the_temporary_folder_for_a_long_path_is_removed_with_the_engine(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / ("x" * 100)
     folder.mkdir()
     backend = ChildEngine(spec(folder))
@@ -53,7 +55,7 @@ async def test_a_folder_made_for_a_long_path_goes_with_the_engine(tmp_path: Path
     assert not endpoint.socket.parent.exists()
 
 
-async def test_a_crash_is_told_without_the_log_and_a_lost_engine_does_not_answer(
+async def test_a_crash_is_reported_without_log_lines_and_the_engine_refuses_actions(
     tmp_path: Path,
 ) -> None:
     backend = ChildEngine(spec(tmp_path))
@@ -71,14 +73,14 @@ async def test_a_crash_is_told_without_the_log_and_a_lost_engine_does_not_answer
     await backend.close()
 
 
-async def test_a_refusal_is_told_with_its_last_line(tmp_path: Path) -> None:
+async def test_a_refusal_is_reported_with_the_last_line_of_the_log(tmp_path: Path) -> None:
     backend = ChildEngine(spec(tmp_path, "--no-such-flag"))
     with pytest.raises(BackendRefused, match=r"exited with code 2: .*--no-such-flag$"):
         await backend.launch()
     await backend.close()
 
 
-async def test_an_action_the_engine_refuses_is_told_apart_from_a_lost_engine(
+async def test_a_failed_action_is_distinguished_from_a_lost_engine(
     tmp_path: Path,
 ) -> None:
     backend = ChildEngine(spec(tmp_path))
@@ -90,10 +92,10 @@ async def test_an_action_the_engine_refuses_is_told_apart_from_a_lost_engine(
     await backend.close()
 
 
-async def test_an_engine_that_is_never_ready_is_a_backends_error(
+async def test_an_engine_that_is_never_ready_is_a_backend_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "BOOT_TIMEOUT_S", 0)
+    monkeypatch.setattr(child_process, "BOOT_TIMEOUT_S", 0)
     backend = ChildEngine(spec(tmp_path))
     with pytest.raises(BackendError, match="was not ready after 0 s"):
         await backend.launch()
@@ -101,14 +103,14 @@ async def test_an_engine_that_is_never_ready_is_a_backends_error(
 
 
 @pytest.fixture
-async def stopped(
+async def suspended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[tuple[ChildEngine, Path]]:
-    """An engine that does not move, with its socket."""
-    monkeypatch.setattr(child, "HEALTH_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(child, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(child, "HUNG_AFTER_S", 0.2)
-    monkeypatch.setattr(child, "HUNG_GRACE_S", 0.2)
+    """An engine whose process is suspended, with its socket."""
+    monkeypatch.setattr(child_engine, "HEALTH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(child_engine, "HEALTH_INTERVAL_S", 0.01)
+    monkeypatch.setattr(child_engine, "HUNG_AFTER_S", 0.2)
+    monkeypatch.setattr(child_engine, "HUNG_GRACE_S", 0.2)
     backend = ChildEngine(spec(tmp_path))
     endpoint = await backend.launch()
     assert endpoint.socket is not None
@@ -117,15 +119,15 @@ async def stopped(
     await backend.close()
 
 
-async def test_an_engine_that_hangs_is_ended_with_what_was_asked_of_it(
-    stopped: tuple[ChildEngine, Path], tmp_path: Path
+async def test_an_engine_that_hangs_is_stopped_and_its_running_action_fails(
+    suspended: tuple[ChildEngine, Path], tmp_path: Path
 ) -> None:
-    backend, _ = stopped
+    backend, _ = suspended
     saving = asyncio.create_task(backend.save(tmp_path / "saved"))
 
-    told = await backend.lost()
+    message = await backend.lost()
 
-    assert told == "the fake engine has not answered /health for 0.2 s and was ended"
+    assert message == "the fake engine has not answered /health for 0.2 s and was ended"
     with pytest.raises(BackendError) as failed:
         await saving
     assert not isinstance(failed.value, ActionFailed)
@@ -135,12 +137,12 @@ async def test_an_engine_that_hangs_is_ended_with_what_was_asked_of_it(
     assert await backend.health()
 
 
-async def test_an_engine_that_hangs_is_ended_though_nobody_waits_any_longer(
-    stopped: tuple[ChildEngine, Path], tmp_path: Path
+async def test_an_engine_that_hangs_is_stopped_also_if_the_watch_is_cancelled(
+    suspended: tuple[ChildEngine, Path], tmp_path: Path
 ) -> None:
-    backend, socket = stopped
+    backend, socket = suspended
     watching = asyncio.create_task(backend.lost())
-    while backend._http is not None:  # the first thing to go
+    while backend._http is not None:  # the first resource that is closed
         await asyncio.sleep(0.01)
     assert socket.exists()
     watching.cancel()
@@ -152,25 +154,25 @@ async def test_an_engine_that_hangs_is_ended_though_nobody_waits_any_longer(
         process_of(Subject("fake", backend, tmp_path))
 
 
-async def test_an_engine_that_answers_now_and_then_is_left_alone(
+async def test_an_engine_that_passes_some_health_checks_keeps_running(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = ChildEngine(spec(tmp_path))
     await backend.launch()
     answers = iter([False, False, True] * 3)
-    all_given = asyncio.Event()
+    all_used = asyncio.Event()
 
     async def health() -> bool:
         answer = next(answers, None)
         if answer is None:
-            all_given.set()
+            all_used.set()
         return answer is not False
 
-    monkeypatch.setattr(child, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(child, "HUNG_AFTER_S", 0.0)
+    monkeypatch.setattr(child_engine, "HEALTH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(child_engine, "HUNG_AFTER_S", 0.0)
     monkeypatch.setattr(backend, "health", health)
     watching = asyncio.create_task(backend.lost())
-    await all_given.wait()
+    await all_used.wait()
 
     assert not watching.done()
     watching.cancel()

@@ -1,8 +1,9 @@
-"""A process of the server's: started, watched, stopped, its end told.
+"""A child process of the server: start it, watch it, stop it, and describe how it exited.
 
-It is in its own session, so Ctrl-C reaches only the server, which stops it, and all it started
-itself can be ended with it. It holds the read end of a pipe as standard input and leaves when that
-closes, so a killed server leaves no engine behind.
+The child runs in its own session. Therefore Ctrl-C reaches only the server, which then stops the
+child, and the child's own child processes can be killed together with it. The child's standard
+input is a pipe from the server. The child exits when the pipe closes, so no engine survives a
+killed server.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from pathlib import Path
 from fakevllm_server.types.backend import BackendError, BackendRefused
 
 BOOT_TIMEOUT_S = 600.0
-"""Loading a large model from a slow disk."""
+"""Seconds that a process may take until it is ready: enough to load a large model from a slow
+disk."""
 STOP_GRACE_S = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
 REFUSED_EXIT_CODE = 2
-"""An engine's word for: the user must mend something."""
+"""Exit code of an engine that cannot start until the user fixes the cause."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""By SIGKILL, or a shell's word for it."""
-LOOK_EVERY_S = 0.05
+"""Exit codes after SIGKILL: of the process itself, and of a shell around it."""
+POLL_INTERVAL_S = 0.05
+"""Seconds between two checks whether a started process is ready."""
 TAIL_BYTES = 4096
+"""Size of the end of the log file in which the last line is searched."""
 
 
 class ChildProcess:
-    """At most one process at a time, under one name and log file."""
+    """A process with a name for messages and a log file. It can be started again after it ended; at
+    most one process runs at a time."""
 
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
@@ -41,7 +47,10 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Raises BackendRefused where there is no such program."""
+        """Stop the running process, if any, and start a new one.
+
+        Raises BackendRefused if the program cannot be executed.
+        """
         await self.close()
         with self.log_file.open("ab") as log:
             try:
@@ -58,11 +67,15 @@ class ChildProcess:
                     f"{self.name} cannot be started: {command[0]}: {error.strerror}"
                 ) from None
 
-    async def until(
+    async def wait_until_ready(
         self, ready: Callable[[], Awaitable[bool]], timeout_s: float | None = None
     ) -> None:
-        """Until `ready`. Raises BackendError, or BackendRefused, where the process ends first or
-        the time is over."""
+        """Wait until `ready` returns True.
+
+        Raises BackendError if the process exits first or is not ready after `timeout_s` seconds,
+        and BackendRefused if it exits with REFUSED_EXIT_CODE. None for `timeout_s` means
+        BOOT_TIMEOUT_S.
+        """
         assert self._process is not None, "start first"
         limit_s = BOOT_TIMEOUT_S if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit_s
@@ -72,23 +85,26 @@ class ChildProcess:
                 raise (BackendRefused if refused else BackendError)(await self.lost())
             if time.monotonic() > deadline:
                 raise BackendError(f"{self.name} was not ready after {limit_s:.0f} s")
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
-        """Returns when the process has ended, with what is known of why."""
+        """Wait until the process has exited, and return a message with the known cause."""
         assert self._process is not None, "start first"
         code = await self._process.wait()
-        told = f"{self.name} exited with code {code}"
+        message = f"{self.name} exited with code {code}"
         if code in KILLED:
-            told += " (killed: out of memory?)"
+            message += " (killed: out of memory?)"
         if code == REFUSED_EXIT_CODE:
-            return f"{told}: {_last_line(self.log_file)}"
-        # This reaches apps, and a log's end may be a traceback.
-        return f"{told}; see {self.log_file.name}"
+            return f"{message}: {_last_line(self.log_file)}"
+        # Without the log's last line: apps see this message, and the line may be of a traceback.
+        return f"{message}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Asks it to end, then ends it, with whatever it has left running. Cut off, it ends it at
-        once."""
+        """Stop the process with SIGTERM, and after `grace_s` seconds with SIGKILL. Kill the
+        processes that it started, too.
+
+        If this call is cancelled while it waits, it kills the process at once.
+        """
         process = self._process
         if process is None:
             return
@@ -99,7 +115,8 @@ class ChildProcess:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), grace_s)
         finally:
-            # Also where it is gone: its own children share its session, and must not outlive it.
+            # Also after the process has exited: its own child processes are in its process group
+            # and must not survive it.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             self._process = None
@@ -107,7 +124,7 @@ class ChildProcess:
 
 
 def _last_line(log_file: Path) -> str:
-    """Where an engine that refuses says why, in one line."""
+    """Return the last line of the log, in which an engine that cannot start writes the reason."""
     try:
         with log_file.open("rb") as log:
             log.seek(max(0, log_file.stat().st_size - TAIL_BYTES))
