@@ -1,2 +1,5 @@
-"""`fakevllm train`: one file says what to train, on what, and by which agent; one command brings
-the server, plays the agent and ends."""
+"""`fakevllm train`: train an agent with one command and one YAML file.
+
+The file names the job, the agent's workflow and the dataset. The command starts the server, runs
+the workflow on the tasks of each step, and ends after the last step.
+"""

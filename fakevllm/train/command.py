@@ -1,4 +1,4 @@
-"""`fakevllm train` from start to end."""
+"""Run `fakevllm train`: load the file, train, and print a summary."""
 
 from __future__ import annotations
 
@@ -8,73 +8,63 @@ from statistics import fmean
 from rich.console import Console
 
 from fakevllm.runtime.engine_choice import EngineChoice
-from fakevllm.train import named, plan
 from fakevllm.train.config import Settings, load
-from fakevllm.train.play import Material, Outcome
-from fakevllm.train.running import train
+from fakevllm.train.inputs import load_inputs
+from fakevllm.train.rollout_loop import Outcome
+from fakevllm.train.training_run import train
 
-NUM_SHOWN_STEPS = 5
-"""At each end of a run; one step's mean says little."""
+NUM_SUMMARY_STEPS = 5
+"""Number of steps that are averaged at the start and at the end of a run. The mean reward of a
+single step is noisy."""
 
 
 def run_train(conf: Path) -> Outcome:
-    """Raises UserError before anything is started for what cannot work."""
+    """Train as the file `conf` says, and print a summary.
+
+    Raises UserError for mistakes in the file, the workflow or the dataset, before any process is
+    started.
+    """
     console = Console()
     settings = load(conf)
     for warning in settings.warnings:
         console.print(f"the job's {warning}", style="yellow", highlight=False, markup=False)
-    if settings.server.url is None:  # before a dataset is fetched
+    if settings.server.url is None:  # checked first, because loading a dataset may take long
         EngineChoice.resolve(settings.server.backend).check_installed()
-    material = material_of(settings)
+    inputs = load_inputs(settings)
     try:
-        outcome = train(settings, material, console)
+        outcome = train(settings, inputs, console)
     except KeyboardInterrupt:
-        console.print(f"Stopped. Go on: fakevllm train --conf {conf}", highlight=False)
+        console.print(f"Stopped. To continue: fakevllm train --conf {conf}", highlight=False)
         raise
-    for line in told(outcome, settings, material.num_steps, len(material.eval_tasks)):
+    for line in summarize(outcome, settings, inputs.num_steps, len(inputs.eval_tasks)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return outcome
 
 
-def material_of(settings: Settings) -> Material:
-    """Raises ConfigError."""
-    of_train, folder = settings.train, settings.file.parent
-    workflow = named.workflow(of_train.workflow, folder)
-    tasks = named.tasks(of_train.dataset, of_train.field, folder)
-    num_steps = plan.num_steps(settings.job, of_train.epochs, len(tasks))
-    is_evaluated = of_train.eval_dataset is not None
-    return Material(
-        # the server saves after its last step
-        job=settings.job.model_copy(update={"total_training_steps": num_steps}),
-        workflow=workflow,
-        name=of_train.workflow,
-        tasks=tasks,
-        eval_tasks=named.tasks(of_train.eval_dataset or "", of_train.field, folder)
-        if is_evaluated
-        else (),
-        num_steps=num_steps,
-        max_parallel=of_train.max_parallel,
-    )
-
-
-def told(outcome: Outcome, settings: Settings, num_steps: int, num_evaluated: int) -> list[str]:
-    """What a run leaves behind, for people. Pure."""
+def summarize(
+    outcome: Outcome, settings: Settings, num_steps: int, num_eval_tasks: int
+) -> list[str]:
+    """Return the summary of a run that reached its last step, one line per entry."""
     lines: list[str] = []
     rewards = outcome.rewards
     if not rewards:
-        lines.append(f"All {num_steps} steps were made before.")
+        lines.append(f"All {num_steps} steps were trained by earlier runs.")
     else:
-        first, last = fmean(rewards[:NUM_SHOWN_STEPS]), fmean(rewards[-NUM_SHOWN_STEPS:])
-        begun = f" (of {num_steps}; the others before)" if outcome.steps_before else ""
-        lines.append(
-            f"{len(rewards)} steps{begun}: mean reward {first:.2f} in the first "
-            f"{min(len(rewards), NUM_SHOWN_STEPS)}, {last:.2f} in the last."
+        first, last = fmean(rewards[:NUM_SUMMARY_STEPS]), fmean(rewards[-NUM_SUMMARY_STEPS:])
+        earlier = (
+            f" (of {num_steps}; earlier runs trained the rest)" if outcome.steps_before else ""
         )
-    if outcome.after is not None:
-        before = "not known" if outcome.before is None else f"{outcome.before:.2f}"
+        num_averaged = min(len(rewards), NUM_SUMMARY_STEPS)
         lines.append(
-            f"Evaluation, {num_evaluated} tasks: {before} before, {outcome.after:.2f} after."
+            f"{len(rewards)} steps{earlier}: mean reward {first:.2f} in the first {num_averaged}, "
+            f"{last:.2f} in the last."
+        )
+    if outcome.eval_after is not None:
+        before = "unknown" if outcome.eval_before is None else f"{outcome.eval_before:.2f}"
+        lines.append(
+            f"Evaluation, {num_eval_tasks} tasks: mean reward {before} before training, "
+            f"{outcome.eval_after:.2f} after."
         )
     if settings.run_dir is not None:
-        lines.append(f"The run, its checkpoints and the server's log: {settings.run_dir}")
+        lines.append(f"Run directory, with checkpoints and server.log: {settings.run_dir}")
     return lines

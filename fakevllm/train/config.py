@@ -1,4 +1,7 @@
-"""The file of `fakevllm train`: `job:` or AgentJet's `ajet:`, `train:` and `server:`."""
+"""The YAML file of `fakevllm train`.
+
+Its sections are `train:`, `server:`, and the job as `job:` or as AgentJet's `ajet:`.
+"""
 
 from __future__ import annotations
 
@@ -19,48 +22,50 @@ from fakevllm_adapters.job.model import parse_job
 from fakevllm_adapters.job.rules import check_job
 from fakevllm_adapters.job.yaml import parse_job_yaml
 
-OURS = ("job", "train", "server")
+SECTIONS = ("job", "train", "server")
+"""Top-level keys of a file with `job:`. A file with `ajet:` may have further ones, for AgentJet."""
 
 
 class TrainSection(Section):
     workflow: str
-    """`agent.py:run`: the function that plays one episode. Files of this section are looked for
-    beside the file that names them."""
+    """The function that runs one episode, as `agent.py:run`. All paths of this section are relative
+    to the YAML file."""
     dataset: str
-    """JSON Lines, CSV, or `agent.py:tasks`, a function that makes tasks."""
+    """A JSON Lines file, a CSV file, or a function that returns tasks, as `agent.py:tasks`."""
     eval_dataset: str | None = None
-    """Played once before and once after, and not trained."""
+    """Dataset of the evaluation, which runs before and after training and is not trained."""
     field: str = "question"
-    """Of the rows' text."""
+    """Column with the text of a row."""
     epochs: int | None = Field(default=None, ge=1)
-    """Times through the dataset, where job.total_training_steps does not end it sooner."""
+    """Maximum number of passes over the dataset. `job.total_training_steps` may end training
+    sooner."""
     max_parallel: int = Field(default=16, ge=1)
-    """Episodes that run at a time."""
+    """Maximum number of episodes that run at once."""
 
 
 class ServerSection(Section):
     url: Annotated[str, AfterValidator(normalized_server_url)] | None = None
-    """Of one that runs already; then nothing else stands here."""
+    """URL of a running server. It excludes all other keys of this section."""
     backend: Literal["embedded", "vllm", "verl", "fake"] = "embedded"
     model: str | None = None
-    """As `--model`; it wins over the job's."""
+    """Model, as in the server's flag `--model`. It overrides the job's model."""
     run_dir: Path | None = None
-    """Below the folder the command runs in; runs/NAME for NAME.yaml."""
+    """Run directory, relative to the current folder. Default: runs/NAME for NAME.yaml."""
     port: int = Field(default=0, ge=0, le=65535)
-    """0: any free one."""
+    """Port of the server; 0: any free port."""
     flags: tuple[str, ...] = ()
-    """Further ones of `fakevllm-server start`."""
+    """Further flags of `fakevllm-server start`."""
 
     @model_validator(mode="after")
-    def _one_server(self) -> Self:
+    def _check_single_server(self) -> Self:
         if self.url is not None and len(self.model_fields_set) > 1:
             others = ", ".join(sorted(self.model_fields_set - {"url"}))
-            raise ValueError(f"server.url names a server that runs already: take out {others}")
+            raise ValueError(f"server.url names a running server: remove {others}")
         return self
 
 
 class TrainFile(Section):
-    """What is ours beside the job."""
+    """The sections besides the job."""
 
     train: TrainSection
     server: ServerSection = ServerSection()
@@ -68,82 +73,86 @@ class TrainFile(Section):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """One run of the command, checked."""
+    """The validated settings of one run."""
 
     file: Path
     job: TrainJob
     train: TrainSection
     server: ServerSection
     warnings: list[str] = field(default_factory=list[str])
-    """What the job asks for and no setting stands for."""
+    """Warnings about keys of the job that are ignored."""
 
     @property
     def run_dir(self) -> Path | None:
-        """None where the server is somebody else's."""
+        """Run directory of the server that the command starts; None if a server runs already."""
         if self.server.url is not None:
             return None
         return self.server.run_dir or Path("runs") / self.file.stem
 
 
 def load(file: Path) -> Settings:
-    """Raises ConfigError, in one line that names the mend."""
+    """Load and validate the file. Raises ConfigError, whose one line names the fix."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        said = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-        raise ConfigError(f"The file {file} cannot be read: {said}.") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"The file {file} cannot be read: {reason}.") from None
     try:
-        job, warnings = _job(text)
+        job, warnings = _parse_job(text)
     except ValueError as error:
         raise ConfigError(f"The job in {file}: {error}.") from None
     try:
-        ours = TrainFile.model_validate(_ours(text, file))
+        sections = TrainFile.model_validate(_sections(text, file))
     except ValidationError as error:
         raise ConfigError(explain(error, file, frozenset(), TrainFile)) from None
-    return Settings(file, job, ours.train, ours.server, warnings)
+    return Settings(file, job, sections.train, sections.server, warnings)
 
 
-def _job(text: str) -> tuple[TrainJob, list[str]]:
-    """Raises ValueError."""
+def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
+    """Return the job and its warnings. Raises ValueError if `fakevllm train` cannot train it."""
     try:
         warnings = parse_job(text).warnings
     except yaml.YAMLError as error:
         raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
-    job = TrainJob(**parse_job_yaml(text).settings)  # with its base file
+    job = TrainJob(**parse_job_yaml(text).settings)  # includes the settings of a base file
     check_job(job)
     if job.lockstep:
         raise ValueError(
-            "lockstep trains what a proxy asks and no episodes: take it out, or use "
+            "lockstep works only for requests through a proxy, not for episodes: remove it, or use "
             "`fakevllm replay --lockstep`"
         )
     if job.num_repeat < 2:
         raise ValueError(
-            "num_repeat 1 plays each task once, and a single episode is compared with nothing: set "
-            "it to 2 or more"
+            "num_repeat is 1, but a group needs at least two episodes to compare: set it to 2 or "
+            "more"
         )
     if "agree" in job.swarm_mode_sample_collection_method:
         raise ValueError(
             f"swarm_mode_sample_collection_method {job.swarm_mode_sample_collection_method} waits "
-            "for clients to agree, and here nobody asks them: take it out"
+            "for clients to agree, which `fakevllm train` does not do: remove it"
         )
     return job, warnings
 
 
-def _ours(text: str, file: Path) -> dict[str, Any]:
-    """Without the job. What else stands in AgentJet's file is for its own programs."""
-    whole = cast("dict[str, Any]", strict_yaml.loads(text))
-    unknown = [] if "ajet" in whole else [name for name in whole if name not in OURS]
+def _sections(text: str, file: Path) -> dict[str, Any]:
+    """Return the sections `train` and `server`.
+
+    Unknown sections beside `ajet:` are ignored, because AgentJet's own programs use them. Raises
+    ConfigError.
+    """
+    content = cast("dict[str, Any]", strict_yaml.loads(text))
+    unknown = [] if "ajet" in content else [name for name in content if name not in SECTIONS]
     if unknown:
         raise ConfigError(
-            f"Unknown key `{unknown[0]}` in {file}: known here are {', '.join(OURS)}."
+            f"Unknown key `{unknown[0]}` in {file}: the known keys are {', '.join(SECTIONS)}."
         )
-    if not isinstance(whole.get("train"), dict):
+    if not isinstance(content.get("train"), dict):
         raise ConfigError(
-            f"{file} has no section `train`: say there which `workflow` plays which `dataset`."
+            f"{file} has no section `train`: add it, with the keys `workflow` and `dataset`."
         )
-    server: Any = whole.get("server") or {}
+    server: Any = content.get("server") or {}
     if not isinstance(server, dict):
         raise ConfigError(
-            f"`server` in {file} is a section: write `server:` and its keys below it."
+            f"`server` in {file} must be a section: write `server:` and its keys below it."
         )
-    return {"train": whole["train"], "server": server}
+    return {"train": content["train"], "server": server}

@@ -60,7 +60,7 @@ def test_a_run_can_be_looked_at_while_it_goes_on_and_afterwards(
 
     group = fakevllm("fakevllm", proxy.folder, "tokens", "--run-dir", ".", "--swarm", server.url)
     assert "trained, step 1" in group and "advantage" in group
-    assert "ids without texts" not in group  # the engine told them
+    assert "Texts are missing" not in group  # the engine told them
     episode = claim(server)
     assert ask(episode, "[[say one]]") == "one"
     asked = ("tokens", episode["episode_uuid"], "--run-dir", ".", "--swarm", server.url)

@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.run_log_reader import read_log_entries, read_step_entries, surviving_steps
 from fakevllm import SwarmClient
-from fakevllm.train.command import material_of
 from fakevllm.train.config import load
-from fakevllm.train.plan import windows
+from fakevllm.train.inputs import load_inputs
+from fakevllm.train.plan import step_tasks
 from tests.e2e.processes import Processes, free_port, wait_until
 
 WAIT_S = 60.0
@@ -164,7 +164,7 @@ def test_it_trains_to_the_last_step_and_a_second_run_has_nothing_left_to_do(tmp_
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert [[len(group["siblings"]) for group in step["groups"]] for step in steps] == [[2, 2]] * 3
     code, said, _ = finished(tmp_path)
-    assert code == 0 and "All 3 steps were made before." in said
+    assert code == 0 and "All 3 steps were trained by earlier runs." in said
     assert len(read_step_entries(tmp_path / "run")) == 3
 
 
@@ -179,15 +179,15 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_p
         process.send_signal(signal.SIGINT)
         said, complained = process.communicate(timeout=WAIT_S)
     assert process.returncode == 130 and "Traceback" not in complained
-    assert "Go on: fakevllm train --conf night.yaml" in said
+    assert "To continue: fakevllm train --conf night.yaml" in said
     (tmp_path / "again").touch()
     code, said, _ = finished(tmp_path)
-    assert code == 0 and "2 steps (of 4; the others before)" in said
+    assert code == 0 and "2 steps (of 4; earlier runs trained the rest)" in said
     steps = read_step_entries(tmp_path / "run")
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     settings = load(tmp_path / "night.yaml")
-    tasks = material_of(settings).tasks
-    planned = itertools.islice(windows(tasks, settings.job, 0), 4)
+    tasks = load_inputs(settings).tasks
+    planned = itertools.islice(step_tasks(tasks, settings.job, 0), 4)
     tasks_of_steps = [sorted({task.task_id for task in one}) for one in planned]
     assert [names(step) for step in steps] == tasks_of_steps
     assert [one["optional_task_id"] in tasks_of_steps[2] for one in running.values()] == [True]
@@ -237,7 +237,7 @@ def test_a_workflow_that_returns_nothing_is_one_line(tmp_path: Path) -> None:
     write(tmp_path, "forgets", 3)
     code, _, complained = finished(tmp_path)
     assert code == 2 and "Traceback" not in complained
-    assert "fakevllm: agent.py:forgets returned None: let it return its reward" in complained
+    assert "fakevllm: agent.py:forgets returned None: return the reward" in complained
 
 
 def test_an_engine_that_goes_off_in_the_middle_of_a_step_ends_it(tmp_path: Path) -> None:
@@ -250,7 +250,10 @@ def test_tasks_of_which_nothing_can_be_trained_end_it_with_the_reason(tmp_path: 
     write(tmp_path, "is_perfect", 3, of_job=", filter_groups: drop")
     code, said, complained = finished(tmp_path)
     assert code == 2 and "step 0" not in said
-    assert "Nothing can be trained of 10 batches, no step: 2 groups tied" in complained
+    assert (
+        "10 batches in a row could not be trained; the last one: no step: 2 groups tied"
+        in complained
+    )
 
 
 def test_a_server_that_refuses_its_flags_is_one_line_with_its_own_words(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from examples.math import agent
 from fakevllm import SwarmClient, Task, TrainJob, WorkflowOutput
-from fakevllm.train.command import material_of
 from fakevllm.train.config import load
-from fakevllm.train.named import function
+from fakevllm.train.inputs import load_inputs
+from fakevllm.train.workflow import load_function
 from fakevllm_adapters.job.rules import check_job
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ServerConfig
@@ -32,13 +32,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Generator[SwarmClient]:
 
 
 def test_the_demo_configuration_names_a_valid_agent_and_dataset() -> None:
-    material = material_of(load(MATH / "math.yaml"))
-    assert len(material.tasks) == len(material.eval_tasks) == 64
+    inputs = load_inputs(load(MATH / "math.yaml"))
+    assert len(inputs.tasks) == len(inputs.eval_tasks) == 64
     assert all(
         agent.is_same(
             agent.calculator("+".join(agent.STATED_SUM.findall(task.main_query)[0])), answer
         )
-        for task in material.tasks
+        for task in inputs.tasks
         if (answer := task.metadata["answer"])
     )
 
@@ -48,7 +48,7 @@ def test_the_configuration_for_a_real_model_is_valid_and_causes_no_warnings(
 ) -> None:
     settings = load(MATH / "gsm8k.yaml")
     for name in (settings.train.workflow, settings.train.dataset, settings.train.eval_dataset):
-        function(name or "", MATH)
+        load_function(name or "", MATH)
     assert settings.train.epochs == 1 and settings.warnings == []
     assert job_warnings(check_job(settings.job), ServerConfig("vllm", tmp_path)) == []
 

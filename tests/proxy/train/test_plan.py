@@ -1,4 +1,4 @@
-"""How many steps, of which tasks, and what an episode was worth."""
+"""The plan of a run: the number of steps, and the tasks of each step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from fakevllm import Task, TrainJob, WorkflowOutput
-from fakevllm.errors import ConfigError, UserError
-from fakevllm.train.plan import num_steps, output_of, windows
+from fakevllm import Task, TrainJob
+from fakevllm.errors import ConfigError
+from fakevllm.train.plan import num_steps, step_tasks
 
 TASKS = [Task(task_id=str(number)) for number in range(6)]
 JOB = TrainJob(batch_size=4, num_repeat=3)
@@ -25,49 +25,36 @@ def test_training_ends_at_its_last_step_or_after_its_epochs_whichever_comes_firs
     assert num_steps(job, epochs, num_tasks=6) == expected
 
 
-def test_training_without_an_end_or_without_a_step_is_a_mistake() -> None:
-    with pytest.raises(ConfigError, match=r"set job\.total_training_steps, or train\.epochs"):
+def test_a_run_without_an_end_or_without_a_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"set job\.total_training_steps or train\.epochs"):
         num_steps(JOB, None, 6)
-    with pytest.raises(ConfigError, match="make no step"):
+    with pytest.raises(ConfigError, match="too small for one step"):
         num_steps(JOB, 1, 3)
 
 
-def test_a_window_is_a_steps_tasks_each_as_often_as_it_is_played() -> None:
-    for window in itertools.islice(windows(TASKS, JOB, 0), 3):
-        assert len(window) == 12 and all(
-            count % 3 == 0 for count in Counter(task.task_id for task in window).values()
+def test_each_task_of_a_step_is_repeated_num_repeat_times() -> None:
+    for tasks in itertools.islice(step_tasks(TASKS, JOB, 0), 3):
+        assert len(tasks) == 12 and all(
+            count % 3 == 0 for count in Counter(task.task_id for task in tasks).values()
         )
 
 
-def test_each_task_is_played_once_before_any_is_played_again() -> None:
-    three = list(itertools.chain(*itertools.islice(windows(TASKS, JOB, 0), 3)))
-    assert Counter(task.task_id for task in three) == {str(number): 6 for number in range(6)}
+def test_an_epoch_has_each_task_once() -> None:
+    three_steps = list(itertools.chain(*itertools.islice(step_tasks(TASKS, JOB, 0), 3)))
+    assert Counter(task.task_id for task in three_steps) == {str(number): 6 for number in range(6)}
 
 
-def test_a_resumed_run_goes_on_in_the_dataset_where_it_was() -> None:
-    whole = list(itertools.islice(windows(TASKS, JOB, 0), 5))
-    assert list(itertools.islice(windows(TASKS, JOB, 2), 3)) == whole[2:]
+def test_a_resumed_run_continues_at_its_place_in_the_dataset() -> None:
+    all_steps = list(itertools.islice(step_tasks(TASKS, JOB, 0), 5))
+    assert list(itertools.islice(step_tasks(TASKS, JOB, 2), 3)) == all_steps[2:]
 
 
-def test_what_was_played_and_waits_for_the_first_step_is_not_played_again() -> None:
-    first, second = itertools.islice(windows(TASKS, JOB, 0), 2)
-    whole, part = first[0].task_id, first[3].task_id
-    got = list(itertools.islice(windows(TASKS, JOB, 0, {whole: 3, part: 1, "no such": 1}), 2))
-    assert Counter(task.task_id for task in first) - Counter(t.task_id for t in got[0]) == {
-        whole: 3,
-        part: 1,
-    }
-    assert got[1] == second
-
-
-@pytest.mark.parametrize("returned", [1, 0.5, True, WorkflowOutput(reward=1.0)])
-def test_a_number_is_a_reward_and_so_is_an_output(returned: object) -> None:
-    assert isinstance(output_of(returned, "agent.py:run").reward, float)
-
-
-@pytest.mark.parametrize(
-    "returned", [None, "1", float("nan"), WorkflowOutput(), WorkflowOutput(reward=[1.0])]
-)
-def test_what_is_no_reward_is_the_workflows_mistake(returned: object) -> None:
-    with pytest.raises(UserError, match=r"^agent\.py:run returned .*: let it return its reward"):
-        output_of(returned, "agent.py:run")
+def test_episodes_that_wait_for_the_first_step_are_not_run_again() -> None:
+    first, second = itertools.islice(step_tasks(TASKS, JOB, 0), 2)
+    complete, partial = first[0].task_id, first[3].task_id
+    played = {complete: 3, partial: 1, "no such": 1}
+    remaining, following = itertools.islice(step_tasks(TASKS, JOB, 0, played), 2)
+    left_out = Counter(task.task_id for task in first)
+    left_out -= Counter(task.task_id for task in remaining)
+    assert left_out == {complete: 3, partial: 1}
+    assert following == second

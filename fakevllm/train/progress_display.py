@@ -1,4 +1,4 @@
-"""What is seen of a run: a bar in a terminal, a line a step where there is none."""
+"""Progress of a run: a progress bar on a terminal, else one line per step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
-class Screen:
-    """Any thread may tell it."""
+class ProgressDisplay:
+    """The progress bar, or its lines. Thread-safe."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
@@ -41,28 +41,28 @@ class Screen:
     ) -> None:
         self._progress.stop()
 
-    def phase(self, told: str) -> None:
-        self._progress.update(self._bar, description=told)
+    def show_phase(self, phase: str) -> None:
+        self._progress.update(self._bar, description=phase)
         if not self._console.is_terminal:
-            self.line(told)
+            self.print_line(phase)
 
-    def begin(self, steps_before: int) -> None:
-        """A run that goes on does not begin at nothing."""
+    def show_earlier_steps(self, steps_before: int) -> None:
+        """Set the bar to the steps that earlier runs trained."""
         self._progress.update(self._bar, completed=steps_before, step=steps_before)
 
-    def part(self, steps_done: float) -> None:
-        """Episodes count as parts of their step."""
+    def show_fraction(self, steps_done: float) -> None:
+        """Set the bar to a fraction of steps. Each ended episode is a fraction of its step."""
         self._progress.update(self._bar, completed=min(steps_done, self._num_steps))
 
-    def step(self, steps_done: int, reward: float, tokens_per_s: float) -> None:
-        told, rate = f"{reward:.2f}", f"{tokens_per_s:,.0f}"
+    def show_step(self, steps_done: int, mean_reward: float, tokens_per_s: float) -> None:
+        reward, rate = f"{mean_reward:.2f}", f"{tokens_per_s:,.0f}"
         self._progress.update(
-            self._bar, completed=steps_done, step=steps_done, reward=told, rate=rate
+            self._bar, completed=steps_done, step=steps_done, reward=reward, rate=rate
         )
         if not self._console.is_terminal:
-            self.line(
-                f"step {steps_done} of {self._num_steps}: mean reward {told}, {rate} tokens/s"
+            self.print_line(
+                f"step {steps_done} of {self._num_steps}: mean reward {reward}, {rate} tokens/s"
             )
 
-    def line(self, told: str) -> None:
-        self._console.print(told, highlight=False, markup=False, soft_wrap=True)
+    def print_line(self, line: str) -> None:
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)

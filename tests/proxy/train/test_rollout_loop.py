@@ -1,4 +1,4 @@
-"""How the command's play gets at its engine."""
+"""Starting the engine when the server dies meanwhile."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ import pytest
 from rich.console import Console
 
 from fakevllm import ServerUnreachable, Task, TrainJob
-from fakevllm.train.play import Material, Play
-from fakevllm.train.screen import Screen
+from fakevllm.train.inputs import TrainingInputs
+from fakevllm.train.progress_display import ProgressDisplay
+from fakevllm.train.rollout_loop import RolloutLoop
 
 JOB = TrainJob(batch_size=2, num_repeat=2)
 NUM_STEPS = 3
 
 
-class Dying(ThreadingHTTPServer):
-    """A swarm server that dies when it is first asked for its engine; in its next life the engine
-    comes up, with all steps made."""
+class DyingServer(ThreadingHTTPServer):
+    """A swarm server that dies at the first request to start its engine. After that, it starts the
+    engine, and all steps are trained."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Answering)
+        super().__init__(("127.0.0.1", 0), RequestHandler)
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.asked: list[str] = []
+        self.paths: list[str] = []
 
     def reply(self, path: str) -> Any:
-        """None where it dies with the question in hand."""
-        self.asked.append(path)
-        num_starts = self.asked.count("/start_engine")
+        """Return the reply; None if the server dies before it replies."""
+        self.paths.append(path)
+        num_starts = self.paths.count("/start_engine")
         match path:
             case "/start_engine" if num_starts == 1:
                 return None
@@ -47,10 +48,10 @@ class Dying(ThreadingHTTPServer):
                 return {"success": True}
 
 
-class Answering(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        reply = cast(Dying, self.server).reply(self.path)
+        reply = cast(DyingServer, self.server).reply(self.path)
         if reply is None:
             return
         self.send_response(200)
@@ -64,8 +65,8 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Generator[Dying]:
-    with Dying() as server:
+def server() -> Generator[DyingServer]:
+    with DyingServer() as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server
@@ -73,23 +74,25 @@ def server() -> Generator[Dying]:
         thread.join()
 
 
-def won(task: Task, access: object) -> float:
+def constant_workflow(task: Task, access: object) -> float:
     return 1.0
 
 
-def play(server: Dying, folder: Path | None = None) -> Play:
-    material = Material(JOB, won, "agent.py:run", [Task()], (), NUM_STEPS, 1)
-    screen = Screen(Console(quiet=True), NUM_STEPS)
-    return Play(server.url, material, screen, folder)
+def rollout_loop(server: DyingServer, run_dir: Path | None = None) -> RolloutLoop:
+    inputs = TrainingInputs(
+        JOB, constant_workflow, "agent.py:run", [Task()], (), NUM_STEPS, max_parallel=1
+    )
+    display = ProgressDisplay(Console(quiet=True), NUM_STEPS)
+    return RolloutLoop(server.url, inputs, display, run_dir)
 
 
-def test_a_server_of_its_own_that_dies_while_its_engine_is_started_is_asked_again(
-    server: Dying, tmp_path: Path
+def test_an_own_server_that_dies_while_it_starts_its_engine_gets_the_request_again(
+    server: DyingServer, tmp_path: Path
 ) -> None:
-    assert play(server, tmp_path).run().steps_before == NUM_STEPS
-    assert server.asked.count("/sync_train_config") == 2
+    assert rollout_loop(server, tmp_path).run().steps_before == NUM_STEPS
+    assert server.paths.count("/sync_train_config") == 2
 
 
-def test_somebody_elses_server_that_does_not_answer_is_told(server: Dying) -> None:
+def test_a_foreign_server_that_does_not_answer_is_an_error(server: DyingServer) -> None:
     with pytest.raises(ServerUnreachable):
-        play(server).run()
+        rollout_loop(server).run()
