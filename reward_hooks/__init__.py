@@ -1,1 +1,1 @@
-"""Ready hooks: one file each, readable alone, meant to be copied."""
+"""Reward hooks that are ready to copy. Each file can be read alone."""

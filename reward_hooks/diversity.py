@@ -1,8 +1,8 @@
-"""Pays for answers that differ from their siblings, once they are good enough.
+"""Reward answers that differ from their siblings, if they are good enough.
 
-Quality is a gate: an answer that does not pass gets 0, so being odd never pays by itself. Near
-copies share one bonus between them: saying the same thing eight times earns what saying it once
-does.
+Quality is a gate: an answer that does not pass gets 0, so that being different never pays by
+itself. Near copies form a cluster and share one bonus, so that eight copies earn together the bonus
+that one of them would earn alone.
 """
 
 from __future__ import annotations
@@ -13,16 +13,19 @@ from collections.abc import Sequence
 from fakevllm.hooks.spec import Json, Sibling
 
 QUALITY = 1.0
-"""What every answer that passes gets."""
+"""Reward of every answer that passes."""
 BONUS = 0.5
-"""What an answer unlike all others gets on top; those of one cluster share it."""
-SAME = 0.9
-"""Two texts are copies from this share of common word runs on."""
-RUN = 5
-"""Words in a run."""
+"""Additional reward of an answer unlike all others. The answers of a cluster share one bonus."""
+COPY_SIMILARITY = 0.9
+"""Jaccard similarity of word n-grams from which on two texts are copies."""
+NGRAM_WORDS = 5
+"""Number of words in an n-gram."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
-"""Thai, Lao, Burmese, Khmer, Japanese, Chinese: without spaces each character is a word."""
+"""Scripts without spaces: Thai, Lao, Burmese, Khmer, Japanese, Chinese. Each character counts as a
+word."""
 _WORD = re.compile(f"[{_UNSPACED}]|[^\\W{_UNSPACED}]+")
+
+Ngrams = frozenset[tuple[str, ...]]
 
 
 def on_compute_relative_reward(
@@ -32,29 +35,32 @@ def on_compute_relative_reward(
     clusters = clusters_of([all_answers[index].get("content") or "" for index in passing])
     rewards: list[float | None] = [0.0] * len(all_answers)
     for cluster in clusters:
-        for place in cluster:
-            index = passing[place]
+        for position in cluster:
+            index = passing[position]
             all_answers[index]["cluster_size"] = len(cluster)
             rewards[index] = QUALITY + BONUS / len(cluster)
     return rewards
 
 
 def passes(answer: Json) -> bool:
-    """Yours to write: what an answer must be before its difference counts."""
+    """Return whether the answer is good enough. Edit this: the default accepts any complete
+    text."""
     return answer["finish_reason"] == "stop" and bool((answer.get("content") or "").strip())
 
 
 def clusters_of(texts: Sequence[str]) -> list[list[int]]:
-    """Indices of near copies together; a text joins the first cluster whose first text it copies.
+    """Return clusters of near copies, as indices of the texts.
+
+    A text joins the first cluster whose first text is similar to it.
 
     >>> clusters_of(["It is 7.", "it is  7", "The answer is seven."])
     [[0, 1], [2]]
     """
-    all_runs = [word_runs(text) for text in texts]
+    ngrams = [word_ngrams(text) for text in texts]
     clusters: list[list[int]] = []
-    for index, own in enumerate(all_runs):
+    for index, own in enumerate(ngrams):
         for cluster in clusters:
-            if likeness(own, all_runs[cluster[0]]) >= SAME:
+            if similarity(own, ngrams[cluster[0]]) >= COPY_SIMILARITY:
                 cluster.append(index)
                 break
         else:
@@ -62,14 +68,18 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
     return clusters
 
 
-def word_runs(text: str) -> frozenset[tuple[str, ...]]:
-    """Runs of RUN words, without case and punctuation; a shorter text is one run."""
+def word_ngrams(text: str) -> Ngrams:
+    """Return the n-grams of NGRAM_WORDS words, without case and punctuation.
+
+    A text of at most NGRAM_WORDS words is a single n-gram.
+    """
     words = _WORD.findall(text.casefold())
-    if len(words) <= RUN:
+    if len(words) <= NGRAM_WORDS:
         return frozenset({tuple(words)})
-    return frozenset(tuple(words[at : at + RUN]) for at in range(len(words) - RUN + 1))
+    starts = range(len(words) - NGRAM_WORDS + 1)
+    return frozenset(tuple(words[start : start + NGRAM_WORDS]) for start in starts)
 
 
-def likeness(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
-    """Jaccard: what both have of what either has."""
-    return len(one & other) / len(one | other)
+def similarity(first: Ngrams, second: Ngrams) -> float:
+    """Return the Jaccard similarity: the size of the intersection over the size of the union."""
+    return len(first & second) / len(first | second)

@@ -1,4 +1,7 @@
-"""1 for an answer that equals the task's reference, 0 for any other. Copy, edit the constants."""
+"""Reward an answer with 1 if it equals the task's reference answer, else with 0.
+
+Copy the file and edit the constants.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from typing import Any, cast
 from fakevllm.hooks.spec import Json, Sibling
 
 PATTERN: str | None = r"####\s*(.+)|\\boxed\{([^{}]*)\}|[Aa]nswer\s*(?:is|:|=)\s*(.+)"
-"""Where the answer stands: the last match, its first group that took part. None: the whole text."""
+"""Regex that extracts the answer. The last match counts, and in it the first group that matched.
+None: the whole text is the answer."""
 JSON_FIELD: str | None = None
-"""Instead of PATTERN: the answer is a JSON object, and this field of it counts."""
+"""Field with the answer, if the text contains a JSON object. It replaces PATTERN."""
 REFERENCE_FIELD = "answer"
-"""Of the task's metadata. A task without it is not trained on."""
+"""Field of the task's metadata with the reference. Without it, the answers are not trained."""
 MUST_FINISH = True
-"""An answer that was cut off, or that calls a tool, is wrong even where it matches."""
+"""Whether an answer that was cut off, or that calls a tool, counts as wrong even if it matches."""
 
 
 def on_compute_relative_reward(
@@ -27,18 +31,20 @@ def on_compute_relative_reward(
 
 
 def score(sibling: Sibling, answer: Json) -> float | None:
+    """Return the reward; None if the task has no reference. Adds `extracted` to the answer."""
     reference = sibling.task.metadata.get(REFERENCE_FIELD)
     if reference is None:
         return None
-    found = extract(answer.get("content") or "")
-    answer["extracted"] = found
-    if found is None or (MUST_FINISH and answer["finish_reason"] != "stop"):
+    extracted = extract(answer.get("content") or "")
+    answer["extracted"] = extracted
+    if extracted is None or (MUST_FINISH and answer["finish_reason"] != "stop"):
         return 0.0
-    return float(normalised(found) == normalised(str(reference)))
+    return float(normalise(extracted) == normalise(str(reference)))
 
 
 def extract(text: str) -> str | None:
-    """
+    """Return the answer in a text; None if the text has none.
+
     >>> extract("So 6 times 7 is 42.  Answer: 42.")
     '42.'
     """
@@ -54,23 +60,29 @@ def extract(text: str) -> str | None:
 
 
 def json_field(text: str, name: str) -> str | None:
-    """
+    """Return a field of the JSON object in a text; None if there is no such field.
+
     >>> json_field('```json\\n{"result": 42}\\n```', "result")
     '42'
     """
     start, end = text.find("{"), text.rfind("}")
     try:
-        value: Any = json.loads(text[start : end + 1])
+        content: Any = json.loads(text[start : end + 1])
     except ValueError:
         return None
-    found = cast(Json, value).get(name) if isinstance(value, dict) else None
-    return None if found is None else found if isinstance(found, str) else json.dumps(found)
+    value = cast(Json, content).get(name) if isinstance(content, dict) else None
+    if value is None or isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
-def normalised(text: str) -> str:
-    """Numbers by value, other text without case, outer spaces and a full stop.
+def normalise(text: str) -> str:
+    """Return a form in which equal answers are equal.
 
-    >>> normalised(" $1,200.0. ") == normalised("1200"), normalised("Yes.")
+    Numbers are compared by value. Other text is compared without case, without surrounding spaces,
+    and without a final full stop.
+
+    >>> normalise(" $1,200.0. ") == normalise("1200"), normalise("Yes.")
     (True, 'yes')
     """
     plain = " ".join(text.split()).strip(" .*`$").casefold()

@@ -1,8 +1,8 @@
-"""Ranks instead of scores: the best answer gets 1, the worst -1, whatever the distance between
-them. Equal answers share their places.
+"""Reward answers by their rank in the group: 1 for the best, -1 for the worst. Ties share a rank.
 
-For scores whose size means little, such as a judge's. Ranks never shrink while a task is being
-solved, so halve the learning rate against scores.
+This suits scores whose differences mean little, such as those of a judge. Unlike differences of
+scores, differences of ranks do not shrink while a task is being solved. Therefore use about half of
+the learning rate that you would use with the scores themselves.
 """
 
 from __future__ import annotations
@@ -12,55 +12,59 @@ from collections.abc import Sequence
 from fakevllm.hooks.spec import Json, Sibling
 
 MARGIN = 0.0
-"""Scores that differ by no more than this are equal."""
+"""Scores that differ by at most this much are equal."""
 
 
 def on_compute_relative_reward(
     valid_results: list[Sibling], all_answers: list[Json], question: str
 ) -> list[float | None]:
     scores = [score(answer) for answer in all_answers]
-    for answer, points in zip(all_answers, scores, strict=True):
-        answer["score"] = points
-    return list(rewards_of(scores))
+    for answer, answer_score in zip(all_answers, scores, strict=True):
+        answer["score"] = answer_score
+    return list(rank_rewards(scores))
 
 
 def score(answer: Json) -> float:
-    """Yours to write: larger is better. Here: whole answers before cut ones, then short ones."""
+    """Return a score; larger is better. Edit this.
+
+    The default prefers complete answers, and among these the shorter ones.
+    """
     length = len(answer.get("content") or "")
     return -float(length) if answer["finish_reason"] == "stop" and length else -1e9
 
 
-def rewards_of(scores: Sequence[float]) -> list[float]:
-    """From -1 to 1 by rank; those who tie get the mean of their places.
+def rank_rewards(scores: Sequence[float]) -> list[float]:
+    """Return rewards from -1 to 1 by rank. Tied scores get the mean of their ranks.
 
-    >>> rewards_of([5.0, 1.0, 2.0, 1.0, 0.0])
+    >>> rank_rewards([5.0, 1.0, 2.0, 1.0, 0.0])
     [1.0, -0.25, 0.5, -0.25, -1.0]
-    >>> rewards_of([0.7, 0.7]), rewards_of([3.0])
+    >>> rank_rewards([0.7, 0.7]), rank_rewards([3.0])
     ([0.0, 0.0], [0.0])
     """
     if len(scores) < 2:
         return [0.0] * len(scores)
     rewards = [0.0] * len(scores)
-    for tied in runs(scores):
-        below = sum(
-            scores[index] < min(scores[one] for one in tied) for index in range(len(scores))
-        )
-        rank = below + (len(tied) - 1) / 2
+    num_lower = 0
+    for tied in tied_groups(scores):
+        rank = num_lower + (len(tied) - 1) / 2
         for index in tied:
             rewards[index] = 2 * rank / (len(scores) - 1) - 1
+        num_lower += len(tied)
     return rewards
 
 
-def runs(scores: Sequence[float]) -> list[list[int]]:
-    """Indices of equal scores together, by rising score. Within MARGIN of the run's first.
+def tied_groups(scores: Sequence[float]) -> list[list[int]]:
+    """Return the indices of equal scores as groups, the lowest scores first.
 
-    >>> runs([0.5, 0.1, 0.5])
+    A score belongs to a group if it exceeds the group's lowest score by at most MARGIN.
+
+    >>> tied_groups([0.5, 0.1, 0.5])
     [[1], [0, 2]]
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for index in sorted(range(len(scores)), key=lambda index: scores[index]):
-        if found and scores[index] - scores[found[-1][0]] <= MARGIN:
-            found[-1].append(index)
+        if groups and scores[index] - scores[groups[-1][0]] <= MARGIN:
+            groups[-1].append(index)
         else:
-            found.append([index])
-    return found
+            groups.append([index])
+    return groups

@@ -1,8 +1,8 @@
-"""Users are the judge: nothing but what they say of the answers they got is good or bad.
+"""Reward answers only by what users do with them: thumbs, scores, corrections and next messages.
 
-Every whole answer is worth the same until somebody says something. What is said within
-`[feedback] window_s` counts in the answer's own group; what is said later, by itself. A user who
-says nothing says nothing bad.
+Without feedback, all answers of a group get the same reward, so nothing is learned from them.
+Feedback that arrives within `[feedback] window_s` counts in the answer's own group. Later feedback
+becomes a training sample of its own. Missing feedback does not count as bad.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ import re
 
 from fakevllm.hooks.spec import Feedback, Json, Sibling
 
-REGENERATE = -0.5
-"""Another answer was asked for; None: that says nothing."""
+REGENERATE: float | None = -0.5
+"""Value if the user requested another answer. None: no value."""
 WRONG = re.compile(
     r"(that's|that is|this is|it's) (wrong|not right|incorrect)|not what i|try again"
     r"|^no([.!]|, (?!thank|it'?s? (is )?(fine|ok)|problem|worries))"
 )
-"""Anywhere in a next message's first sentence."""
+"""Regex of a complaint, searched anywhere in the first sentence of the next message."""
 THANKS = re.compile(
     r"(thanks?( you)?( a lot| so much)?|perfect|great|that works)[^\w?']*($|[.!,;\n])"
 )
-"""All of that sentence, or of its beginning up to a comma."""
+"""Regex of thanks. It must match the whole first sentence, or its beginning up to a comma."""
 NEXT_MESSAGE = 0.5
-"""What such a next message says, for good or bad."""
+"""Absolute value of a next message that thanks or complains."""
 _SENTENCE = re.compile(r"[^.!?\n]*[.!?]?")
-EDITED = -0.5
-"""The answer had to be corrected; None: that says nothing. The correction itself is kept in the
-ledger."""
+EDITED: float | None = -0.5
+"""Value if the user corrected the answer. None: no value. The ledger stores the corrected text."""
 
 
 def on_compute_relative_reward(
@@ -40,7 +39,7 @@ def on_feedback(feedback: Feedback) -> float | None:
     if feedback.kind == "regenerate":
         return REGENERATE
     if feedback.kind == "next_message":
-        return of_next_message(feedback.next_message)
+        return value_of_next_message(feedback.next_message)
     if feedback.score is not None:
         return feedback.score
     if feedback.thumbs is not None:
@@ -48,16 +47,18 @@ def on_feedback(feedback: Feedback) -> float | None:
     return EDITED if feedback.edited is not None else None
 
 
-def of_next_message(text: str) -> float | None:
-    """Yours to write: most of what users write next says nothing of the answer.
+def value_of_next_message(text: str) -> float | None:
+    """Return the value that the user's next message gives to the answer before it. Edit this.
 
-    >>> [of_next_message(text) for text in ("Thanks a lot!", "No, it is 7.", "And 2?")]
+    Most messages say nothing about the answer, and have the value None.
+
+    >>> [value_of_next_message(text) for text in ("Thanks a lot!", "No, it is 7.", "And 2?")]
     [0.5, -0.5, None]
-    >>> [of_next_message(text) for text in ("Great, but that's wrong.", "Greatest of 8 and 12?")]
+    >>> [value_of_next_message(text) for text in ("Great, but that's wrong.", "Greatest of 8?")]
     [-0.5, None]
     """
-    found = _SENTENCE.match(text.strip().casefold().replace("\u2019", "'"))
-    sentence = found.group() if found else ""
+    match = _SENTENCE.match(text.strip().casefold().replace("\u2019", "'"))
+    sentence = match.group() if match else ""
     if WRONG.search(sentence):
         return -NEXT_MESSAGE
     return NEXT_MESSAGE if THANKS.match(sentence) else None

@@ -174,7 +174,7 @@ def _feedback_line(row: FeedbackRecord) -> Text:
     values += ["edited" if row.edited else None, "comment" if row.comment else None]
     if row.kind != "feedback":
         values = [row.kind.replace("_", " ")]
-    words = ", ".join(word for word in values if word is not None) or "take back"
+    words = ", ".join(word for word in values if word is not None) or "withdrawn"
     amount = "" if row.amount is None else f" {row.amount:+.2f}"
     text = Text(no_wrap=True, overflow="ellipsis").append(f"feedback: {words}", "green")
     text.append(f"  {row.state}{amount}{f', {row.reason}' if row.reason else ''}", "dim")

@@ -1,5 +1,6 @@
-"""Draw the demo's learning curve in the terminal and as a PNG. Without the plotting library,
-nothing is drawn."""
+"""Draw the demo's learning curve in the terminal and as a PNG file.
+
+The terminal needs the package plotext, the file needs matplotlib. Both are optional."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ HEIGHT = 16
 
 
 def in_terminal(outcome: Outcome, width: int) -> str | None:
+    """Draw the curve as text, at most `width` characters wide. Return None without plotext."""
     plotext = _module("plotext")
     if plotext is None:
         return None
@@ -76,7 +78,7 @@ def points_of(values: Sequence[float | None]) -> Curve:
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
     """Return the running mean over the last `window` values."""
-    windows = [values[max(0, at + 1 - window) : at + 1] for at in range(len(values))]
+    windows = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in windows]
 
 

@@ -18,7 +18,7 @@ NUM_SAMPLES = 200
 CONCURRENCY = 32
 MAX_TOKENS = 24
 SEED = 2024
-"""Of the choice of questions; the same in every run."""
+"""Random seed that selects the questions; the same in every run."""
 MAX_RETRIES = 60
 """Number of retries, one every two seconds, while a server that died restarts. The proxy does not
 hold these calls, because they go straight to the server."""

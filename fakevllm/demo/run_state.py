@@ -65,7 +65,7 @@ class Run:
         if self.step > self.settings.steps:
             return False
         if engine and engine.engine_status is EngineStatus.ROLLING and engine.engine_status_detail:
-            raise FakevllmError(f"Nothing is trained: {engine.engine_status_detail}")
+            raise FakevllmError(f"Training has stopped: {engine.engine_status_detail}")
         return True
 
     def snapshot(self) -> Snapshot:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 78
-"""Characters; fits a terminal of 80 columns."""
+"""Width of the display in characters. It fits a terminal of 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,17 @@ class Snapshot:
     """The state of the run at one moment."""
 
     phase: str
+    """Description of what the demo is doing."""
     step: int
     num_steps: int
     policy_mean: Sequence[float] = ()
     returned_best: Sequence[float] = ()
     without_signal: int = 0
+    """Number of groups whose rewards were all equal."""
     num_groups: int = 0
     tokens_per_s: float = 0.0
     counts: Sequence[tuple[str, int]] = ()
+    """Number of groups by state in the ledger."""
     notes: Sequence[str] = ()
 
 

@@ -1,5 +1,5 @@
 """The code that runs inside the hook process: it imports the user's code, runs its hooks, and
-checks what they return.
+checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
 second thread, so user code needs no locks. A third thread reads the socket: it notices the end of
@@ -53,7 +53,7 @@ def frame(message: Json) -> bytes:
 
 
 def run(sock: socket.socket, path: str, timeout_s: float, running_call: ctypes.c_uint64) -> None:
-    """Serve hook calls until the proxy closes the connection: the process's entry point.
+    """Serve hook calls until the proxy closes the connection. This is the process's entry point.
 
     `running_call` is shared memory: the id of the call whose code runs on the event loop, or 0.
     """
@@ -248,9 +248,9 @@ class _HookCall:
 
 
 class _TrackedAwaitable:
-    """An awaitable that notes in shared memory when the hook's code runs on the event loop.
+    """An awaitable that records in shared memory when the hook's code runs on the event loop.
 
-    After a crash or a hang, the parent uses the note to distinguish the hook that caused it from
+    After a crash or a hang, the parent uses this record to distinguish the hook that caused it from
     hooks that were only waiting.
     """
 

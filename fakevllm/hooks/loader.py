@@ -59,7 +59,7 @@ def load_hooks(path: Path) -> Hooks:
         feedback = _find(FEEDBACK, files)
     if reward is None:
         raise HookError(
-            f"{path}: no function `{REWARD}`; define it, README.md in reward_hooks/ shows how"
+            f"{path}: no function `{REWARD}`; define it as README.md in reward_hooks/ shows"
         )
     if submit is not None:
         _arity(submit, SUBMIT, folder, {2: "(request_id, task)"})
@@ -159,7 +159,7 @@ def _import(file: Path) -> ModuleType:
     except (Exception, SystemExit) as error:  # isolates the proxy from user code
         del sys.modules[name]
         is_missing = isinstance(error, ModuleNotFoundError)
-        remedy = "install it beside fakevllm" if is_missing else "mend the file"
+        remedy = "install it beside fakevllm" if is_missing else "fix the file"
         where = f"{file.parent}/{error_location(error, file.parent)}"
         message = f"{where}: importing the hook raised {first_line(error)}; {remedy}"
         raise HookError(message) from error
@@ -168,7 +168,7 @@ def _import(file: Path) -> ModuleType:
 
 def _syntax_error(error: SyntaxError, file: Path) -> HookError:
     where = f"{error.filename or file}:{error.lineno or 1}"
-    return HookError(f"{where}: {error.msg}; mend the syntax of this line")
+    return HookError(f"{where}: {error.msg}; fix the syntax of this line")
 
 
 def _top_level_names(file: Path) -> set[str]:

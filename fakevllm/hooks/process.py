@@ -1,7 +1,7 @@
 """The hook process, seen from the proxy: it is started, called, killed and reaped here.
 
-If the process ends unexpectedly, the call whose code ran on its event loop or its sync thread is to
-blame. child.py is the code inside the process.
+If the process ends unexpectedly, two calls are to blame: the one whose code ran on its event loop,
+and the one that ran on its sync thread. child.py is the code inside the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class HookInfo:
-    """What the hook process has loaded.
+    """The hooks that a hook process has loaded.
 
     >>> HookInfo("9f86d081884c7d65", has_submit=False).has_submit
     False
@@ -53,7 +53,7 @@ class LostCall:
 
     reason: str
     is_to_blame: bool
-    """Whether this call's hook is why the process ended."""
+    """Whether this call's hook ended the process."""
 
 
 class HookProcess:
@@ -72,7 +72,7 @@ class HookProcess:
     ) -> None:
         self.is_dead = False
         self.end = ""
-        """Why the process ended; "" before its end."""
+        """Reason why the process ended; "" while it runs."""
         self._process = process
         self._running_call = running_call
         self._reader = reader
@@ -119,16 +119,17 @@ class HookProcess:
             raise HookError(message) from None
         except (OSError, asyncio.IncompleteReadError):
             await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
-            raise HookError(f"{path}: loading it {self._how_it_ended()}; mend the file") from None
+            raise HookError(f"{path}: loading it {self._how_it_ended()}; fix the file") from None
         if "error" in loaded:
             raise HookError(loaded["error"])
         self.info = HookInfo(loaded["content_hash"], loaded["has_submit"], loaded["has_feedback"])
         self.is_async = loaded["is_async"]
 
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
-        """Run a hook and return its reply, or why there is none.
+        """Run a hook and return its reply, or a LostCall with the reason.
 
-        After `limit_s` the process is killed. The reason then names `timeout_s`, the user's limit.
+        After `limit_s` seconds the process is killed. The reason then names `timeout_s`, the limit
+        that the user configured.
         """
         call_id = next(self._ids)
         if self.is_dead:

@@ -24,7 +24,7 @@ class RecordedGroup:
     answers: list[Json]
     """The assistant messages, each with `finish_reason`."""
     usages: list[Json] = field(default_factory=list[Json])
-    """Token usage of each answer; empty if it is not known."""
+    """Token usage of each answer; empty if unknown."""
     messages: Sequence[Json] = ()
     """The conversation before the answers."""
 

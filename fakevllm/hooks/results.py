@@ -1,4 +1,4 @@
-"""The results of hooks, and the checks of what hooks return. Pure.
+"""The results of hooks, and the checks of their return values. Pure.
 
 A failure has a reason: a stable slug, a colon and a detail, such as
 `hook_raised: ValueError: bad (mine.py:12)`.
@@ -27,7 +27,7 @@ _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class HookReason(StrEnum):
-    """Why a hook gave no usable result: the slug at the start of a `HookFailure.reason`."""
+    """Reasons why a hook gave no usable result: the slug at the start of a `HookFailure.reason`."""
 
     RAISED = "hook_raised"
     TIMEOUT = "hook_timeout"
@@ -46,7 +46,7 @@ _HOOK_REASONS = frozenset(HookReason)
 
 
 def hook_reason(recorded: str | None) -> HookReason | None:
-    """Return the slug of a recorded reason, None where the reason is no hook's.
+    """Return the slug of a recorded reason; None if the reason is not one of a hook.
 
     >>> hook_reason("hook_nan: reward 1 is nan"), hook_reason("tied")
     (<HookReason.NAN: 'hook_nan'>, None)
@@ -84,7 +84,7 @@ class RewardOutcome:
 
     rewards: list[float | None] | None
     reason: str | None
-    """Why there are no rewards; None if there are."""
+    """Reason why there are no rewards; None if there are rewards."""
     annotations: list[Json] = field(default_factory=list[Json])
     """For each answer, the keys that the hook added or changed."""
     hook_hash: str = ""
@@ -92,7 +92,7 @@ class RewardOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackValue:
-    """The result of on_feedback. None means that the feedback has no value.
+    """The result of on_feedback. The value None means that the feedback does not count.
 
     >>> FeedbackValue(0.5).value
     0.5
@@ -103,7 +103,7 @@ class FeedbackValue:
 
 
 def read_plan(value: object) -> SubmitPlan | HookFailure:
-    """Check what on_user_submit_new_requests returned.
+    """Check the return value of on_user_submit_new_requests.
 
     >>> read_plan(8), read_plan(True).reason
     (SubmitPlan(num=8, overrides=None), 'hook_type: got bool, want None, an int or a list')
@@ -138,7 +138,7 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
 
 
 def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
-    """Check what on_compute_relative_reward returned for `num` answers.
+    """Check the return value of on_compute_relative_reward for `num` answers.
 
     >>> read_rewards([1, None, True], 3), read_rewards([0.5], 2).reason
     ([1.0, None, 1.0], 'hook_length: got 1, want 2')
@@ -163,7 +163,7 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """Check what on_feedback returned.
+    """Check the return value of on_feedback.
 
     >>> read_value(None), read_value(True), read_value("up").reason
     (None, 1.0, 'hook_type: got str, want a number or None')

@@ -73,14 +73,14 @@ class Feedback:
     score: float | None = None
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = None
-    """What the answer should have been."""
+    """The user's corrected version of the answer."""
     comment: str | None = None
     next_message: str = ""
     """The text of the next message, or of the repeated request."""
 
 
 def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json] | None:
-    """Return how many siblings to request, and what each changes. Optional.
+    """Return the number of siblings, or the request fields that each sibling changes. Optional.
 
     The hook is called before the request is sent. None keeps the configured N. An int sets N. A
     list has one dict of request fields per sibling, such as `{"temperature": 1.2}`. Item 0 must be

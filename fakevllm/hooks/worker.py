@@ -45,7 +45,7 @@ class HookWorker:
 
     @property
     def info(self) -> HookInfo:
-        """The hooks that run now. The files may have changed before a restart."""
+        """The hooks of the current process. A restart loads the files again, as they are then."""
         assert self._process is not None, "start() must be called first"
         return self._process.info
 

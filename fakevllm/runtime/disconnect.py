@@ -49,7 +49,7 @@ class CancelOnDisconnect:
         if self._is_cancelling:
             is_only_cancel = self._task.uncancel() <= self._num_cancels_before
             if is_only_cancel and kind is asyncio.CancelledError:
-                raise ClientDisconnected("the app has left") from error
+                raise ClientDisconnected("the client disconnected") from error
 
     def _on_disconnect(self, watch: asyncio.Task[None]) -> None:
         if self._has_exited:

@@ -192,7 +192,7 @@ class SwarmClient:
             log.warning("episode %s was not aborted: %s", episode_uuid, error)
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Return whether the claim still stands; False also if no server answers."""
+        """Return whether the claim is still valid; False also if no server answers."""
         try:
             return self._run(episode_calls.can_continue(self.client_uuid, episode_uuid))
         except SwarmError:

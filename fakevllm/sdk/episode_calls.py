@@ -171,7 +171,7 @@ def abort_once(client_uuid: str, episode_uuid: str, timeout_s: float) -> ServerC
 
 
 def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
-    """Return whether the claim still stands. Raises SwarmError."""
+    """Return whether the claim is still valid. Raises SwarmError."""
     request = _episode_request(client_uuid, episode_uuid, "/can_continue_episode")
     reply = yield from fetch(request, _CanContinueReply)
     return reply.can_continue

@@ -47,7 +47,7 @@ def episodes_together(
     """Claim an episode of each server for one run of an agent. All of them end, or all are aborted.
 
     `Episode.end` only stores the output. When the block is left, each server first confirms that
-    its claim still stands, and then each output is sent. All episodes are aborted if the block
+    its claim is still valid, and then each output is sent. All episodes are aborted if the block
     raises, if an episode has no output, or if a claim is lost (EpisodeLost). In one case the
     others have ended already: when a server loses its claim between the confirmation and the end.
     """

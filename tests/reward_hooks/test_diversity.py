@@ -1,4 +1,4 @@
-"""diversity: quality first, then being different; copies share."""
+"""The hook diversity: quality is a gate, different answers get a bonus, and copies share it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rewards(*contents: str | None, finish: str = "stop") -> list[float | None]:
     return diversity.on_compute_relative_reward([], answers, "q")
 
 
-def test_an_answer_unlike_the_others_gets_more_than_copies_do() -> None:
+def test_an_answer_unlike_the_others_gets_more_than_copies() -> None:
     assert rewards("It is 7.", "it is 7", "Seven, of course.") == [1.25, 1.25, 1.5]
 
 
@@ -30,22 +30,20 @@ def test_the_bonus_of_a_cluster_does_not_depend_on_its_size() -> None:
         )
 
 
-def test_a_copy_with_a_character_changed_is_one_where_no_spaces_are_written() -> None:
-    text = "".join(chr(0x4E00 + at) for at in range(120))
+def test_in_a_script_without_spaces_one_changed_character_still_makes_a_copy() -> None:
+    text = "".join(chr(0x4E00 + offset) for offset in range(120))
     changed = text[:60] + "\u9f9f" + text[61:]
-    other = "".join(chr(0x5E00 + at) for at in range(120))
+    other = "".join(chr(0x5E00 + offset) for offset in range(120))
     assert diversity.clusters_of([text, changed, other]) == [[0, 1], [2]]
-    assert diversity.word_runs("naïve Ö 7") == {("naïve", "ö", "7")}
+    assert diversity.word_ngrams("naïve Ö 7") == {("naïve", "ö", "7")}
 
 
-def test_being_odd_does_not_make_up_for_being_bad() -> None:
+def test_a_different_answer_that_does_not_pass_gets_nothing() -> None:
     assert rewards("fine", "fine", None, "  ") == [1.25, 1.25, 0.0, 0.0]
     assert rewards("cut off", finish="length") == [0.0]
 
 
-def test_a_word_changed_in_a_long_text_is_another_text_and_one_added_to_a_very_long_is_not() -> (
-    None
-):
+def test_one_changed_word_matters_in_a_long_text_and_not_in_a_very_long_one() -> None:
     assert diversity.clusters_of([LONG, LONG.replace("six", "6")]) == [[0], [1]]
     assert diversity.clusters_of([LONG * 9, LONG * 9 + " end"]) == [[0, 1]]
 

@@ -1,5 +1,4 @@
-"""exact_match: the reference decides, an unfinished answer is wrong, no reference means no
-training."""
+"""The hook exact_match: answers are compared with the task's reference."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ def test_numbers_compare_by_value_and_words_without_case() -> None:
     assert rewards("Paris", "Answer: **paris**.", "Answer: Rome") == [1.0, 0.0]
 
 
-def test_without_a_reference_nothing_is_trained() -> None:
+def test_answers_without_a_reference_are_not_trained() -> None:
     assert rewards(None, "Answer: 42") == [None]
 
 
@@ -55,18 +54,18 @@ def test_an_unfinished_answer_is_wrong(finish: str, monkeypatch: pytest.MonkeyPa
     assert rewards(42, "Answer: 42", finish=finish) == [1.0]
 
 
-def test_a_json_field_may_hold_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_may_be_a_json_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact_match, "JSON_FIELD", "result")
     contents = ('{"result": 42}', '```json\n{"result": "42"}\n```', '{"result": null}', "no", "{[}")
     assert rewards(42, *contents) == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
-def test_without_a_pattern_the_whole_text_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_pattern_the_whole_text_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exact_match, "PATTERN", None)
     assert rewards("Yes", " yes. ", "yes and no") == [1.0, 0.0]
 
 
-def test_what_was_extracted_is_annotated() -> None:
+def test_the_extracted_answer_is_an_annotation() -> None:
     answer: dict[str, Any] = {"content": "Answer: 41", "finish_reason": "stop"}
     sibling = Sibling(0, Task(metadata={"answer": 42}), "g/0", "stop")
     exact_match.on_compute_relative_reward([sibling], [answer], "q")

@@ -1,4 +1,4 @@
-"""length_format: the format is a gate, length costs a little and only above the group's median."""
+"""The hook length_format: the format is a gate, and above-median length costs a little."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reward_hooks.length_format import LENGTH_CAP, on_compute_relative_reward
 
 
 def rewards(answers: Sequence[tuple[str, int | None, str]]) -> list[float | None]:
-    """Of (text, tokens, finish reason)."""
+    """Return the rewards of answers that are (text, number of tokens, finish reason)."""
     messages: list[dict[str, Any]] = [
         {"content": text, "finish_reason": finish} for text, _, finish in answers
     ]
@@ -26,7 +26,7 @@ def rewards(answers: Sequence[tuple[str, int | None, str]]) -> list[float | None
     return on_compute_relative_reward(siblings, messages, "q")
 
 
-def test_only_answers_above_the_passing_median_pay_for_length() -> None:
+def test_only_answers_longer_than_the_passing_median_are_penalized() -> None:
     good = "Answer: 42"
     answers = [(good, tokens, "stop") for tokens in (50, 100, 150, 1000)]
     assert rewards(answers) == [1.0, 1.0, 1.0 - LENGTH_CAP * (150 / 125 - 1), 1.0 - LENGTH_CAP]
@@ -37,14 +37,14 @@ def test_answers_outside_the_format_get_nothing_and_do_not_move_the_median() -> 
     assert rewards(answers) == [0.0, 0.0, 1.0]
 
 
-def test_without_token_counts_for_all_characters_are_counted() -> None:
+def test_lengths_are_in_characters_unless_all_token_counts_are_known() -> None:
     long, short = "x " * 45 + "Answer: 42", "Answer: 42"
     assert rewards([(short, 5, "stop"), (long, None, "stop")])[1] == 1.0 - LENGTH_CAP * (
         100 / 55 - 1
     )
 
 
-def test_empty_groups_and_groups_without_format_are_scored() -> None:
+def test_a_group_without_passing_answers_gets_zeros() -> None:
     assert rewards([("no", 1, "stop"), ("", 0, "stop")]) == [0.0, 0.0]
 
 

@@ -1,4 +1,4 @@
-"""llm_judge against a real HTTP server, inside the real hook process."""
+"""The hook llm_judge in a real hook process, with a judge on a real HTTP server."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from aiohttp import web
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.spec import Sibling, Task
 from fakevllm.hooks.worker import HookWorker
-from reward_hooks.llm_judge import read_scores
+from reward_hooks.llm_judge import parse_scores
 
 HOOK = Path(__file__).parents[2] / "reward_hooks" / "llm_judge.py"
 
 
 class Judge:
-    """Scores an answer by the digits in it, and keeps what it was asked."""
+    """A judge that scores an answer by the digits in it, and records the requests."""
 
     def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.reply: str | None = None
         self.status = 200
 
     async def answer(self, request: web.Request) -> web.Response:
         body: dict[str, Any] = await request.json()
-        self.asked.append(body)
+        self.requests.append(body)
         if self.status != 200:
             return web.json_response({"error": {"message": "no"}}, status=self.status)
-        text = self.reply or json.dumps({"scores": [int(one) for one in self.shown(-1)]})
+        text = self.reply or json.dumps({"scores": [int(digits) for digits in self.shown(-1)]})
         message = {"role": "assistant", "content": f"<think>hm</think>{text}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         answer = {"id": "1", "object": "chat.completion", "created": 1, "model": body["model"]}
         return web.json_response(answer | {"choices": [choice]})
 
     def shown(self, index: int) -> list[str]:
-        """The digits of the answers one call showed, in order."""
-        text = self.asked[index]["messages"][1]["content"]
+        """Return the digits of the answers that one request showed, in order."""
+        text = self.requests[index]["messages"][1]["content"]
         return re.findall(r"<answer>\nanswer (\d+)", text)
 
 
 @pytest_asyncio.fixture
 async def judge(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Judge]:
-    served = Judge()
+    server = Judge()
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", served.answer)
+    app.router.add_post("/v1/chat/completions", server.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -59,7 +59,7 @@ async def judge(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Judge]:
     monkeypatch.setenv("FAKEVLLM_JUDGE_BASE_URL", f"http://127.0.0.1:{port}/v1")
     monkeypatch.setenv("FAKEVLLM_JUDGE_MODEL", "the-judge")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    yield served
+    yield server
     await runner.cleanup()
 
 
@@ -68,7 +68,7 @@ Score = Callable[..., Awaitable[RewardOutcome]]
 
 @pytest_asyncio.fixture
 async def score(tmp_path: Path) -> AsyncIterator[Score]:
-    """Runs the hook in a worker; `mode` is what a user would edit in a copy."""
+    """Score texts with the hook in a worker. `mode` is edited in a copy, as a user would do."""
     workers: dict[str, HookWorker] = {}
 
     async def run(*texts: str, mode: str = "listwise", finish: str = "stop") -> RewardOutcome:
@@ -91,18 +91,18 @@ async def score(tmp_path: Path) -> AsyncIterator[Score]:
 
 
 @pytest.mark.parametrize("mode", ["listwise", "pointwise"])
-async def test_scores_come_back_in_the_order_of_the_answers(
+async def test_scores_are_in_the_order_of_the_answers(
     judge: Judge, score: Score, mode: str
 ) -> None:
     outcome = await score(*(f"answer {digit}" for digit in (3, 9, 0, 5, 7)), mode=mode)
     assert outcome.rewards == [0.3, 0.9, 0.0, 0.5, 0.7]
     assert outcome.annotations[0] == {"judge": "the-judge"}
-    assert len(judge.asked) == (1 if mode == "listwise" else 5)
-    assert judge.asked[0]["model"] == "the-judge"
-    assert "the question" in judge.asked[0]["messages"][1]["content"]
+    assert len(judge.requests) == (1 if mode == "listwise" else 5)
+    assert judge.requests[0]["model"] == "the-judge"
+    assert "the question" in judge.requests[0]["messages"][1]["content"]
 
 
-async def test_the_order_is_shuffled_by_the_answers_alone(judge: Judge, score: Score) -> None:
+async def test_the_shuffled_order_depends_only_on_the_answers(judge: Judge, score: Score) -> None:
     texts = [f"answer {digit}" for digit in range(8)]
     await score(*texts)
     await score(*texts)
@@ -111,17 +111,21 @@ async def test_the_order_is_shuffled_by_the_answers_alone(judge: Judge, score: S
     assert sorted(judge.shown(0)) == [str(digit) for digit in range(8)]
 
 
-async def test_a_reply_that_cannot_be_read_means_do_not_train(judge: Judge, score: Score) -> None:
+async def test_answers_are_not_trained_if_the_reply_cannot_be_parsed(
+    judge: Judge, score: Score
+) -> None:
     judge.reply = "They are both fine."
     outcome = await score("answer 1", "answer 2")
     assert (outcome.rewards, outcome.reason) == ([None, None], None)
 
 
-async def test_empty_and_cut_answers_get_zero_unjudged(judge: Judge, score: Score) -> None:
+async def test_empty_and_cut_off_answers_get_zero_without_the_judge(
+    judge: Judge, score: Score
+) -> None:
     assert (await score("answer 4", "", "  ")).rewards == [0.4, 0.0, 0.0]
     assert judge.shown(0) == ["4"]
     assert (await score("answer 4", "answer 5", finish="length")).rewards == [0.0, 0.0]
-    assert len(judge.asked) == 1
+    assert len(judge.requests) == 1
 
 
 async def test_a_judge_that_refuses_fails_the_group_with_the_reason(
@@ -155,9 +159,9 @@ async def test_missing_settings_are_named(
         "",
     ],
 )
-def test_half_a_verdict_is_no_verdict(text: str) -> None:
-    assert read_scores(text, 2) == [None, None]
+def test_a_reply_with_a_missing_or_invalid_score_gives_no_rewards(text: str) -> None:
+    assert parse_scores(text, 2) == [None, None]
 
 
 def test_scores_beyond_the_scale_are_clamped() -> None:
-    assert read_scores('{"scores": [11, -1, 5]}', 3) == [1.0, 0.0, 0.5]
+    assert parse_scores('{"scores": [11, -1, 5]}', 3) == [1.0, 0.0, 0.5]

@@ -1,4 +1,4 @@
-"""user_feedback: what users say counts, and their silence does not."""
+"""The hook user_feedback: feedback has a value, and missing feedback has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILE = Path(user_feedback.__file__)
 
 
 @pytest.mark.parametrize(
-    ("told", "value"),
+    ("fields", "value"),
     [
         ({"thumbs": "up"}, 1.0),
         ({"thumbs": "down", "score": 0.2}, 0.2),
@@ -28,10 +28,13 @@ FILE = Path(user_feedback.__file__)
         ({"kind": "next_message", "next_message": "And 2 plus 2?"}, None),
     ],
 )
-def test_what_users_do_counts_for(told: dict[str, Any], value: float | None) -> None:
-    given: dict[str, Any] = {"kind": "feedback", "request_id": "g"}
-    given |= {"answer": {"content": "It is 8."}, **told}
-    assert user_feedback.on_feedback(Feedback(**given)) == value
+def test_each_kind_of_feedback_has_its_value(fields: dict[str, Any], value: float | None) -> None:
+    defaults: dict[str, Any] = {
+        "kind": "feedback",
+        "request_id": "g",
+        "answer": {"content": "It is 8."},
+    }
+    assert user_feedback.on_feedback(Feedback(**defaults | fields)) == value
 
 
 @pytest.mark.parametrize(
@@ -54,13 +57,13 @@ def test_what_users_do_counts_for(told: dict[str, Any], value: float | None) -> 
         ("", None),
     ],
 )
-def test_a_next_message_counts_by_whole_words_of_its_first_sentence(
+def test_a_next_message_is_judged_by_whole_words_of_its_first_sentence(
     text: str, value: float | None
 ) -> None:
-    assert user_feedback.of_next_message(text) == value
+    assert user_feedback.value_of_next_message(text) == value
 
 
-async def test_it_runs_as_a_hook_and_prefers_none_of_the_answers() -> None:
+async def test_the_hook_runs_in_a_worker_and_gives_all_answers_the_same_reward() -> None:
     answers: list[dict[str, Any]] = [
         {"content": text, "finish_reason": "stop"} for text in ("a", "b")
     ]
@@ -68,7 +71,7 @@ async def test_it_runs_as_a_hook_and_prefers_none_of_the_answers() -> None:
     worker = HookWorker(FILE, 20.0)
     await worker.start()
     try:
-        said = Feedback(kind="feedback", request_id="g", answer=answers[0], thumbs="up")
-        assert await worker.feedback(said) == FeedbackValue(1.0, worker.info.content_hash)
+        thumbs_up = Feedback(kind="feedback", request_id="g", answer=answers[0], thumbs="up")
+        assert await worker.feedback(thumbs_up) == FeedbackValue(1.0, worker.info.content_hash)
     finally:
         await worker.close()

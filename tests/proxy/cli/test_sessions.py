@@ -94,7 +94,7 @@ def test_feedback_is_below_its_answer() -> None:
     at = next(number for number, line in enumerate(shown) if "regenerates" in line)
     assert [line.rpartition(", ")[0] for line in shown[at + 1 : at + 4]] == [
         "│   ├── feedback: up, edited  joined +1.00",
-        "│   ├── feedback: take back  kept, too_late",
+        "│   ├── feedback: withdrawn  kept, too_late",
         "│   └── feedback: next message  waiting",
     ]
 

@@ -74,7 +74,7 @@ def test_a_name_bound_under_an_if_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("def f(:\n", "broken.py:1: invalid syntax; mend"),
+        ("def f(:\n", "broken.py:1: invalid syntax; fix"),
         ("\nraise ValueError('bad')\n", "broken.py:2: importing the hook raised ValueError: bad"),
         ("import sys\nsys.exit(1)\n", "broken.py:2: importing the hook raised SystemExit: 1"),
         ("import no_such_module_x\n", "install it beside fakevllm"),
