@@ -7,10 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fakevllm.sdk.access import EpisodeAccess
     from fakevllm.sdk.async_client import AsyncSwarmClient
     from fakevllm.sdk.client import SwarmClient
-    from fakevllm.sdk.episode import AsyncEpisode, Episode
+    from fakevllm.sdk.episode import AsyncEpisode, Episode, EpisodeAccess
     from fakevllm.sdk.executors import (
         PeriodicDrainThreadPoolExecutor,
         auto_train_with_dataset,
@@ -68,7 +67,7 @@ _HOMES = {
     "AsyncSwarmClient": "fakevllm.sdk.async_client",
     "CsvReader": "fakevllm.sdk.readers",
     "Episode": "fakevllm.sdk.episode",
-    "EpisodeAccess": "fakevllm.sdk.access",
+    "EpisodeAccess": "fakevllm.sdk.episode",
     "EpisodeLost": "fakevllm.sdk.types",
     "HfReader": "fakevllm.sdk.readers",
     "JsonlReader": "fakevllm.sdk.readers",

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fakevllm.sdk.access import EpisodeAccess as OpenaiBaseUrlAndApiKey
 from fakevllm.sdk.client import SwarmClient
+from fakevllm.sdk.episode import EpisodeAccess as OpenaiBaseUrlAndApiKey
 from fakevllm.sdk.executors import (
     PeriodicDrainThreadPoolExecutor,
     auto_train_with_dataset,

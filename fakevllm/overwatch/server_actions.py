@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm.sdk import batch_calls, engine_calls
+from fakevllm.sdk import engine_calls
 from fakevllm.sdk.protocol import ENGINE_TIMEOUT_S, Backoff, ServerCall, ServerRequest, fetch
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
@@ -87,7 +87,7 @@ def _stop_if_idle() -> ServerCall[str | None]:
         return "The engine is off."
     if not status.claims_paused:
         raise SwarmError("The drain was cancelled: somebody resumed episode claims.")
-    pool = yield from batch_calls.pool_information()
+    pool = yield from engine_calls.pool_information()
     is_step_due = status.engine_status is not EngineStatus.ROLLING or status.backlog >= 1
     is_busy = bool(pool.running_episode_details) or is_step_due
     return None if is_busy else (yield from _stop())

@@ -8,12 +8,10 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any, Self, TypeVar
 
-from fakevllm.sdk import batch_calls, engine_calls, episode_calls
-from fakevllm.sdk.access import EpisodeAccess
+from fakevllm.sdk import engine_calls, episode_calls
 from fakevllm.sdk.console import log_to_stderr
-from fakevllm.sdk.episode import AsyncEpisode
-from fakevllm.sdk.http_driver import AsyncHttpDriver, episode_access
-from fakevllm.sdk.open_claims import ABORT_LIMIT_S
+from fakevllm.sdk.episode import ABORT_LIMIT_S, AsyncEpisode, EpisodeAccess, episode_access
+from fakevllm.sdk.http_driver import AsyncHttpDriver
 from fakevllm.sdk.protocol import ServerCall
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.job.model import TrainJob
@@ -168,18 +166,18 @@ class AsyncSwarmClient:
 
     async def get_rollout_stat(self) -> PoolInformation:
         try:
-            return await self._run(batch_calls.pool_information())
+            return await self._run(engine_calls.pool_information())
         except SwarmError:
             return PoolInformation()
 
     async def get_episode_buffer(self) -> list[EpisodeStatus]:
         try:
-            return await self._run(batch_calls.episode_buffer())
+            return await self._run(engine_calls.episode_buffer())
         except SwarmError:
             return []
 
     async def agree_sync_weight(self) -> bool:
-        return await self._run(batch_calls.agree(self.client_uuid))
+        return await self._run(engine_calls.agree(self.client_uuid))
 
     async def server_experiment_dir(self) -> str:
-        return await self._run(batch_calls.experiment_dir())
+        return await self._run(engine_calls.experiment_dir())

@@ -1,6 +1,6 @@
 """The client of a swarm server for threads. `async_client` has the same client for an event loop.
 
-What both send is in `engine_calls`, `episode_calls` and `batch_calls`.
+What both send is in `engine_calls` and `episode_calls`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Self, TypeVar
 
-from fakevllm.sdk import batch_calls, engine_calls, episode_calls
-from fakevllm.sdk.access import EpisodeAccess
+from fakevllm.sdk import engine_calls, episode_calls
 from fakevllm.sdk.console import log_to_stderr, print_pool
-from fakevllm.sdk.episode import Episode
-from fakevllm.sdk.http_driver import HttpDriver, episode_access
+from fakevllm.sdk.episode import Episode, EpisodeAccess, OpenClaims, episode_access
+from fakevllm.sdk.http_driver import HttpDriver
 from fakevllm.sdk.multi_server import start_engines
-from fakevllm.sdk.open_claims import OpenClaims
 from fakevllm.sdk.protocol import ServerCall
 from fakevllm.sdk.server_start import start_server
 from fakevllm.sdk.types import ClientClosed, ServerUnreachable, SwarmError
@@ -232,7 +230,7 @@ class SwarmClient:
     def get_rollout_stat(self) -> PoolInformation:
         """Return the state of the batch; a PoolInformation with default values if that fails."""
         try:
-            return self._run(batch_calls.pool_information())
+            return self._run(engine_calls.pool_information())
         except SwarmError:
             return PoolInformation()
 
@@ -242,7 +240,7 @@ class SwarmClient:
     def get_episode_buffer(self) -> list[EpisodeStatus]:
         """Return the running episodes that this client may see; [] if that fails."""
         try:
-            return self._run(batch_calls.episode_buffer())
+            return self._run(engine_calls.episode_buffer())
         except SwarmError:
             return []
 
@@ -254,11 +252,11 @@ class SwarmClient:
         agreement is refused for ten minutes, for example because this client has ended no episode
         since the last step.
         """
-        return self._run(batch_calls.agree(self.client_uuid))
+        return self._run(engine_calls.agree(self.client_uuid))
 
     def server_experiment_dir(self) -> str:
         """Return the server's folder of this run."""
-        return self._run(batch_calls.experiment_dir())
+        return self._run(engine_calls.experiment_dir())
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in a thread of its own, once for each weight sync that begins."""

@@ -1,16 +1,63 @@
-"""One claimed episode, as an agent uses it."""
+"""One claimed episode, as an agent uses it, and the open claims of a client."""
 
 from __future__ import annotations
 
+import functools
+import os
+import threading
+import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fakevllm.sdk import types
-from fakevllm.sdk.access import EpisodeAccess
+from fakevllm.sdk import episode_calls, types
+from fakevllm.sdk.http_driver import HttpDriver, bare_url, ssl_context
+from fakevllm.sdk.types import ClientClosed, SwarmError
 from fakevllm_adapters.protocol.swarm import Task, WorkflowOutput
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
+
+ABORT_LIMIT_S = 2.0
+"""Seconds to abort all claims. A user who presses Ctrl-C wants the script to end at once, and the
+server aborts the remaining claims when they expire."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeAccess:
+    """Base URL and API key of one episode, for any OpenAI client."""
+
+    base_url: str
+    """URL that ends in /v1."""
+    api_key: str
+    episode_uuid: str
+    model: str = "reserved_field"
+    """A placeholder: the server serves one model, and ignores the name in a request."""
+
+    def openai(self) -> OpenAI:
+        """Return an OpenAI client. Close it or use it in a `with`; a client that is just dropped
+        closes its sockets as well."""
+        from openai import OpenAI
+
+        http = _self_closing_client()(verify=ssl_context())
+        return OpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
+
+    def async_openai(self) -> AsyncOpenAI:
+        from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+        http = DefaultAsyncHttpxClient(verify=ssl_context())
+        return AsyncOpenAI(base_url=self.base_url, api_key=self.api_key, http_client=http)
+
+    as_raw_openai_sdk_client = async_openai
+    """AgentJet's name for `async_openai`."""
+
+
+def episode_access(url: str, claim: episode_calls.Claim) -> EpisodeAccess:
+    """Return the access to a claimed episode through the client's own URL of the server.
+
+    The server does not know the address by which this client reaches it, for example in a tunnel.
+    """
+    return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
 
 
 class _ClaimedEpisode:
@@ -95,6 +142,64 @@ class AsyncEpisode(_ClaimedEpisode):
         self.is_ended = True
 
 
+class OpenClaims:
+    """The claims of `with client.episode(…)` blocks.
+
+    A claim from `begin_episode` alone is not among them, because it may go on in another process.
+    """
+
+    def __init__(self, driver: HttpDriver, client_uuid: str) -> None:
+        self._driver = driver
+        self._client_uuid = client_uuid
+        self._uuids: set[str] = set()
+        self._num_pending = 0
+        """Number of claims that were requested and may be granted any moment."""
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._pid = os.getpid()
+
+    def open(self, begin: Callable[[], tuple[str, EpisodeAccess]]) -> tuple[str, EpisodeAccess]:
+        """Call `begin`, and keep its claim until `release`. Raises ClientClosed after
+        `abort_all`."""
+        with self._changed:
+            if self._is_closed:
+                raise ClientClosed("The client is closed.")
+            self._num_pending += 1
+        try:
+            claim = begin()
+            self._uuids.add(claim[0])
+            return claim
+        finally:
+            with self._changed:
+                self._num_pending -= 1
+                self._changed.notify_all()
+
+    def release(self, uuid: str) -> None:
+        self._uuids.discard(uuid)
+
+    def abort_all(self) -> None:
+        """Abort all open claims, and refuse new ones. Never raises.
+
+        Otherwise the server would wait until each claim expires, and a script that is edited and
+        started again would wait with it.
+        """
+        if os.getpid() != self._pid:  # the end of a forked process is not its parent's
+            return
+        limit = time.monotonic() + ABORT_LIMIT_S
+        with self._changed:
+            self._is_closed = True
+            self._driver.end_waits()
+            self._changed.wait_for(lambda: not self._num_pending, ABORT_LIMIT_S / 2)
+        for uuid in tuple(self._uuids):
+            left_s = limit - time.monotonic()
+            if left_s <= 0:
+                return
+            try:
+                self._driver.run(episode_calls.abort_once(self._client_uuid, uuid, left_s))
+            except SwarmError:  # the script ends: nobody could handle the error
+                return
+
+
 def _output(
     reward: float,
     is_success: bool | None,
@@ -108,3 +213,19 @@ def _output(
         metadata=metadata or {},
         log_metrics=log_metrics or {},
     )
+
+
+@functools.cache
+def _self_closing_client() -> Any:
+    """Return openai's default HTTP client class, extended to close itself when it is dropped.
+
+    The class is created on first use, because importing openai takes time.
+    """
+    from openai import DefaultHttpxClient
+
+    class SelfClosingClient(DefaultHttpxClient):
+        def __del__(self) -> None:
+            if not self.is_closed:
+                self.close()
+
+    return SelfClosingClient

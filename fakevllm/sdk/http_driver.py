@@ -4,22 +4,21 @@ rate-limited. One driver is for threads, one for an event loop."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 import os
 import re
+import ssl
 import threading
 import time
 import weakref
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import httpx
 import orjson
 
 from fakevllm.runtime.log_throttle import LogThrottle
-from fakevllm.sdk.access import EpisodeAccess, ssl_context
-from fakevllm.sdk.connection_pool import ConnectionPool
-from fakevllm.sdk.episode_calls import Claim
 from fakevllm.sdk.protocol import (
     Pause,
     ServerCall,
@@ -33,6 +32,7 @@ from fakevllm_adapters.protocol.keys import bearer_header
 
 log = logging.getLogger("fakevllm.sdk")
 T = TypeVar("T")
+C = TypeVar("C")
 Step = ServerRequest | Pause | ThrottledWarning
 """What a server call yields."""
 
@@ -42,6 +42,8 @@ MIN_LOGGED_WAIT_S = 5.0
 small model's step is shorter than this."""
 LOG_INTERVAL_S = 30.0
 """Seconds between log lines about the same wait."""
+MAX_IDLE_S = 5.0
+"""Seconds an idle client is kept, as long as httpx keeps an idle connection."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -163,6 +165,56 @@ class AsyncHttpDriver:
             await http.aclose()
 
 
+class ConnectionPool(Generic[C]):
+    """Idle clients to take, use and put back. Safe to use from any thread.
+
+    The client that was put back last is taken first, so that surplus clients age and are closed. A
+    forked process starts with an empty pool, because two processes cannot share a connection.
+    """
+
+    def __init__(self) -> None:
+        self._is_closed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._idle: list[tuple[C, float]] = []
+        """Clients and the times when they were put back, oldest first."""
+        self._lock = threading.Lock()
+
+    def take(self) -> C | None:
+        """Return an idle client, or None if the caller must create one.
+
+        Raises ClientClosed after `close`.
+        """
+        if os.getpid() != self._pid:
+            self._reset()
+        with self._lock:
+            if self._is_closed:
+                raise ClientClosed("The client is closed.")
+            return self._idle.pop()[0] if self._idle else None
+
+    def put_back(self, client: C, now: float) -> list[C]:
+        """Put a client back, and return the clients that the caller must close.
+
+        These are the clients that were idle for too long; after `close`, it is `client` itself.
+        """
+        with self._lock:
+            if self._is_closed:
+                return [client]
+            self._idle.append((client, now))
+            num_old = sum(now - since > MAX_IDLE_S for _, since in self._idle)
+            old, self._idle = self._idle[:num_old], self._idle[num_old:]
+            return [idle for idle, _ in old]
+
+    def close(self) -> list[C]:
+        """Close the pool, and return the clients that the caller must close."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            return [client for client, _ in idle]
+
+
 class WaitLog:
     """Log lines about waits and repeated warnings of all calls of one client, rate-limited.
 
@@ -199,12 +251,11 @@ def bare_url(url: str) -> str:
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
-def episode_access(url: str, claim: Claim) -> EpisodeAccess:
-    """Return the access to a claimed episode through the client's own URL of the server.
-
-    The server does not know the address by which this client reaches it, for example in a tunnel.
-    """
-    return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
+@functools.cache
+def ssl_context() -> ssl.SSLContext:
+    """Return the shared TLS context. Reading its certificates takes 20 ms of CPU time, most of the
+    cost of creating an HTTP client."""
+    return httpx.create_ssl_context()
 
 
 async def _is_set_within(seconds: float, event: asyncio.Event | None) -> bool:

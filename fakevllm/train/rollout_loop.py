@@ -20,8 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.sdk.access import EpisodeAccess
 from fakevllm.sdk.client import SwarmClient
+from fakevllm.sdk.episode import EpisodeAccess
 from fakevllm.sdk.episode_calls import EpisodeType
 from fakevllm.sdk.executors import Retrier, run_episodes_until_all_complete
 from fakevllm.sdk.types import ServerUnreachable, SwarmServerOfflineError

@@ -9,7 +9,7 @@ import pytest
 from proxy.sdk.scripted_calls import NO_ANSWER, CallRecord, engine_reply, reply, run_call
 
 from fakevllm import AsyncSwarmClient, EpisodeAccess, SwarmClient
-from fakevllm.sdk import batch_calls, engine_calls, episode_calls
+from fakevllm.sdk import engine_calls, episode_calls
 from fakevllm.sdk.episode import Episode
 from fakevllm.sdk.protocol import ServerReply
 from fakevllm.sdk.types import (
@@ -342,17 +342,17 @@ ROLLING = engine_reply("ROLLING")
 
 def test_agreeing_waits_until_the_step_begins() -> None:
     answers = [NOT_ACCEPTED, ROLLING, OK, ROLLING, OK, engine_reply("ROLLING_POST")]
-    assert run_call(batch_calls.agree("me"), answers).result is True
+    assert run_call(engine_calls.agree("me"), answers).result is True
 
 
 def test_agreeing_ends_when_the_batch_is_dropped_without_a_step() -> None:
     answers = [OK, ROLLING, OK, ROLLING, NOT_ACCEPTED, ROLLING]
-    assert run_call(batch_calls.agree("me"), answers).result is True
+    assert run_call(engine_calls.agree("me"), answers).result is True
 
 
 def test_agreeing_ends_after_a_step_that_no_poll_saw() -> None:
     assert (
-        run_call(batch_calls.agree("me"), [OK, ROLLING, OK, engine_reply("ROLLING", 2)]).result
+        run_call(engine_calls.agree("me"), [OK, ROLLING, OK, engine_reply("ROLLING", 2)]).result
         is True
     )
 
@@ -364,39 +364,39 @@ def test_agreeing_ends_with_false_when_a_step_begins_without_its_agreement(
     status: ServerReply,
 ) -> None:
     answers = [NOT_ACCEPTED, ROLLING, NOT_ACCEPTED, ROLLING, NOT_ACCEPTED, status]
-    assert run_call(batch_calls.agree("me"), answers).result is False
+    assert run_call(engine_calls.agree("me"), answers).result is False
 
 
 def test_an_agreement_is_repeated_after_the_server_restarts() -> None:
     booting, next_one = (engine_reply(name, server_id="next") for name in ("BOOTING", "ROLLING"))
     answers = [OK, ROLLING, NO_ANSWER, NOT_ACCEPTED, NO_ANSWER, booting, NOT_ACCEPTED, next_one]
     begins = engine_reply("ROLLING_POST", server_id="next")
-    assert run_call(batch_calls.agree("me"), [*answers, OK, next_one, OK, begins]).result is True
+    assert run_call(engine_calls.agree("me"), [*answers, OK, next_one, OK, begins]).result is True
 
 
 def test_agreeing_continues_if_a_restarted_server_is_at_an_earlier_step() -> None:
     before, after = engine_reply("ROLLING", 5), engine_reply("ROLLING", 3, server_id="next")
     answers = [OK, before, OK, after, OK, engine_reply("ROLLING", 4, server_id="next")]
-    assert run_call(batch_calls.agree("me"), answers).result is True
+    assert run_call(engine_calls.agree("me"), answers).result is True
 
 
 def test_an_agreement_that_is_refused_for_ten_minutes_raises_the_servers_reason() -> None:
     record: CallRecord[bool] = CallRecord()
     with pytest.raises(SwarmError, match=NOT_ACTIVE):
-        run_call(batch_calls.agree("me"), [NOT_ACCEPTED, ROLLING] * 400, record)
-    assert record.waited_s == pytest.approx(batch_calls.MAX_REFUSED_S)
+        run_call(engine_calls.agree("me"), [NOT_ACCEPTED, ROLLING] * 400, record)
+    assert record.waited_s == pytest.approx(engine_calls.MAX_REFUSED_S)
 
 
 def test_agreeing_waits_for_other_clients_without_a_time_limit() -> None:
     record = run_call(
-        batch_calls.agree("me"), [OK, ROLLING] * 1000 + [OK, engine_reply("ROLLING_POST")]
+        engine_calls.agree("me"), [OK, ROLLING] * 1000 + [OK, engine_reply("ROLLING_POST")]
     )
-    assert record.result is True and record.waited_s > 2 * batch_calls.MAX_REFUSED_S
+    assert record.result is True and record.waited_s > 2 * engine_calls.MAX_REFUSED_S
 
 
 def test_agreeing_returns_false_while_the_engine_boots() -> None:
     answers = [reply(success=False, failure_reason="..."), engine_reply("BOOTING")]
-    assert run_call(batch_calls.agree("me"), answers).result is False
+    assert run_call(engine_calls.agree("me"), answers).result is False
 
 
 def test_each_weight_sync_is_detected_once_including_one_that_no_poll_saw() -> None:

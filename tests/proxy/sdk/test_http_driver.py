@@ -19,11 +19,12 @@ import pytest
 
 from fakevllm import AsyncSwarmClient, SwarmClient, Task, WorkflowOutput
 from fakevllm.sdk import http_driver
-from fakevllm.sdk.connection_pool import MAX_IDLE_S, ConnectionPool
 from fakevllm.sdk.http_driver import (
     LOG_INTERVAL_S,
+    MAX_IDLE_S,
     MIN_LOGGED_WAIT_S,
     AsyncHttpDriver,
+    ConnectionPool,
     HttpDriver,
     WaitLog,
 )
@@ -251,7 +252,7 @@ def test_only_one_of_several_concurrent_threads_logs_a_wait() -> None:
 
 FORKING = """
 import os
-from fakevllm.sdk.connection_pool import ConnectionPool
+from fakevllm.sdk.http_driver import ConnectionPool
 pool = ConnectionPool()
 pool.put_back("a connection", 0.0)
 child = os.fork()
