@@ -9,7 +9,12 @@ import pytest
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.training.episode_body import with_job_sampling
-from tests.swarm_server.web.odd_engine import AppCall, OddEngine, serving, whole
+from tests.swarm_server.web.planned_engine import (
+    AppCall,
+    PlannedEngine,
+    answers_whole,
+    start_server,
+)
 
 Json = dict[str, Any]
 
@@ -65,8 +70,8 @@ def test_the_jobs_temperature_is_for_calls_that_name_none(asked: float | None, u
 
 
 async def test_the_engine_is_asked_as_the_job_says_for_episodes_alone(tmp_path: Path) -> None:
-    async with OddEngine(tmp_path, whole, whole, whole) as engine:
-        swarm = await serving(tmp_path, engine)
+    async with PlannedEngine(tmp_path, answers_whole, answers_whole, answers_whole) as engine:
+        swarm = await start_server(tmp_path, engine)
         swarm.job = TrainJob(**LENGTHS, temperature=0.9)
         episode = await swarm.intake.claim("client", "train", 60.0)
         headers = {"Authorization": f"Bearer {episode.key}"}
@@ -75,5 +80,5 @@ async def test_the_engine_is_asked_as_the_job_says_for_episodes_alone(tmp_path: 
             assert (await call.answered()).status == 200
         await AppCall(swarm, {"max_tokens": 50}).answered()
         await swarm.close()
-    limits = [(body.get("max_tokens"), body.get("temperature")) for body in engine.asked]
+    limits = [(body.get("max_tokens"), body.get("temperature")) for body in engine.bodies]
     assert limits == [(30, 0.9), (30, 0.9), (50, None)]

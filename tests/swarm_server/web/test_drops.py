@@ -1,5 +1,4 @@
-"""Groups that were dropped are counted once each, by reason, whoever dropped them; nothing forgets
-the count."""
+"""Dropped groups: each is counted once by its reason, and the counts survive restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from fakevllm_server.run.log import RunLog
 from fakevllm_server.web.app import create_app
 
 
-async def test_every_way_to_be_dropped_is_counted_once_and_for_all_lives(tmp_path: Path) -> None:
+async def test_each_dropped_group_is_counted_once_also_across_restarts(tmp_path: Path) -> None:
     lives = Lives(tmp_path / "run")
     lives.next(filter_groups="drop", entropy_coeff=0.0)
     await lives.captured("tied")
@@ -35,8 +34,8 @@ async def test_every_way_to_be_dropped_is_counted_once_and_for_all_lives(tmp_pat
     await lives.end_group("closed", 1.0, 0.0, closed="training_finished")
     await lives.captured("aborted")
     await lives.now.intake.abort_group("aborted")
-    lives.now.log.record_drops(1, {"told twice": "stale"})
-    lives.now.log.record_drops(1, {"told twice": "stale"})
+    lives.now.log.record_drops(1, {"dropped twice": "stale"})
+    lives.now.log.record_drops(1, {"dropped twice": "stale"})
     await lives.captured("pooled")
     await lives.end_group("pooled")
     lives.now.log.record_drops(1, {"pooled": "stale"})
@@ -59,7 +58,7 @@ async def test_every_way_to_be_dropped_is_counted_once_and_for_all_lives(tmp_pat
     lives.now.close()
 
 
-async def test_groups_that_were_dropped_before_they_were_counted_count(
+async def test_groups_that_an_older_version_dropped_are_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -80,7 +79,7 @@ async def test_groups_that_were_dropped_before_they_were_counted_count(
     journal.close()
 
 
-async def test_a_step_tells_what_was_dropped_since_the_one_before(
+async def test_a_step_reports_the_groups_dropped_since_the_previous_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fakevllm.server")
@@ -99,7 +98,7 @@ async def test_a_step_tells_what_was_dropped_since_the_one_before(
     await run.stop()
 
 
-async def test_the_engines_status_tells_what_was_dropped_and_what_waits(tmp_path: Path) -> None:
+async def test_the_engine_status_has_the_dropped_and_the_waiting_groups(tmp_path: Path) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
     transport = httpx.ASGITransport(app)
     async with (

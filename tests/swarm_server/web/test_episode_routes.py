@@ -1,4 +1,5 @@
-"""What active clients are told where no more of them are taken, and in states that are short."""
+"""Claims of active clients: the limit of claims, repeated claims, pauses, and each engine
+status."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ CLAIM = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout"
 
 
 @asynccontextmanager
-async def asked(folder: Path) -> AsyncGenerator[tuple[ServerState, httpx.AsyncClient]]:
+async def run_server(folder: Path) -> AsyncGenerator[tuple[ServerState, httpx.AsyncClient]]:
     app = create_app(ServerConfig("fake", folder))
     state: ServerState = app.state.server
     transport = httpx.ASGITransport(app=app)
@@ -28,11 +29,11 @@ async def asked(folder: Path) -> AsyncGenerator[tuple[ServerState, httpx.AsyncCl
     await state.close()
 
 
-async def test_a_claim_beyond_the_bound_is_told_so_and_taken_once_another_has_ended(
+async def test_a_claim_above_the_limit_is_refused_until_another_episode_ends(
     tmp_path: Path,
 ) -> None:
-    """The first sentence is the protocol's: clients look for it, and ask again."""
-    async with asked(tmp_path) as (state, http):
+    """Clients match the first sentence of the message, and then repeat the claim."""
+    async with run_server(tmp_path) as (state, http):
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
             state.engine.move(status, time.monotonic())
         episodes, now = state.episodes, time.monotonic()
@@ -46,10 +47,10 @@ async def test_a_claim_beyond_the_bound_is_told_so_and_taken_once_another_has_en
         assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
 
 
-async def test_a_claim_asked_for_again_gets_its_first_answer_where_its_calls_are_answered(
+async def test_a_repeated_claim_gets_its_first_answer_while_the_engine_serves(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (state, http):
+    async with run_server(tmp_path) as (state, http):
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
             state.engine.move(status, time.monotonic())
         one, other = (CLAIM | {"idempotency_key": key} for key in ("one", "other"))
@@ -71,8 +72,8 @@ async def test_a_claim_asked_for_again_gets_its_first_answer_where_its_calls_are
         assert state.episodes.num_claimed == 2
 
 
-async def test_another_claim_under_the_same_key_is_refused(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (state, http):
+async def test_a_different_claim_with_the_same_idempotency_key_is_refused(tmp_path: Path) -> None:
+    async with run_server(tmp_path) as (state, http):
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
             state.engine.move(status, time.monotonic())
         one = CLAIM | {"idempotency_key": "one"}
@@ -87,7 +88,7 @@ ADVICE = {
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase.",
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights.",
 }
-"""The protocol's words, which clients look for."""
+"""Messages of the protocol that clients match."""
 END = {
     "client_uuid": "me",
     "task_id": "t",
@@ -95,17 +96,17 @@ END = {
 }
 
 
-async def test_each_state_has_its_words_and_a_live_claim_is_ended_while_weights_are_synced(
+async def test_each_status_has_its_message_and_an_episode_can_end_during_a_weight_sync(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (state, http):
+    async with run_server(tmp_path) as (state, http):
 
         async def move(status: EngineStatus) -> None:
             state.engine.move(status, time.monotonic())
             if status in ADVICE:
                 cause = (await http.post("/claim_episode", json=CLAIM)).json()["fail_cause"]
-                told = f"Engine not ready. Current status: [{status}]. {ADVICE[status]}"
-                assert cause == f"{told} Try again (maybe 1 minute) later."
+                message = f"Engine not ready. Current status: [{status}]. {ADVICE[status]}"
+                assert cause == f"{message} Try again (maybe 1 minute) later."
 
         await move(EngineStatus.BOOTING)
         await move(EngineStatus.ROLLING)
@@ -117,10 +118,10 @@ async def test_each_state_has_its_words_and_a_live_claim_is_ended_while_weights_
         assert (ended.status_code, ended.json()["success"]) == (200, True)
 
 
-async def test_while_claims_are_paused_nothing_new_begins_and_what_is_claimed_goes_on(
+async def test_while_claims_are_paused_claimed_episodes_continue_and_new_claims_are_refused(
     tmp_path: Path,
 ) -> None:
-    async with asked(tmp_path) as (state, http):
+    async with run_server(tmp_path) as (state, http):
         offline = (await http.post("/pause_claims")).json()
         assert not offline["success"] and "offline" in offline["failure_reason"]
         for status in (EngineStatus.BOOTING, EngineStatus.ROLLING):
@@ -138,5 +139,5 @@ async def test_while_claims_are_paused_nothing_new_begins_and_what_is_claimed_go
         assert (await http.post("/resume_claims")).json()["success"]
         assert (await http.post("/claim_episode", json=CLAIM)).json()["success"]
         await http.post("/pause_claims")
-        await state.stop_engine()  # the pause ends with it
+        await state.stop_engine()  # the pause ends with the engine
         assert not (await http.get("/get_engine_status")).json()["claims_paused"]

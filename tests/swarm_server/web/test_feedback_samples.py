@@ -1,4 +1,4 @@
-"""An answer that is trained once more for what was said of it: a group of its own kind."""
+"""Feedback samples: answers that are trained again because of a user's later feedback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def planned(*groups: FinishedGroup, **settings: object) -> PlannedStep:
 
 
 @pytest.mark.parametrize("algorithm", sorted(set(ESTIMATORS) - {"remax"}))
-def test_a_sample_keeps_its_advantage_and_changes_nobody_else_s(algorithm: str) -> None:
+def test_a_sample_keeps_its_advantage_and_does_not_change_other_groups(algorithm: str) -> None:
     alone = planned(group(), algorithm=algorithm)
     both = planned(group(), sample(), algorithm=algorithm)
     assert both.batch.calls[: len(alone.batch.calls)] == alone.batch.calls
@@ -50,12 +50,12 @@ def test_a_sample_keeps_its_advantage_and_changes_nobody_else_s(algorithm: str) 
 
 
 @pytest.mark.parametrize("control", ["frozen", "shuffled"])
-def test_an_experiment_that_must_not_learn_does_not_learn_from_feedback(control: str) -> None:
+def test_a_control_experiment_does_not_train_on_feedback(control: str) -> None:
     plan = planned(sample(), control=control)
     assert (plan.batch.calls, plan.trained[0].siblings) == ([], [])
 
 
-def test_a_sample_is_in_no_count_of_groups_and_tokens() -> None:
+def test_a_sample_is_not_counted_as_a_group() -> None:
     alone, both = planned(group()), planned(group(), sample())
     same = ("groups", "groups_with_signal", "reward_mean")
     assert [both.metrics[name] for name in same] == [alone.metrics[name] for name in same]
@@ -63,29 +63,29 @@ def test_a_sample_is_in_no_count_of_groups_and_tokens() -> None:
     assert coverage([group(), sample()], both.batch.calls) == coverage([group()], alone.batch.calls)
 
 
-def test_a_step_of_samples_alone_tells_no_reward_and_no_ties() -> None:
+def test_a_step_of_only_samples_reports_no_reward_and_no_ties() -> None:
     metrics = with_excluded_counts(planned(sample()).metrics, {"stale_calls": 0})
     assert "reward_mean" not in metrics and "tie_rate" not in metrics
 
 
-async def test_a_step_of_samples_alone_says_how_much_it_trained(
+async def test_a_step_of_only_samples_logs_its_answers_and_tokens(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fakevllm.server")
     run = Run(tmp_path, LocalBackend())
     await run.rolling()
-    said = AddSampleRequest(
+    request = AddSampleRequest(
         sample_id="feedback:g/a", run_id="", advantage=0.5, calls=[call().to_wire()]
     )
-    await run.intake.add_sample(said, [call()], None)
+    await run.intake.add_sample(request, [call()], None)
     run.loop.notify()
     await run.trained("feedback:g/a")
-    (told,) = [line for line in caplog.messages if line.startswith("step ")]
+    (step_line,) = [line for line in caplog.messages if line.startswith("step ")]
     await run.stop()
-    assert told == "step 1 → version 1: feedback on 1 answers, 2 tokens trained"
+    assert step_line == "step 1 → version 1: feedback on 1 answers, 2 tokens trained"
 
 
-def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
+def test_a_sample_is_pooled_once_and_can_become_stale() -> None:
     pool = Pool(TrainJob(batch_size=2, max_staleness=1, filter_groups="collect"))
     first = pool.add_sample("feedback:g/a", [call()], 0.5, 3)
     assert (first.success, first.pooled, first.step) == (True, True, 3)
@@ -96,14 +96,14 @@ def test_a_sample_is_pooled_once_counts_for_a_step_and_grows_stale() -> None:
     assert (taken.groups, taken.dropped) == ([], {"feedback:g/a": "stale"})
 
 
-def test_a_sample_that_bears_the_name_of_an_open_group_is_refused() -> None:
+def test_a_sample_with_the_id_of_an_open_group_is_refused() -> None:
     pool = Pool(TrainJob())
     pool.add_call(SiblingRef("g", 0), call(), now=0.0)
     assert pool.add_sample("g", [call()], 0.5, 1).failure_reason == "open_group"
 
 
 @pytest.mark.parametrize("closed", [None, "training_finished"])
-def test_a_sample_that_cannot_be_trained_says_why(closed: str | None) -> None:
+def test_the_reply_to_a_sample_that_cannot_be_trained_has_the_reason(closed: str | None) -> None:
     pool = Pool(TrainJob(batch_size=1))
     calls = [call(untrainable="missing_logprob")] if closed is None else [call()]
     reply = pool.add_sample("feedback:g/a", calls, 0.5, 3, closed_reason=closed)
@@ -112,7 +112,7 @@ def test_a_sample_that_cannot_be_trained_says_why(closed: str | None) -> None:
     assert pool.add_sample("feedback:g/a", [call()], 0.5, 3).success is False
 
 
-def test_a_call_comes_back_from_the_wire_as_it_was() -> None:
+def test_a_call_is_equal_after_the_wire() -> None:
     assert RecordedCall.from_wire(call(version=3).to_wire()) == call(version=3)
 
 
@@ -129,20 +129,20 @@ def test_a_call_comes_back_from_the_wire_as_it_was() -> None:
         {"response_ids": "no base64"},
     ],
 )
-def test_a_call_that_does_not_fit_together_is_refused(changed: dict[str, object]) -> None:
+def test_a_call_with_inconsistent_fields_is_refused(changed: dict[str, object]) -> None:
     wire = CapturedCall.model_validate(call().to_wire().model_dump() | changed)
     with pytest.raises(ValueError):
         RecordedCall.from_wire(wire)
 
 
-def test_a_call_shaped_by_a_grammar_says_so() -> None:
+def test_a_call_under_a_grammar_is_marked_as_shaped() -> None:
     shaped = replace(
         call(), allowed=TokenMasks.from_packed_sets([None, packed(bytes([0b1100000]))])
     )
     assert shaped.to_wire().shaped and not call().to_wire().shaped
 
 
-async def test_the_door_takes_a_sample_of_this_run_once_in_whatever_state_the_engine_is(
+async def test_a_sample_of_this_run_is_accepted_once_in_every_state_of_the_engine(
     tmp_path: Path,
 ) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
@@ -150,27 +150,27 @@ async def test_the_door_takes_a_sample_of_this_run_once_in_whatever_state_the_en
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
 
-        async def sent(**more: object) -> httpx.Response:
-            told = {"sample_id": "feedback:g/a", "run_id": swarm.run_id, "advantage": 0.5}
+        async def send(**changes: object) -> httpx.Response:
+            fields = {"sample_id": "feedback:g/a", "run_id": swarm.run_id, "advantage": 0.5}
             body = AddSampleRequest.model_validate(
-                told | {"calls": [call().to_wire()]} | more
+                fields | {"calls": [call().to_wire()]} | changes
             ).model_dump(mode="json")
             return await client.post("/add_sample", json=body)
 
-        other = (await sent(run_id="another")).json()
+        other = (await send(run_id="another")).json()
         assert (other["success"], other["failure_reason"]) == (False, "other_run")
-        odd = call().to_wire().model_copy(update={"shaped": True})
-        assert (await sent(calls=[odd])).status_code == 422
-        first = (await sent()).json()  # nothing boots
+        shaped = call().to_wire().model_copy(update={"shaped": True})
+        assert (await send(calls=[shaped])).status_code == 422
+        first = (await send()).json()  # the engine is offline
         assert (first["success"], first["pooled"]) == (True, True)
-        assert (await sent()).json() == first
-        assert (await sent(advantage=0.25)).status_code == 409
+        assert (await send()).json() == first
+        assert (await send(advantage=0.25)).status_code == 409
         swarm.job = TrainJob(batch_size=4)
         await swarm.start_engine()
         assert swarm.pool.num_finished == 1
         async with asyncio.timeout(20):
             while not swarm.engine.is_serving:
                 await swarm.engine.next_move()
-        assert (await sent()).json() == first
+        assert (await send()).json() == first
         assert swarm.pool.num_finished == 1
     await swarm.close()

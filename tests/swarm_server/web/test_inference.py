@@ -1,4 +1,4 @@
-"""Calls at the server's door while the engine behind it is well, dying, gone and back."""
+"""Model calls at the server while its engine is healthy, dies, is restarted, and serves again."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm_server.web.odd_engine import (
+from swarm_server.web.planned_engine import (
     BODY,
     AppCall,
-    OddEngine,
     Plan,
+    PlannedEngine,
     answers,
-    comes_up,
+    answers_stream,
+    answers_whole,
+    connect_engine,
     dies,
     dies_before_the_stream,
     dies_in_stream,
-    serving,
+    start_server,
     stops_in_stream,
-    stream,
-    whole,
 )
 
 from fakevllm_adapters.formats.sse import DONE, encode
@@ -40,20 +40,20 @@ REASON = REASON_HEADER.lower().encode()
 @asynccontextmanager
 async def running(
     folder: Path, *plans: Plan, **endpoint: Any
-) -> AsyncGenerator[tuple[ServerState, OddEngine]]:
-    async with OddEngine(folder, *plans, **endpoint) as engine:
-        state = await serving(folder, engine)
+) -> AsyncGenerator[tuple[ServerState, PlannedEngine]]:
+    async with PlannedEngine(folder, *plans, **endpoint) as engine:
+        state = await start_server(folder, engine)
         try:
             yield state, engine
         finally:
             await state.close()
 
 
-def ended(state: ServerState) -> EndGroupReply:
+def end_group(state: ServerState) -> EndGroupReply:
     return state.pool.end_group("g", [1.0, 0.0], step=1)
 
 
-def goes_down(state: ServerState) -> None:
+def lose_engine(state: ServerState) -> None:
     state.engine.move(EngineStatus.BOOTING, 0.0, "it died")
 
 
@@ -67,40 +67,40 @@ async def test_a_call_before_the_first_boot_is_refused_at_once(tmp_path: Path) -
     await state.close()
 
 
-async def test_a_call_that_finds_the_engine_down_is_held_until_it_is_back(tmp_path: Path) -> None:
+async def test_a_call_waits_until_a_dead_engine_is_restarted(tmp_path: Path) -> None:
     async with running(tmp_path) as (state, _):
-        goes_down(state)
+        lose_engine(state)
         call = AppCall(state)
-        async with OddEngine(tmp_path, whole, name="next") as engine:
-            await comes_up(state, engine)
+        async with PlannedEngine(tmp_path, answers_whole, name="next") as engine:
+            await connect_engine(state, engine)
             assert (await call.answered()).status == 200
-            assert len(engine.asked) == 1
+            assert len(engine.bodies) == 1
 
 
-async def test_a_call_held_in_vain_is_told_so_in_vllms_shape(
+async def test_a_call_that_waited_too_long_gets_a_503_in_vllms_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inference, "HOLD_S", 0.01)
     async with running(tmp_path) as (state, _):
-        goes_down(state)
+        lose_engine(state)
         call = await AppCall(state).answered()
     assert call.status == 503 and call.headers[b"retry-after"] == b"2"
     assert call.json["error"]["type"] == "Service Unavailable"
     assert call.headers[REASON] == b"engine_failed"
 
 
-async def test_a_client_that_leaves_while_held_is_noticed(tmp_path: Path) -> None:
+async def test_a_client_that_disconnects_while_it_waits_ends_the_call(tmp_path: Path) -> None:
     async with running(tmp_path) as (state, engine):
-        goes_down(state)
+        lose_engine(state)
         call = AppCall(state)
-        call.leave.set()
+        call.disconnect.set()
         await call.answered()
-        assert call.status is None and engine.asked == []
+        assert call.status is None and engine.bodies == []
 
 
-async def test_held_calls_learn_that_the_engine_stays_offline(tmp_path: Path) -> None:
+async def test_waiting_calls_are_refused_when_the_engine_goes_offline(tmp_path: Path) -> None:
     async with running(tmp_path) as (state, _):
-        goes_down(state)
+        lose_engine(state)
         call = AppCall(state)
         await asyncio.sleep(0)
         state.engine.move(EngineStatus.OFFLINE, 0.0, "no such model")
@@ -108,9 +108,9 @@ async def test_held_calls_learn_that_the_engine_stays_offline(tmp_path: Path) ->
         assert "no such model" in call.json["error"]["message"]
 
 
-async def test_a_listing_of_models_is_never_held(tmp_path: Path) -> None:
+async def test_a_request_for_the_model_list_never_waits(tmp_path: Path) -> None:
     async with running(tmp_path) as (state, _):
-        goes_down(state)
+        lose_engine(state)
         call = await AppCall(state, method="GET", path="/v1/models").answered()
     assert call.status == 503 and "it died" in call.json["error"]["message"]
 
@@ -125,32 +125,34 @@ async def test_a_call_that_fails_before_its_first_byte_is_sent_again_to_the_next
 ) -> None:
     async with running(tmp_path, failure) as (state, first):
         call = AppCall(state, headers=SIBLING)
-        await first.was_asked.wait()
-        goes_down(state)
-        async with OddEngine(tmp_path, whole, name="next") as second:
-            await comes_up(state, second)
+        await first.got_request.wait()
+        lose_engine(state)
+        async with PlannedEngine(tmp_path, answers_whole, name="next") as second:
+            await connect_engine(state, second)
             assert (await call.answered()).status == 200
-        assert first.asked == second.asked
-        assert len(ended(state).calls[0]) == 1
+        assert first.bodies == second.bodies
+        assert len(end_group(state).calls[0]) == 1
 
 
 @pytest.mark.parametrize("answer", [b'{"error": {}}', b""])
-async def test_what_a_dying_engine_answers_is_not_the_apps(tmp_path: Path, answer: bytes) -> None:
+async def test_an_error_of_a_dying_engine_does_not_reach_the_app(
+    tmp_path: Path, answer: bytes
+) -> None:
     async with running(tmp_path, answers(500, answer)) as (state, first):
-        first.is_well = False
+        first.is_healthy = False
         call = AppCall(state)
-        await first.was_asked.wait()
-        goes_down(state)
-        async with OddEngine(tmp_path, whole, name="next") as second:
-            await comes_up(state, second)
+        await first.got_request.wait()
+        lose_engine(state)
+        async with PlannedEngine(tmp_path, answers_whole, name="next") as second:
+            await connect_engine(state, second)
             assert (await call.answered()).status == 200
 
 
-async def test_a_living_engines_own_error_is_the_apps_as_it_is(tmp_path: Path) -> None:
+async def test_an_error_of_a_healthy_engine_reaches_the_app_unchanged(tmp_path: Path) -> None:
     async with running(tmp_path, answers(500, b'{"error": {"message": "odd"}}')) as (state, engine):
         call = await AppCall(state, headers=SIBLING).answered()
         assert (call.status, call.body) == (500, b'{"error": {"message": "odd"}}')
-        assert len(engine.asked) == 1 and ended(state).failure_reason == "unknown_group"
+        assert len(engine.bodies) == 1 and end_group(state).failure_reason == "unknown_group"
 
 
 @pytest.mark.parametrize(
@@ -179,21 +181,21 @@ async def test_an_engines_error_gets_the_reason_that_it_sends_or_its_status_impl
         assert (call.status, call.headers.get(REASON)) == (status, reason)
 
 
-async def test_a_connection_that_closes_under_a_living_engine_is_tried_again_at_once(
+async def test_a_call_is_retried_at_once_if_a_healthy_engine_closed_the_connection(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, dies, whole) as (state, engine):
+    async with running(tmp_path, dies, answers_whole) as (state, engine):
         assert (await AppCall(state).answered()).status == 200
-        assert len(engine.asked) == 2
+        assert len(engine.bodies) == 2
 
 
-async def test_a_second_failure_is_a_503_with_a_time_to_come_back(tmp_path: Path) -> None:
+async def test_a_second_failure_is_a_503_with_retry_after(tmp_path: Path) -> None:
     async with running(tmp_path, dies, dies) as (state, _):
         call = await AppCall(state, headers=SIBLING).answered()
         assert call.status == 503 and call.headers[b"retry-after"] == b"2"
         assert call.json["error"]["type"] == "Service Unavailable"
         assert call.headers[REASON] == b"engine_failed"
-        assert ended(state).failure_reason == "unknown_group"
+        assert end_group(state).failure_reason == "unknown_group"
 
 
 @pytest.mark.parametrize("plan", [dies_in_stream, stops_in_stream])
@@ -204,83 +206,90 @@ async def test_a_stream_cut_after_its_first_byte_ends_with_an_error_and_is_not_c
         call = await AppCall(state, {"stream": True}, headers=SIBLING).answered()
         assert call.status == 200 and call.is_ended
         assert call.body.endswith(encode(internal_error().body) + DONE)
-        assert len(engine.asked) == 1 and ended(state).failure_reason == "unknown_group"
+        assert len(engine.bodies) == 1 and end_group(state).failure_reason == "unknown_group"
 
 
-async def test_a_stream_is_captured_before_its_end_goes_out(tmp_path: Path) -> None:
-    async with running(tmp_path, stream) as (state, engine):
+async def test_a_stream_is_captured_before_its_end_is_sent(tmp_path: Path) -> None:
+    async with running(tmp_path, answers_stream) as (state, engine):
         call = await AppCall(state, {"stream": True}, headers=SIBLING).answered()
-        (record,) = ended(state).calls[0]
+        (record,) = end_group(state).calls[0]
     assert record.untrainable is None and record.weight_versions == [[3, 0, 2]]
     assert call.body.endswith(DONE) and b"usage" not in call.body
-    assert engine.asked[0]["stream_options"]["include_usage"] is True
+    assert engine.bodies[0]["stream_options"]["include_usage"] is True
 
 
-async def test_calls_are_counted_at_the_gate_and_wait_for_new_weights(tmp_path: Path) -> None:
-    async with running(tmp_path, whole, whole) as (state, engine):
+async def test_calls_wait_at_the_gate_for_new_weights(tmp_path: Path) -> None:
+    async with running(tmp_path, answers_whole, answers_whole) as (state, engine):
         async with engine.endpoint.gate.change(4, bound_s=1):
             calls = [AppCall(state, headers=SIBLING), AppCall(state)]
-            await asyncio.sleep(0.05)  # nothing may happen: there is no event for that
-            assert engine.asked == []
+            await asyncio.sleep(0.05)  # the calls must not reach the engine meanwhile
+            assert engine.bodies == []
         for call in calls:
             assert (await call.answered()).status == 200
-        (record,) = ended(state).calls[0]
+        (record,) = end_group(state).calls[0]
     assert record.weight_versions == [[4, 0, 2]]
 
 
-async def test_a_call_that_waits_at_a_shut_gate_goes_to_the_next_engine(tmp_path: Path) -> None:
+async def test_a_call_that_waits_at_a_closed_gate_is_sent_to_the_next_engine(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path) as (state, first):
         with pytest.raises(RuntimeError):
             async with first.endpoint.gate.change(4, bound_s=1):
                 raise RuntimeError("the weights did not load")
         call = AppCall(state)
         await asyncio.sleep(0)
-        goes_down(state)
-        async with OddEngine(tmp_path, whole, name="next") as second:
-            await comes_up(state, second)
+        lose_engine(state)
+        async with PlannedEngine(tmp_path, answers_whole, name="next") as second:
+            await connect_engine(state, second)
             assert (await call.answered()).status == 200
-        assert first.asked == []
+        assert first.bodies == []
 
 
-async def test_an_engine_nothing_may_train_on_serves_and_the_group_says_why(tmp_path: Path) -> None:
-    async with running(tmp_path, whole, whole, refusal="logprobs are raw") as (state, _):
+async def test_an_engine_that_must_not_be_trained_on_serves_and_the_group_has_the_reason(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, answers_whole, answers_whole, refusal="logprobs are raw") as (
+        state,
+        _,
+    ):
         for index in range(2):
             call = AppCall(state, headers={SIBLING_HEADER: f"g/{index}"})
             assert (await call.answered()).status == 200
-        assert ended(state).failure_reason == "no_trainable_call: logprobs are raw"
+        assert end_group(state).failure_reason == "no_trainable_call: logprobs are raw"
 
 
-async def test_the_engines_key_goes_with_every_call_and_the_clients_with_none(
+async def test_every_call_is_sent_with_the_engines_key_and_without_the_clients(
     tmp_path: Path,
 ) -> None:
     key = {"Authorization": "Bearer engine"}
-    async with running(tmp_path, whole, whole, headers=key) as (state, engine):
+    async with running(tmp_path, answers_whole, answers_whole, headers=key) as (state, engine):
         for headers in (SIBLING, {}):
             await AppCall(state, headers=headers | {"Authorization": "Bearer app"}).answered()
     assert [headers["authorization"] for headers in engine.headers] == ["Bearer engine"] * 2
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b'{"choices": [{"logprobs": NaN}]}', b"[]", b"null"])
-async def test_an_answer_that_cannot_be_read_is_the_apps_as_it_is_and_trains_nothing(
+async def test_an_unreadable_answer_reaches_the_app_unchanged_and_is_not_trained(
     tmp_path: Path, raw: bytes
 ) -> None:
     async with running(tmp_path, answers(200, raw)) as (state, _):
         call = await AppCall(state, headers=SIBLING).answered()
         assert (call.status, call.body) == (200, raw)
-        assert ended(state).failure_reason == "no_trainable_call: unreadable_answer"
+        assert end_group(state).failure_reason == "no_trainable_call: unreadable_answer"
 
 
-async def test_a_refusal_repeats_the_apps_own_body_and_none_of_our_fields(tmp_path: Path) -> None:
+async def test_after_a_refusal_the_engine_gets_the_apps_own_body(tmp_path: Path) -> None:
     refusal = answers(400, b'{"error": {"message": "no"}}')
     async with running(tmp_path, refusal, refusal) as (state, engine):
         call = await AppCall(state, headers=SIBLING).answered()
-        assert call.status == 400 and engine.asked[1] == BODY
-        assert ended(state).failure_reason == "unknown_group"
+        assert call.status == 400 and engine.bodies[1] == BODY
+        assert end_group(state).failure_reason == "unknown_group"
 
 
-async def test_an_engine_that_refuses_our_fields_serves_and_the_group_says_why(
+async def test_an_engine_that_refuses_the_capture_serves_and_the_group_has_the_reason(
     tmp_path: Path,
 ) -> None:
-    async with running(tmp_path, answers(400, b"{}"), whole) as (state, _):
+    async with running(tmp_path, answers(400, b"{}"), answers_whole) as (state, _):
         assert (await AppCall(state, headers=SIBLING).answered()).status == 200
-        assert ended(state).failure_reason == "no_trainable_call: capture_refused"
+        assert end_group(state).failure_reason == "no_trainable_call: capture_refused"

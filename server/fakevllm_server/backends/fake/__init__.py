@@ -1,0 +1,6 @@
+"""An engine without torch, for tests and demos: it samples "yes." or "no." and can be trained.
+
+engine.py         the engine, and the entry point of its process
+script.py         directives in a user message that determine the answer
+minimal_value.py  the minimal value that a JSON schema allows
+"""

@@ -1,15 +1,14 @@
-"""A deterministic engine without torch: one real parameter, exact log-probabilities, a true policy
-gradient.
+"""A deterministic engine without torch: one trainable parameter, exact log-probabilities, and a
+true policy gradient.
 
-The policy says yes or no to any prompt: P(yes) = sigmoid(theta / temperature). Only the first
-token is a choice;
-what follows is settled by it. Training moves theta by REINFORCE, so a reward for "yes" makes the
-mean reward rise.
-The same seed and the same order of requests give the same answers.
+The policy answers "yes." or "no." to any prompt, with P(yes) = sigmoid(theta / temperature). Only
+the first token is sampled; it determines the other tokens, which have probability 1. Training
+updates theta by REINFORCE, so a reward for "yes" makes the mean reward rise. The same seed and the
+same order of requests give the same answers.
 
-A user message may steer answers: see `fake_script`. Under a forced tool, a JSON schema or a choice
-it answers what the script says where that fits, else the smallest value. Penalties and logit_bias
-bend its one choice as they would bend a model's; every other token is certain, and stays so.
+A user message may determine the answer: see `script.py`. Under a forced tool, a JSON schema or a
+choice, the engine answers with the script's value if it fits, and otherwise with the minimal value.
+Penalties and logit_bias act on the first token as they would act on a model's logits.
 """
 
 from __future__ import annotations
@@ -34,24 +33,26 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_adapters.vllm_compat.grammar import Grammar
-from fakevllm_server.backends.fake.schema_min import smallest
-from fakevllm_server.backends.fake.script import Script, Turn, script_of
+from fakevllm_server.backends.fake.minimal_value import minimal_value
+from fakevllm_server.backends.fake.script import Script, Turn, read_script
 from fakevllm_server.backends.http.engine_server import serve
 from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 from fakevllm_server.types.sampling import Sampling, Token
 
-BYTES = 256
-EOS, TURN, CALLED = 256, 257, 258
+NUM_BYTES = 256
+"""Number of ids that are bytes of UTF-8 text."""
+EOS, TURN, TOOL_CALL = 256, 257, 258
+"""Special ids: end of sequence, begin of a message, begin of a message's tool calls."""
 MAX_MODEL_LEN = 131072
 START_THETA = -1.0
-MAX_ODDS = 700.0
-"""exp() of more overflows."""
-LEAST = 1e-30
-"""A probability that has a logarithm."""
+MAX_LOGIT = 700.0
+"""Largest absolute logit. math.exp of a larger value overflows."""
+MIN_PROBABILITY = 1e-30
+"""Smallest probability, so that its logarithm is finite."""
 
 
 class FakeEngine:
-    """TokenEngine and TrainEngine over one number."""
+    """TokenEngine and TrainEngine whose only weight is the number theta."""
 
     def __init__(
         self, model_name: str = "fake", seed: int = 0, max_model_len: int = MAX_MODEL_LEN
@@ -62,7 +63,8 @@ class FakeEngine:
         self.eos_ids = frozenset({EOS})
         self.reports_allowed = False
         self._seed = seed
-        self._asked: Counter[bytes] = Counter()
+        self._num_requests: Counter[bytes] = Counter()
+        """Number of requests by the digest of their prompt."""
         self._sampler_theta = self._theta = START_THETA
         self._version = 0
         self._lr = 0.0
@@ -72,37 +74,37 @@ class FakeEngine:
     def render(self, request: ChatRequest) -> list[int]:
         ids: list[int] = []
         for message in request.messages:
-            said = text_of(message.get("content"))
-            ids += [TURN, *f"{message.get('role')}\n{said}".encode(errors="replace")]
+            text = text_of(message.get("content"))
+            ids += [TURN, *f"{message.get('role')}\n{text}".encode(errors="replace")]
             if message.get("tool_calls"):
-                ids += [CALLED, *orjson.dumps(message["tool_calls"])]
+                ids += [TOOL_CALL, *orjson.dumps(message["tool_calls"])]
             ids += b"\n"
         if request.continue_final_message:
             return ids[:-1]
         return [*ids, TURN, *b"assistant\n"] if request.add_generation_prompt else ids
 
     def check(self, sampling: Sampling) -> None:
-        for name, asked in (
+        for name, is_set in (
             ("allowed_token_ids", sampling.allowed_ids is not None),
             ("bad_words", sampling.bad_words),
             ("min_tokens", sampling.min_tokens),
         ):
-            if asked:
+            if is_set:
                 raise not_supported(name)
         if sampling.grammar is not None:
-            _held_text(sampling.grammar, Script())
+            _constrained_text(sampling.grammar, Script())
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
         self.check(sampling)
-        script = script_of(_turns(prompt_ids))
+        script = read_script(_turns(prompt_ids))
         if script.crashes:
             os._exit(70)
-        said = script.text
+        text = script.text
         if sampling.grammar is not None:
-            said = _held_text(sampling.grammar, script)
-        tokens = self._sample(prompt_ids, sampling, said)[: sampling.max_tokens]
+            text = _constrained_text(sampling.grammar, script)
+        tokens = self._sample(prompt_ids, sampling, text)[: sampling.max_tokens]
         if not (sampling.live or script.delay_s):
             yield tokens
             return
@@ -114,9 +116,9 @@ class FakeEngine:
         special = (
             {EOS: b"", TURN: b""} if skip_special_tokens else {EOS: b"<|end|>", TURN: b"<|turn|>"}
         )
-        return b"".join(special.get(id, b"") if id >= BYTES else bytes([id]) for id in ids).decode(
-            errors="replace"
-        )
+        return b"".join(
+            special.get(id, b"") if id >= NUM_BYTES else bytes([id]) for id in ids
+        ).decode(errors="replace")
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(text.encode(errors="replace"))
@@ -129,31 +131,34 @@ class FakeEngine:
         return 0
 
     def _sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, said: str | None
+        self, prompt_ids: Sequence[int], sampling: Sampling, text: str | None
     ) -> list[Token]:
-        theta = _bent(self._sampler_theta, sampling, prompt_ids)
+        """Return the tokens of `text`, each with probability 1. If `text` is None, sample "yes." or
+        "no."."""
+        theta = _biased_logit(self._sampler_theta, sampling, prompt_ids)
         p = _p_yes(theta, sampling.temperature)
         yes = self._random(prompt_ids, sampling.seed).random() < p
-        word, probability = ("yes", p) if yes else ("no", 1 - p)
-        text, logprob = (
-            (f"{word}.", math.log(max(probability, LEAST))) if said is None else (said, 0.0)
-        )
+        logprob = 0.0
+        if text is None:
+            text, probability = ("yes.", p) if yes else ("no.", 1 - p)
+            logprob = math.log(max(probability, MIN_PROBABILITY))
         ids = [*text.encode(errors="replace"), EOS]
         stop = next((at for at, id in enumerate(ids) if id in sampling.stop_ids), len(ids))
         ids = ids[: stop + 1]
         logprobs = [logprob] + [0.0] * (len(ids) - 1)
-        shown = min(sampling.top_logprobs, 1)
+        num_top = min(sampling.top_logprobs, 1)
         return [
-            Token(id, logprob, self._version, [(id, logprob)] * shown)
+            Token(id, logprob, self._version, [(id, logprob)] * num_top)
             for id, logprob in zip(ids, logprobs, strict=True)
         ]
 
     def _random(self, prompt_ids: Sequence[int], seed: int | None) -> random.Random:
-        """Repeats of a prompt differ, unless the request brings a seed."""
+        """Return the random numbers of one request. Repeated requests with one prompt get different
+        numbers, unless they have a seed."""
         digest = hashlib.sha256(repr(list(prompt_ids)).encode()).digest()
-        self._asked[digest] += 1
-        turn = self._asked[digest] if seed is None else f"seed {seed}"
-        return random.Random(f"{self._seed} {digest.hex()} {turn}")
+        self._num_requests[digest] += 1
+        variant = self._num_requests[digest] if seed is None else f"seed {seed}"
+        return random.Random(f"{self._seed} {digest.hex()} {variant}")
 
     # --- TrainEngine
 
@@ -161,15 +166,15 @@ class FakeEngine:
         self._lr = job.lr
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        gradient = sum(call.advantages[0] * self._slope(call) for call in batch.calls)
+        gradient = sum(call.advantages[0] * self._gradient(call) for call in batch.calls)
         self._theta += self._lr * gradient / max(len(batch.calls), 1)
         return {
             "theta": self._theta,
             "tokens": float(sum(len(call.response_ids) for call in batch.calls)),
         }
 
-    def _slope(self, call: Any) -> float:
-        """d log p(answer) / d theta."""
+    def _gradient(self, call: Call) -> float:
+        """Return the derivative of log p(answer) with respect to the logit theta / temperature."""
         p = _p_yes(self._theta, call.temperature)
         return (1 - p) if call.response_ids[0] == ord("y") else -p
 
@@ -195,11 +200,12 @@ class FakeEngine:
 
 
 def _log_probs(theta: float, call: Call) -> list[float]:
-    """What follows the first token is certain."""
+    """Return the log-probabilities of the trained tokens. Tokens after the first have probability
+    1."""
     p = _p_yes(theta, call.temperature)
     first = p if call.response_ids[0] == ord("y") else 1 - p
-    found = [math.log(max(first, LEAST))] + [0.0] * (len(call.response_ids) - 1)
-    return list(compress(found, call.is_trained))
+    logprobs = [math.log(max(first, MIN_PROBABILITY))] + [0.0] * (len(call.response_ids) - 1)
+    return list(compress(logprobs, call.is_trained))
 
 
 def _load(folder: Path) -> float:
@@ -209,12 +215,16 @@ def _load(folder: Path) -> float:
 def _p_yes(theta: float, temperature: float) -> float:
     if temperature == 0:
         return float(theta > 0)
-    odds = theta / temperature
-    return 1 / (1 + math.exp(-min(max(odds, -MAX_ODDS), MAX_ODDS)))
+    logit = theta / temperature
+    return 1 / (1 + math.exp(-min(max(logit, -MAX_LOGIT), MAX_LOGIT)))
 
 
-def _bent(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -> float:
-    """Nothing is sampled yet, so that only the prompt can be repeated."""
+def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -> float:
+    """Return the logit of "yes" against "no" after logit_bias and repetition_penalty.
+
+    Frequency and presence penalties have no effect on the first token, because they count only
+    sampled tokens.
+    """
     logits = {ord("y"): theta, ord("n"): 0.0}
     for id in logits:
         logits[id] += sampling.logit_bias.get(id, 0.0)
@@ -224,22 +234,25 @@ def _bent(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -> float:
     return logits[ord("y")] - logits[ord("n")]
 
 
-def _held_text(grammar: Grammar, script: Script) -> str:
-    """Raises WireError (400)."""
+def _constrained_text(grammar: Grammar, script: Script) -> str:
+    """Return the answer under a grammar: the script's value if it fits, else the minimal value.
+
+    Raises WireError (400) for a grammar that this engine does not support.
+    """
     if grammar.kind in ("regex", "ebnf", "structural_tag"):
         raise not_supported(f"structured_outputs.{grammar.kind}")
     if grammar.kind == "arguments" and script.calls:
         return _json(script.calls[0].arguments)
     if grammar.kind == "calls" and script.calls:
-        return _json([{"name": name, "parameters": given} for name, given in script.calls])
+        return _json([{"name": name, "parameters": value} for name, value in script.calls])
     schema = orjson.loads(grammar.text)
     if grammar.kind == "choice":
-        return next((each for each in schema if each == script.said), schema[0])
-    if grammar.kind == "json" and script.said is not None and _is_json(script.said):
-        return script.said
+        return next((each for each in schema if each == script.answer), schema[0])
+    if grammar.kind == "json" and script.answer is not None and _is_json(script.answer):
+        return script.answer
     try:
-        return _json(smallest(schema))
-    # A schema may be any JSON.
+        return _json(minimal_value(schema))
+    # Translated: a schema may be any JSON, so its keywords may have values of any type.
     except (ValueError, TypeError, AttributeError) as error:
         raise bad_request(f"Failed to transform json schema into a grammar: {error}") from None
 
@@ -257,21 +270,22 @@ def _is_json(text: str) -> bool:
 
 
 def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
-    """Up to the one to be answered. A prompt that no chat made is one turn of the user's."""
+    """Return the messages of a rendered prompt, without the one to be answered. A prompt without
+    messages (of /v1/completions) is one message of the user."""
     if TURN not in prompt_ids:
         return [Turn("user", _text(prompt_ids), False)]
     ids = list(prompt_ids)
     starts = [at for at, id in enumerate(ids) if id == TURN]
     turns: list[Turn] = []
     for start, end in zip(starts, [*starts[1:], len(ids)], strict=True):
-        said = ids[start + 1 : end]
-        role, _, text = _text(said).partition("\n")
-        turns.append(Turn(role, text, CALLED in said))
+        message = ids[start + 1 : end]
+        role, _, text = _text(message).partition("\n")
+        turns.append(Turn(role, text, TOOL_CALL in message))
     return turns[:-1] if turns[-1].role == "assistant" else turns
 
 
 def _text(ids: Sequence[int]) -> str:
-    return bytes(id for id in ids if id < BYTES).decode(errors="replace")
+    return bytes(id for id in ids if id < NUM_BYTES).decode(errors="replace")
 
 
 def main() -> None:

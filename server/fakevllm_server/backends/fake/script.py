@@ -1,13 +1,14 @@
-"""What a user message tells the fake engine to answer. Pure.
+"""Scripts: directives in a user message that determine the fake engine's answer. Pure.
 
-    [[say TEXT]]                  answers TEXT
-    [[call NAME {"a": 1}]]        calls the tool; several are called one per turn, in this order,
-    [[call A {…} & B {…}]]        and these two in one turn; then follows [[say TEXT]], or "done"
-    [[slow SECONDS]]              waits before each token
-    [[crash]]                     ends the process
+    [[say TEXT]]              Answer TEXT.
+    [[call NAME {"a": 1}]]    Call a tool. With several directives, call one tool per turn, in
+    order. [[call A {…} & B {…}]]    Call two tools in one turn.
+    [[slow SECONDS]]          Wait before each token.
+    [[crash]]                 Exit the process.
 
-The last user message with any of them counts, until the assistant has answered it without calling
-a tool; which call is next, the tool results since then tell.
+After the last call, the answer is that of [[say TEXT]], or "done". The last user message that has a
+directive is the script. It is in force until the assistant answers without a tool call. The number
+of tool results after it decides which call is next.
 """
 
 from __future__ import annotations
@@ -28,50 +29,57 @@ class Turn(NamedTuple):
 
     role: str
     text: str
-    called: bool
-    """A tool, or several."""
+    has_tool_call: bool
 
 
 class ToolCall(NamedTuple):
+    """A tool call of the script."""
+
     name: str
     arguments: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    said: str | None = None
+    """What to answer in the present turn."""
+
+    answer: str | None = None
+    """Text to answer if no tool is called; None: the policy answers."""
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
-    """To be made now, together."""
+    """Tools to call in this turn."""
     delay_s: float = 0.0
+    """Seconds to wait before each token."""
     crashes: bool = False
+    """Whether the process exits instead of answering."""
 
     @property
     def text(self) -> str | None:
-        """The answer, calls in Hermes' form; None: the policy's own."""
+        """Text of the answer, with tool calls in Hermes format; None: the policy answers."""
         if not self.calls:
-            return self.said
+            return self.answer
         bodies = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
         return "\n".join(
             f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>" for body in bodies
         )
 
 
-def script_of(turns: Sequence[Turn]) -> Script:
-    """`turns` up to the one to be answered.
+def read_script(turns: Sequence[Turn]) -> Script:
+    """Return the script of a conversation. `turns` are the messages before the answer.
 
-    >>> script_of([Turn("user", "[[say hi]]", False)]).text
+    >>> read_script([Turn("user", "[[say hi]]", False)]).text
     'hi'
     """
-    told = [at for at, turn in enumerate(turns) if turn.role == "user" and _tells(turn.text)]
-    if not told:
+    scripted = [
+        at for at, turn in enumerate(turns) if turn.role == "user" and _has_directive(turn.text)
+    ]
+    if not scripted:
         return Script()
-    since = turns[told[-1] + 1 :]
-    if any(turn.role == "assistant" and not turn.called for turn in since):
+    since = turns[scripted[-1] + 1 :]
+    if any(turn.role == "assistant" and not turn.has_tool_call for turn in since):
         return Script()
-    text = turns[told[-1]].text
-    groups, rest = _calls(text)
+    groups, rest = _call_groups(turns[scripted[-1]].text)
     directives: dict[str, str] = dict(_DIRECTIVE.findall(rest))
-    said = directives.get("say", "done" if groups else None)
+    answer = directives.get("say", "done" if groups else None)
     num_results = sum(turn.role == "tool" for turn in since)
     pending: list[ToolCall] = []
     for group in groups:
@@ -80,40 +88,43 @@ def script_of(turns: Sequence[Turn]) -> Script:
             break
         num_results -= len(group)
     delay_s = float(directives.get("slow", 0))
-    return Script(said, pending, delay_s, "crash" in directives)
+    return Script(answer, pending, delay_s, "crash" in directives)
 
 
-def _tells(text: str) -> bool:
-    return bool(_DIRECTIVE.search(text) or _calls(text)[0])
+def _has_directive(text: str) -> bool:
+    return bool(_DIRECTIVE.search(text) or _call_groups(text)[0])
 
 
-def _calls(text: str) -> tuple[list[list[ToolCall]], str]:
-    """Groups of calls, and the text without them. What does not parse is text."""
+def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
+    """Return the tool calls by turn, and the text without the call directives. A directive that
+    cannot be parsed stays in the text."""
     groups: list[list[ToolCall]] = []
     rest = ""
     at = 0
-    for found in _CALL.finditer(text):
-        if found.start() < at:
+    for match in _CALL.finditer(text):
+        if match.start() < at:
             continue
-        group, end = _group(text, found.end())
+        group, end = _parse_group(text, match.end())
         if group:
             groups.append(group)
-            rest += text[at : found.start()]
+            rest += text[at : match.start()]
             at = end
     return groups, rest + text[at:]
 
 
-def _group(text: str, at: int) -> tuple[list[ToolCall], int]:
+def _parse_group(text: str, at: int) -> tuple[list[ToolCall], int]:
+    """Parse the calls of one directive from position `at`. Return them and the position after them;
+    the list is empty if they cannot be parsed."""
     calls: list[ToolCall] = []
-    while named := _NAME.match(text, at):
-        at = named.end()
+    while name := _NAME.match(text, at):
+        at = name.end()
         arguments: Any = {}
         if text[at : at + 1] == "{":
             try:
                 arguments, at = json.JSONDecoder().raw_decode(text, at)
             except ValueError:
                 return [], at
-        calls.append(ToolCall(named[1], arguments))
+        calls.append(ToolCall(name[1], arguments))
         end = re.compile(r"\s*(&|\]\])").match(text, at)
         if end is None:
             return [], at

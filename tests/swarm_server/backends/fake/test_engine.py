@@ -10,7 +10,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
-from fakevllm_server.backends.fake.schema_min import smallest
+from fakevllm_server.backends.fake.minimal_value import minimal_value
 from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.types.backend import Batch, Call, LossSpec
 
@@ -33,26 +33,27 @@ def user(text: str) -> Json:
     return {"role": "user", "content": text}
 
 
-async def choice(messages: list[Json], **fields: Any) -> Json:
+async def sample(messages: list[Json], **fields: Any) -> Json:
     raw = orjson.dumps({"messages": messages} | fields)
     completion = ChatCompletion(FakeEngine(), parse_chat_request(raw), None)
     return (await completion.answer())["choices"][0]
 
 
 async def content(text: str, **fields: Any) -> str:
-    return (await choice([user(text)], **fields))["message"]["content"]
+    return (await sample([user(text)], **fields))["message"]["content"]
 
 
-def called(told: Json) -> list[tuple[str, Any]]:
-    functions = [call["function"] for call in told["message"].get("tool_calls", ())]
+def tool_calls(choice: Json) -> list[tuple[str, Any]]:
+    """Return name and arguments of each tool call of a choice."""
+    functions = [call["function"] for call in choice["message"].get("tool_calls", ())]
     return [(each["name"], orjson.loads(each["arguments"])) for each in functions]
 
 
-def answered(told: Json) -> list[Json]:
-    """The assistant's message, and one result for each of its calls."""
-    calls = told["message"]["tool_calls"]
+def with_results(choice: Json) -> list[Json]:
+    """Return the assistant's message and one result for each of its calls."""
+    calls = choice["message"]["tool_calls"]
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "5"} for call in calls]
-    return [told["message"], *results]
+    return [choice["message"], *results]
 
 
 async def test_an_answer_that_begins_with_the_end_token_can_be_trained() -> None:
@@ -64,55 +65,55 @@ async def test_an_answer_that_begins_with_the_end_token_can_be_trained() -> None
     assert math.isfinite(metrics["theta"])
 
 
-async def test_scripted_calls_come_one_per_turn_and_then_the_text() -> None:
+async def test_scripted_calls_are_made_one_per_turn_before_the_text() -> None:
     messages = [user('[[call add {"a": [[1]]}]] then [[call look]] [[say all done]]')]
-    heard: list[Any] = []
+    calls: list[Any] = []
     for _ in range(2):
-        told = await choice(messages, tools=[ADD, LOOK])
-        assert told["finish_reason"] == "tool_calls"
-        heard += called(told)
-        messages += answered(told)
-    last = await choice(messages, tools=[ADD, LOOK])
+        reply = await sample(messages, tools=[ADD, LOOK])
+        assert reply["finish_reason"] == "tool_calls"
+        calls += tool_calls(reply)
+        messages += with_results(reply)
+    last = await sample(messages, tools=[ADD, LOOK])
 
-    assert heard == [("add", {"a": [[1]]}), ("look", {})]
+    assert calls == [("add", {"a": [[1]]}), ("look", {})]
     assert (last["message"]["content"], last["finish_reason"]) == ("all done", "stop")
 
 
-async def test_scripted_calls_joined_by_an_ampersand_come_in_one_turn() -> None:
+async def test_scripted_calls_joined_by_an_ampersand_are_made_in_one_turn() -> None:
     messages = [user('[[call add {"a": 1} & look {}]]')]
-    told = await choice(messages, tools=[ADD, LOOK])
-    assert called(told) == [("add", {"a": 1}), ("look", {})]
+    reply = await sample(messages, tools=[ADD, LOOK])
+    assert tool_calls(reply) == [("add", {"a": 1}), ("look", {})]
 
-    first = await choice(messages, tools=[ADD, LOOK], parallel_tool_calls=False)
-    assert called(first) == [("add", {"a": 1})]
+    first = await sample(messages, tools=[ADD, LOOK], parallel_tool_calls=False)
+    assert tool_calls(first) == [("add", {"a": 1})]
 
-    after = await choice([*messages, *answered(told)], tools=[ADD, LOOK])
+    after = await sample([*messages, *with_results(reply)], tools=[ADD, LOOK])
     assert after["message"]["content"] == "done"
 
 
-async def test_a_script_holds_through_a_reminder_and_ends_with_its_answer() -> None:
+async def test_a_script_survives_a_later_message_and_ends_with_its_answer() -> None:
     script, reminder = user("[[say blue]]"), user("be brief")
-    assert (await choice([script, reminder]))["message"]["content"] == "blue"
+    assert (await sample([script, reminder]))["message"]["content"] == "blue"
     over = [script, {"role": "assistant", "content": "blue"}, reminder]
-    assert (await choice(over))["message"]["content"] in ("yes.", "no.")
+    assert (await sample(over))["message"]["content"] in ("yes.", "no.")
 
 
-async def test_a_forced_tool_is_called_with_the_scripts_or_the_smallest_arguments() -> None:
+async def test_a_forced_tool_is_called_with_scripted_or_minimal_arguments() -> None:
     named = {"type": "function", "function": {"name": "add"}}
-    told = await choice([user("hi")], tools=[LOOK, ADD], tool_choice=named)
-    assert called(told) == [("add", {"a": 2})]
-    assert (told["finish_reason"], told["message"]["content"]) == ("stop", "")
+    reply = await sample([user("hi")], tools=[LOOK, ADD], tool_choice=named)
+    assert tool_calls(reply) == [("add", {"a": 2})]
+    assert (reply["finish_reason"], reply["message"]["content"]) == ("stop", "")
 
-    told = await choice([user("hi")], tools=[ADD, LOOK], tool_choice="required")
-    assert called(told) == [("add", {"a": 2})]
-    assert (told["finish_reason"], told["message"]["content"]) == ("tool_calls", "")
+    reply = await sample([user("hi")], tools=[ADD, LOOK], tool_choice="required")
+    assert tool_calls(reply) == [("add", {"a": 2})]
+    assert (reply["finish_reason"], reply["message"]["content"]) == ("tool_calls", "")
 
     scripted = [user('[[call add {"a": 7}]]')]
-    told = await choice(scripted, tools=[ADD, LOOK], tool_choice="required")
-    assert called(told) == [("add", {"a": 7})]
+    reply = await sample(scripted, tools=[ADD, LOOK], tool_choice="required")
+    assert tool_calls(reply) == [("add", {"a": 7})]
 
 
-async def test_a_schema_or_a_choice_is_kept() -> None:
+async def test_the_answer_fits_a_schema_or_a_choice() -> None:
     schema = {"name": "s", "schema": ADD["function"]["parameters"]}
     format = {"type": "json_schema", "json_schema": schema}
     assert await content("hi", response_format=format) == '{"a": 2}'
@@ -132,21 +133,21 @@ async def test_a_schema_or_a_choice_is_kept() -> None:
         ({"allowed_token_ids": [1]}, "allowed_token_ids"),
     ],
 )
-async def test_what_the_fake_cannot_do_is_refused_by_name(fields: Json, name: str) -> None:
+async def test_an_unsupported_parameter_is_refused_by_name(fields: Json, name: str) -> None:
     with pytest.raises(WireError, match=f"`.*{name}` is not supported"):
         await content("hi", **fields)
 
 
-async def test_a_bias_bends_the_choice_and_its_logprob() -> None:
+async def test_a_logit_bias_changes_the_answer_and_its_logprob() -> None:
     biased = {"logit_bias": {str(ord("y")): 500}, "logprobs": True}
-    told = await choice([user("hi")], **biased)
-    assert told["message"]["content"] == "yes."
-    assert told["logprobs"]["content"][0]["logprob"] == pytest.approx(0.0)
+    reply = await sample([user("hi")], **biased)
+    assert reply["message"]["content"] == "yes."
+    assert reply["logprobs"]["content"][0]["logprob"] == pytest.approx(0.0)
 
 
-async def test_a_stop_id_ends_the_answer_and_is_told() -> None:
-    told = await choice([user("[[say abc]]")], stop_token_ids=[ord("b")])
-    assert (told["message"]["content"], told["stop_reason"]) == ("a", ord("b"))
+async def test_a_stop_id_ends_the_answer_and_is_reported() -> None:
+    reply = await sample([user("[[say abc]]")], stop_token_ids=[ord("b")])
+    assert (reply["message"]["content"], reply["stop_reason"]) == ("a", ord("b"))
     shown = {"stop_token_ids": [ord("b")], "include_stop_str_in_output": True}
     assert await content("[[say abc]]", **shown) == "ab"
 
@@ -163,8 +164,8 @@ async def test_a_stop_id_ends_the_answer_and_is_told() -> None:
         ({"allOf": [{"type": "object"}, {"required": ["k"]}]}, {"k": None}),
     ],
 )
-def test_the_smallest_value_of_a_schema(schema: Json, value: Any) -> None:
-    assert smallest(schema) == value
+def test_the_minimal_value_of_a_schema(schema: Json, value: Any) -> None:
+    assert minimal_value(schema) == value
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,6 @@ def test_the_smallest_value_of_a_schema(schema: Json, value: Any) -> None:
         {"type": "string", "pattern": "^a$"},
     ],
 )
-def test_a_schema_without_a_readable_value_is_an_error(schema: Any) -> None:
+def test_a_schema_that_is_unsupported_or_allows_no_value_is_an_error(schema: Any) -> None:
     with pytest.raises(ValueError):
-        smallest(schema)
+        minimal_value(schema)

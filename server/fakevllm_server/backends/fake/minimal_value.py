@@ -1,5 +1,7 @@
-"""The smallest value that a JSON schema takes: the required properties, the first of several
-choices, the least number, the shortest text. For the fake engine. Pure.
+"""The minimal value that a JSON schema allows, for the fake engine. Pure.
+
+A minimal value has only the required properties, the first of several choices, the number closest
+to 0, and the shortest text.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import Any, cast
 Json = dict[str, Any]
 
 MAX_DEPTH = 50
+"""Maximum depth of nested schemas and references."""
 _TEXTS = {
     "date": "2000-01-01",
     "time": "00:00:00Z",
@@ -22,91 +25,98 @@ _TEXTS = {
     "uri": "http://a.co",
     "uuid": "00000000-0000-0000-0000-000000000000",
 }
-"""By `format`."""
+"""Value of a string by its `format`."""
 
 
-def smallest(schema: Any, root: Any = None, depth: int = 0) -> Any:
-    """Raises ValueError for a schema without a value, or with parts this does not read.
+def minimal_value(schema: Any, root: Any = None, depth: int = 0) -> Any:
+    """Return the minimal value of `schema`, which is a part of `root`.
 
-    >>> smallest({"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}})
+    Raises ValueError for a schema that allows no value, or with keywords that are not supported.
+
+    >>> a = {"type": "integer"}
+    >>> minimal_value({"type": "object", "required": ["a"], "properties": {"a": a}})
     {'a': 0}
     """
     root = schema if root is None else root
     if schema is True or schema == {}:
         return None
     if not isinstance(schema, dict) or depth > MAX_DEPTH:
-        raise ValueError("the schema has no value, or none that ends")
+        raise ValueError("the schema allows no value, or only values of endless depth")
     node = cast(Json, schema)
     if "$ref" in node:
-        return smallest(_referred(str(node["$ref"]), root), root, depth + 1)
+        return minimal_value(_resolve(str(node["$ref"]), root), root, depth + 1)
     for key in ("const", "enum", "anyOf", "oneOf", "allOf"):
         if key in node:
-            return _chosen(key, node, root, depth)
-    return _typed(node, root, depth)
+            return _value_of_choice(key, node, root, depth)
+    return _value_of_type(node, root, depth)
 
 
-def _referred(reference: str, root: Any) -> Any:
+def _resolve(reference: str, root: Any) -> Any:
     if not reference.startswith("#"):
-        raise ValueError(f"{reference} lies outside of the schema")
-    found = root
+        raise ValueError(f"{reference} refers to another document")
+    node = root
     for part in filter(None, reference[1:].split("/")):
-        if not isinstance(found, dict) or part not in found:
-            raise ValueError(f"{reference} leads nowhere")
-        found = cast(Json, found)[part]
-    return found
+        if not isinstance(node, dict) or part not in node:
+            raise ValueError(f"{reference} refers to nothing")
+        node = cast(Json, node)[part]
+    return node
 
 
-def _chosen(key: str, node: Json, root: Any, depth: int) -> Any:
+def _value_of_choice(key: str, node: Json, root: Any, depth: int) -> Any:
     if key == "const":
         return node[key]
     if not isinstance(node[key], list) or not node[key]:
-        raise ValueError(f"{key} is no list of choices")
+        raise ValueError(f"{key} is not a list of choices")
     if key == "enum":
         return node[key][0]
     rest = {name: value for name, value in node.items() if name != key}
     parts: list[Any] = node[key] if key == "allOf" else node[key][:1]
     for part in parts:
-        resolved = _referred(part["$ref"], root) if "$ref" in part else part
+        resolved = _resolve(part["$ref"], root) if "$ref" in part else part
         rest |= resolved
-    return smallest(rest, root, depth + 1)
+    return minimal_value(rest, root, depth + 1)
 
 
-def _typed(node: Json, root: Any, depth: int) -> Any:
+def _value_of_type(node: Json, root: Any, depth: int) -> Any:
     kinds: Any = node.get("type", "object" if "properties" in node else "null")
     kind: Any = cast(list[Any], kinds)[0] if isinstance(kinds, list) else kinds
     match kind:
         case "object":
             properties: Json = node.get("properties") or {}
             required: list[str] = node.get("required") or []
-            return {name: smallest(properties.get(name, {}), root, depth + 1) for name in required}
+            return {
+                name: minimal_value(properties.get(name, {}), root, depth + 1) for name in required
+            }
         case "array":
-            return _array(node, root, depth)
+            return _array_value(node, root, depth)
         case "string":
-            return _text(node)
+            return _text_value(node)
         case "integer" | "number":
-            return _number(node, kind == "integer")
+            return _number_value(node, kind == "integer")
         case "boolean":
             return False
         case "null":
             return None
         case _:
-            raise ValueError(f"there is no type {kind!r}")
+            raise ValueError(f"unknown type {kind!r}")
 
 
-def _array(node: Json, root: Any, depth: int) -> list[Any]:
+def _array_value(node: Json, root: Any, depth: int) -> list[Any]:
     first: list[Any] = node.get("prefixItems") or []
     items = [*first, *[node.get("items", {})] * max(0, node.get("minItems", 0) - len(first))]
-    return [smallest(item, root, depth + 1) for item in items[: max(node.get("minItems", 0), 0)]]
+    return [
+        minimal_value(item, root, depth + 1) for item in items[: max(node.get("minItems", 0), 0)]
+    ]
 
 
-def _text(node: Json) -> str:
+def _text_value(node: Json) -> str:
     if "pattern" in node:
-        raise ValueError("this engine does not read `pattern`")
+        raise ValueError("this engine does not support `pattern`")
     text = _TEXTS.get(node.get("format", ""), "")
     return text + "x" * (node.get("minLength", 0) - len(text))
 
 
-def _number(node: Json, is_integer: bool) -> float | int:
+def _number_value(node: Json, is_integer: bool) -> float | int:
     step = node.get("multipleOf") or 1
     least = node.get("minimum", -math.inf)
     if "exclusiveMinimum" in node:
@@ -117,5 +127,5 @@ def _number(node: Json, is_integer: bool) -> float | int:
     value = min(max(0, least), most)
     value = math.ceil(value / step) * step if is_integer or "multipleOf" in node else value
     if not least <= value <= most:
-        raise ValueError("no number lies within the bounds")
+        raise ValueError("no number is within the bounds")
     return int(value) if is_integer else value

@@ -1,4 +1,5 @@
-"""An engine on a Unix socket whose next answers a test plans, and a call to the server's door."""
+"""An engine on a Unix socket that gives the answers that a test plans, and an app's call to the
+server's ASGI endpoint."""
 
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from fakevllm_server.web.state import ServerState
 
 Json = dict[str, Any]
 Plan = Callable[[web.Request], Awaitable[web.StreamResponse]]
+"""Answers one request to the engine."""
 
 BODY: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -40,27 +42,27 @@ def completion(ids: tuple[int, ...] = (7, 8)) -> Json:
 
 
 def chunks() -> list[Json]:
-    """The same as a stream."""
-    said = completion()["choices"][0]
-    told = {name: said[name] for name in ("index", "logprobs", "finish_reason", "token_ids")}
+    """Return the chunks of `completion` as a stream."""
+    choice = completion()["choices"][0]
+    fields = {name: choice[name] for name in ("index", "logprobs", "finish_reason", "token_ids")}
     opening = {"index": 0, "delta": {"role": "assistant", "content": ""}}
     return [
         {"choices": [opening], "prompt_token_ids": [1, 2]},
-        {"choices": [told | {"delta": {"content": "hi"}}]},
+        {"choices": [fields | {"delta": {"content": "hi"}}]},
         {"choices": [], "usage": {"completion_tokens": 2}},
     ]
 
 
-async def whole(request: web.Request) -> web.StreamResponse:
+async def answers_whole(request: web.Request) -> web.StreamResponse:
     return web.Response(body=orjson.dumps(completion()), content_type="application/json")
 
 
-async def stream(request: web.Request) -> web.StreamResponse:
+async def answers_stream(request: web.Request) -> web.StreamResponse:
     return await _streamed(request, [*map(encode, chunks()), DONE])
 
 
 async def dies(request: web.Request) -> web.StreamResponse:
-    """As a killed process does: the connection is gone."""
+    """Close the connection without an answer, as a killed process does."""
     assert request.transport is not None
     request.transport.abort()
     return web.Response()
@@ -77,7 +79,7 @@ async def dies_before_the_stream(request: web.Request) -> web.StreamResponse:
 
 
 async def stops_in_stream(request: web.Request) -> web.StreamResponse:
-    """A clean end with no [DONE]."""
+    """End the stream without [DONE]."""
     return await _streamed(request, [encode(chunk) for chunk in chunks()])
 
 
@@ -92,19 +94,22 @@ def answers(status: int, body: bytes, reason: str | None = None) -> Plan:
     return plan
 
 
-class OddEngine:
-    def __init__(self, folder: Path, *plans: Plan, name: str = "odd", **endpoint: Any) -> None:
+class PlannedEngine:
+    """An engine that answers each POST with the next plan, and records the requests."""
+
+    def __init__(self, folder: Path, *plans: Plan, name: str = "planned", **endpoint: Any) -> None:
         self.endpoint = Endpoint(
             folder / f"{name}.sock", "http://engine", "m", 100, gate=WeightGate(3), **endpoint
         )
-        self.is_well = True
+        self.is_healthy = True
         self.plans = deque(plans)
-        self.asked: list[Json] = []
+        self.bodies: list[Json] = []
+        """Bodies of the requests."""
         self.headers: list[dict[str, str]] = []
-        self.was_asked = asyncio.Event()
+        self.got_request = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
-    async def __aenter__(self) -> OddEngine:
+    async def __aenter__(self) -> PlannedEngine:
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_post("/{path:.*}", self._post)
@@ -118,19 +123,19 @@ class OddEngine:
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(status=200 if self.is_well else 503)
+        return web.Response(status=200 if self.is_healthy else 503)
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
-        self.asked.append(orjson.loads(await request.read()))
+        self.bodies.append(orjson.loads(await request.read()))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
-        self.was_asked.set()
+        self.got_request.set()
         plan = self.plans.popleft()
-        self.is_well = self.is_well and bool(self.plans or plan not in DEADLY)
+        self.is_healthy = self.is_healthy and bool(self.plans or plan not in DEADLY)
         return await plan(request)
 
 
 DEADLY = (dies, dies_in_stream, dies_before_the_stream)
-"""As the last plan of an engine, its end."""
+"""Plans after which the engine is dead, if they are its last."""
 
 
 async def _streamed(request: web.Request, events: list[bytes]) -> web.StreamResponse:
@@ -142,7 +147,7 @@ async def _streamed(request: web.Request, events: list[bytes]) -> web.StreamResp
 
 
 class AppCall:
-    """One HTTP call to the server's door, without a server."""
+    """One HTTP call to the server's ASGI endpoint, without a socket."""
 
     def __init__(
         self,
@@ -157,7 +162,7 @@ class AppCall:
         self.headers: dict[bytes, bytes] = {}
         self.body = b""
         self.is_ended = False
-        self.leave = asyncio.Event()
+        self.disconnect = asyncio.Event()
         self._raw: bytes | None = orjson.dumps(BODY | (body or {}))
         pairs = [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
         scope: MutableMapping[str, Any] = {
@@ -167,10 +172,11 @@ class AppCall:
             "path_params": {},
         }
         formats = {adapter.path: adapter for adapter in ADAPTERS.values()}
-        door = inference.create_endpoint(state, formats.get(path))
-        self.task = asyncio.ensure_future(door(scope, self._receive, self._send))
+        endpoint = inference.create_endpoint(state, formats.get(path))
+        self.task = asyncio.ensure_future(endpoint(scope, self._receive, self._send))
 
     async def answered(self) -> AppCall:
+        """Wait until the call has ended."""
         async with asyncio.timeout(10):
             await self.task
         return self
@@ -183,7 +189,7 @@ class AppCall:
         raw, self._raw = self._raw, None
         if raw is not None:
             return {"type": "http.request", "body": raw}
-        await self.leave.wait()
+        await self.disconnect.wait()
         return {"type": "http.disconnect"}
 
     async def _send(self, message: MutableMapping[str, Any]) -> None:
@@ -194,16 +200,16 @@ class AppCall:
             self.is_ended = not message.get("more_body", False)
 
 
-async def serving(folder: Path, engine: OddEngine) -> ServerState:
-    """A server whose engine has come up."""
+async def start_server(folder: Path, engine: PlannedEngine) -> ServerState:
+    """Return the state of a server whose engine is `engine` and is serving."""
     run_dir = folder / "run"
     run_dir.mkdir()
     state = ServerState(ServerConfig("fake", run_dir))
     state.engine.move(EngineStatus.BOOTING, 0.0)
-    await comes_up(state, engine)
+    await connect_engine(state, engine)
     return state
 
 
-async def comes_up(state: ServerState, engine: OddEngine) -> None:
+async def connect_engine(state: ServerState, engine: PlannedEngine) -> None:
     await state.connect(engine.endpoint)
     state.engine.move(EngineStatus.ROLLING, 0.0)
