@@ -1,4 +1,4 @@
-"""One server with the fake engine, and two proxies before it: one sibling, and four with a hook."""
+"""Fixtures: a server with the fake engine, and proxies with one sibling and with four."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import openai
 import pytest
 
+from tests.clients.prompts import KEY
 from tests.clients.sessions import Session
-from tests.clients.words import KEY
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes
 
@@ -17,7 +17,7 @@ NUM_SIBLINGS = (1, 4)
 
 @pytest.fixture(scope="session")
 def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Process]]:
-    """By their number of siblings."""
+    """The proxies by their number of siblings."""
     folder = tmp_path_factory.mktemp("clients")
     hooks = write_hooks(folder / "hooks", PREFER_YES)
     with Processes(folder) as started:
@@ -35,11 +35,11 @@ def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Proc
 def session(request: pytest.FixtureRequest, proxies: dict[int, Process]) -> Iterator[Session]:
     session = Session(proxies[request.param], request.param)
     yield session
-    session.nothing_more()
+    session.check_all_groups_seen()
 
 
 @pytest.fixture
 def client(session: Session) -> Iterator[openai.OpenAI]:
-    """OpenAI's own, with its retries on. Other clients' files have theirs."""
+    """OpenAI's Python client with retries; tests of other clients have fixtures of their own."""
     with openai.OpenAI(base_url=session.base_url, api_key=KEY) as client:
         yield client

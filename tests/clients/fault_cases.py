@@ -1,5 +1,7 @@
-"""One client with one question that meets one fault, and what came of it. All chosen cases run at
-once: clients mostly wait, for the server or in pauses of their own."""
+"""The cases of the fault tests: one client sends one question and meets one fault.
+
+All selected cases run in parallel, because clients mostly wait.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.clients.asking import Client, Told, failed
-from tests.clients.asking_libraries import LIBRARIES, WITH_TOOLS
-from tests.clients.asking_programs import PROGRAMS
+from tests.clients.fault_client import Client, Outcome, outcome_of
 from tests.clients.faulty_swarm import FaultySwarm, Script
+from tests.clients.library_clients import LIBRARIES, WITH_TOOLS
+from tests.clients.program_clients import PROGRAMS
 from tests.e2e.ledgers import rows
 from tests.e2e.processes import Process, wait_until
 
 CLIENTS: dict[str, Client] = LIBRARIES | PROGRAMS
-"""All that meet every fault."""
+"""The clients that are tested with every fault."""
 NUM_SIBLINGS = (1, 4)
 RUN_TIMEOUT_S = 480.0
 SETTLE_TIMEOUT_S = 60.0
@@ -37,10 +39,11 @@ class Case:
     fault: str
     num_siblings: int
     failing: int | None = None
-    """So many requests; those behind them are answered."""
+    """Number of requests that fail; later requests are answered."""
     failing_siblings: int | None = None
+    """Number of siblings of each request that fail, the lead first."""
     is_away: bool = False
-    """There is no server."""
+    """Whether the server is gone."""
 
     def __str__(self) -> str:
         fault = "away" if self.is_away else self.fault
@@ -53,28 +56,30 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class CaseResult:
     case: Case
-    told: Told
+    outcome: Outcome
     pauses: list[float]
-    """Between its requests, in seconds."""
+    """Seconds between the client's requests."""
     rows: list[Any]
-    """Of the ledger, one a request: state, status, latency and the text that was served."""
+    """The ledger's rows, one per request: state, status, latency and served text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class Setup:
     swarm: FaultySwarm
     proxies: dict[int, Process]
-    """By their number of siblings."""
-    lonely: dict[int, Process]
-    """Whose server is gone."""
-    spared: Process
-    """With four siblings, and nobody's 429s, by which a proxy learns to ask for fewer."""
+    """Proxies by their number of siblings."""
+    proxies_without_server: dict[int, Process]
+    """Proxies whose server is gone, by their number of siblings."""
+    proxy_without_429s: Process
+    """A proxy with four siblings that gets no 429s from other cases.
+
+    After 429s, a proxy lowers its limit of siblings."""
     folder: Path
 
-    def run(self, case: Case, number: int) -> Ran:
-        """Raises AssertionError where the ledger has not one row for each request."""
+    def run(self, case: Case, number: int) -> CaseResult:
+        """Run a case, and check that the ledger has one row per request."""
         own = self.folder / f"case{number}"
         own.mkdir()
         client = (CLIENTS | WITH_TOOLS)[case.client]
@@ -86,36 +91,40 @@ class Stage:
             case.failing_siblings,
         )
         self.swarm.expect(script)
-        proxy = (self.lonely if case.is_away else self.proxies)[case.num_siblings]
+        proxy = (self.proxies_without_server if case.is_away else self.proxies)[case.num_siblings]
         if case.failing_siblings is not None:
-            proxy = self.spared
+            proxy = self.proxy_without_429s
         try:
-            told = client.ask(proxy.url, f"{script.mark} please", own)
+            outcome = client.send(proxy.url, f"{script.mark} please", own)
         except AssertionError:
             raise
-        except Exception as error:  # any is one that the app sees
-            told = failed(error)
+        except Exception as error:  # the app may see any exception
+            outcome = outcome_of(error)
 
-        def kept() -> list[Any]:
+        def recorded() -> list[Any]:
             return rows(proxy, _ROWS, script.mark)
 
-        seen = 1 if case.is_away else len(script.requests)
-        wait_until(lambda: len(kept()) >= seen, SETTLE_TIMEOUT_S, lambda: f"{seen} rows of {case}")
-        assert case.is_away or len(kept()) == seen, "one row for each request"
+        num_requests = 1 if case.is_away else len(script.requests)
+        wait_until(
+            lambda: len(recorded()) >= num_requests,
+            SETTLE_TIMEOUT_S,
+            lambda: f"{num_requests} rows of {case}",
+        )
+        assert case.is_away or len(recorded()) == num_requests, "one row for each request"
         pauses = [after - before for before, after in pairwise(script.requests.values())]
-        return Ran(case, told, pauses, kept())
+        return CaseResult(case, outcome, pauses, recorded())
 
 
-class Runs:
-    def __init__(self, stage: Stage, cases: Iterable[Case], threads: Executor) -> None:
-        for name in _IN_PROCESS:  # not in many threads at once
+class CaseRuns:
+    def __init__(self, stage: Setup, cases: Iterable[Case], threads: Executor) -> None:
+        for name in _IN_PROCESS:  # import before the threads start, not in several threads at once
             importlib.import_module(name)
-        self._futures: dict[Case, Future[Ran]] = {
+        self._futures: dict[Case, Future[CaseResult]] = {
             case: threads.submit(stage.run, case, number)
             for number, case in enumerate(sorted(cases, key=_longest_first))
         }
 
-    def __getitem__(self, case: Case) -> Ran:
+    def __getitem__(self, case: Case) -> CaseResult:
         return self._futures[case].result(RUN_TIMEOUT_S)
 
 

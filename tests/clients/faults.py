@@ -1,7 +1,7 @@
-"""How model servers fail, and what that must come to for the app: one table.
+"""The table of the model server's faults, with the outcome that the app must get.
 
-Each fault plays in the mode and the upstream's format that it is asked in. Nothing here knows of
-clients or proxies.
+A fault is produced for streamed and plain requests, in the format of the upstream request. This
+module depends on neither clients nor proxies.
 """
 
 from __future__ import annotations
@@ -23,34 +23,37 @@ from fakevllm_adapters.protocol.errors import error_body
 Json = dict[str, Any]
 Play = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Event = Callable[[str], bytes]
-"""By the path it is asked on."""
+"""A function from the request's path to the event's bytes."""
 
 TEXT = "All is well."
 SILENCE = "silence"
 SILENCE_S = web.RequestKey("SILENCE_S", float)
-"""Of a request: how long that is. More than its client's limit."""
+"""Key of a request for the seconds of a silence, which is longer than the client's limit."""
 
 WELL = 200
-"""The app gets the answer, and has asked once."""
+"""The app gets the answer after one request."""
 TROUBLE = 0
-"""The app gets an error, as a status of 5xx or inside what was begun, and may ask again."""
+"""The app gets an error that it may retry: a status of 5xx, or an error inside the stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What is done in each mode, None where there is no such thing, and what that comes to: WELL,
-    TROUBLE, or the status that the app gets."""
+    """A fault and its expected outcome: WELL, TROUBLE, or the status that the app gets.
+
+    `streamed` or `whole` is None if the mode does not have this fault.
+    """
 
     streamed: Play | None
     whole: Play | None
-    told: int
-    told_whole: int | None = None
+    outcome: int
+    outcome_whole: int | None = None
+    """Outcome of a plain request, if it differs."""
 
     def play(self, streamed: bool) -> Play | None:
         return self.streamed if streamed else self.whole
 
-    def comes_to(self, streamed: bool) -> int:
-        return self.told if streamed or self.told_whole is None else self.told_whole
+    def expected_outcome(self, streamed: bool) -> int:
+        return self.outcome if streamed or self.outcome_whole is None else self.outcome_whole
 
 
 def _named(path: str, choices: Sequence[Json], ending: str = "", **more: Any) -> Json:
@@ -61,8 +64,8 @@ def _named(path: str, choices: Sequence[Json], ending: str = "", **more: Any) ->
 
 def _chunk(delta: Json, finish_reason: str | None = None) -> Event:
     def event(path: str) -> bytes:
-        said = {"delta": delta} if path == chat.PATH else {"text": delta.get("content", "")}
-        choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+        content = {"delta": delta} if path == chat.PATH else {"text": delta.get("content", "")}
+        choice = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
         return encode(_named(path, [choice], ".chunk"))
 
     return event
@@ -120,17 +123,17 @@ def _streams(*events: Event | str, drops: bool = False) -> Play:
 
 
 def _drop(request: web.Request) -> None:
-    """The connection is gone, as with a process that was killed."""
+    """Abort the connection, as the kernel does for a killed process."""
     if request.transport is not None:
         request.transport.abort()
 
 
 def _whole(path: str, **changes: Any) -> Json:
-    """`changes` of the choice, or of the answer where it has such a field."""
-    said: Json = {"text": TEXT}
+    """Return an answer whose fields, or whose choice's fields, are changed."""
+    content: Json = {"text": TEXT}
     if path == chat.PATH:
-        said = {"message": {"role": "assistant", "content": TEXT}}
-    answer = _named(path, [{"index": 0, **said, "finish_reason": "stop"}], usage=USAGE)
+        content = {"message": {"role": "assistant", "content": TEXT}}
+    answer = _named(path, [{"index": 0, **content, "finish_reason": "stop"}], usage=USAGE)
     for name, value in changes.items():
         (answer if name in answer else answer["choices"][0])[name] = value
     return answer
@@ -152,7 +155,7 @@ def _says(body: bytes | Json) -> Play:
 
 
 def _half(*, rests: bool = False, drops: bool = False) -> Play:
-    """The first half of an answer with a length; after a rest, if any, the second."""
+    """Send the first half of an answer; after a silence the second half, if `rests` is set."""
 
     async def play(request: web.Request) -> web.StreamResponse:
         body = orjson.dumps(_whole(request.path))
@@ -234,7 +237,7 @@ FAULTS: dict[str, Fault] = {
 
 
 def _calls(*ids: str, finish_reason: str = "tool_calls", indexed: bool = True) -> Fault:
-    """Of the weather, in one answer. Whoever has their results is answered."""
+    """Call the weather tool, with one call per id, and answer the request that has the results."""
     calls: list[Json] = [
         {"id": name, "type": "function", "function": {"name": "get_weather", "arguments": city}}
         for name, city in zip(ids, ('{"city": "Oslo"}', '{"city": "Rome"}'), strict=False)
@@ -258,7 +261,7 @@ def _first(call: Play, answer: Play) -> Play:
 
 SAME_ID = "the same id for both calls"
 TOOL_FAULTS = {
-    "an id of its own for each call": _calls("call_1", "call_2"),
+    "different ids for the calls": _calls("call_1", "call_2"),
     SAME_ID: _calls("call_1", "call_1"),
-    "stop for the reason of a call": _calls("call_1", finish_reason="stop"),
+    "the finish reason stop with a call": _calls("call_1", finish_reason="stop"),
 }

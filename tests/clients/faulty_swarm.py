@@ -1,5 +1,4 @@
-"""A swarm server whose model server fails as real ones do, each call as its request says. Runs in a
-thread."""
+"""A swarm server in a thread, whose model server produces the fault that the request names."""
 
 from __future__ import annotations
 
@@ -43,17 +42,17 @@ ROLLING = EngineStatusReply(
 
 @dataclass(slots=True)
 class Script:
-    """What happens to the requests whose text holds `mark`."""
+    """The fault for requests whose text contains `mark`."""
 
     mark: str
     fault: str
     silence_s: float
     failing: int | None = None
-    """So many requests; those behind them are answered."""
+    """Number of requests that fail; later requests are answered."""
     failing_siblings: int | None = None
-    """So many of each request's siblings, the lead first."""
+    """Number of siblings of each request that fail, the lead first."""
     requests: dict[str, float] = field(default_factory=dict[str, float])
-    """When each began, by its id."""
+    """Start times of the requests by id."""
 
     def fault_of(self, sibling: SiblingRef) -> str:
         self.requests.setdefault(sibling.group_id, time.monotonic())
@@ -97,13 +96,15 @@ class FaultySwarm:
     async def _serve(self, ready: threading.Event) -> None:
         self._ended = asyncio.Event()
         app = web.Application()
-        app.router.add_get("/get_engine_status", _told(ROLLING.model_dump(mode="json")))
-        app.router.add_get("/get_train_config", _told({}))
-        app.router.add_get("/get_run_log", _told(LogReply(entries=[]).model_dump(mode="json")))
-        asked = {adapter.upstream_path for adapter in ADAPTERS.values()}
-        for path in asked:
+        app.router.add_get("/get_engine_status", _reply_with(ROLLING.model_dump(mode="json")))
+        app.router.add_get("/get_train_config", _reply_with({}))
+        app.router.add_get(
+            "/get_run_log", _reply_with(LogReply(entries=[]).model_dump(mode="json"))
+        )
+        sampled_paths = {adapter.upstream_path for adapter in ADAPTERS.values()}
+        for path in sampled_paths:
             app.router.add_post(path, self._sampled)
-        for path in {adapter.path for adapter in ADAPTERS.values()} - asked:
+        for path in {adapter.path for adapter in ADAPTERS.values()} - sampled_paths:
             app.router.add_post(path, self._native)
         runner = web.AppRunner(app, shutdown_timeout=1.0)
         await runner.setup()
@@ -125,7 +126,7 @@ class FaultySwarm:
         return await play(request)
 
     async def _native(self, request: web.Request) -> web.StreamResponse:
-        """The engine's own words for what it refused in translation."""
+        """Refuse a request in its own format, after the translated request was refused."""
         play = FAULTS[self._script_of(await request.read()).fault].streamed
         assert play is not None
         return await play(request)
@@ -136,12 +137,12 @@ class FaultySwarm:
 
 
 def _sibling_of(request: web.Request) -> SiblingRef:
-    """What is served once has no siblings: each such call is a request."""
+    """Return the sibling of a call; a call without the header is a request of its own."""
     named = request.headers.get(SIBLING_HEADER)
     return parse_sibling(named) if named is not None else SiblingRef(new_id(), 0)
 
 
-def _told(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
+def _reply_with(body: Json) -> Callable[[web.Request], Awaitable[web.Response]]:
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(body)
 

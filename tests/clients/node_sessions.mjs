@@ -1,6 +1,7 @@
-// Sessions of OpenAI's official Node client: `node node_sessions.mjs NAME CLIENT_JSON REQUEST_JSON`: the options
-// of the client and the fields of the request. Prints what the client made of the answer, as JSON.
-// npm's folder is found by its path in $FAKEVLLM_CLIENTS_NPM: modules do not look at NODE_PATH.
+// Sessions of OpenAI's official Node client: `node node_sessions.mjs NAME CLIENT_JSON REQUEST_JSON`.
+// The arguments are the session, the options of the client, and the fields of the request.
+// Prints the client's result as JSON.
+// The packages are imported from the folder $FAKEVLLM_CLIENTS_NPM, because modules ignore NODE_PATH.
 import { pathToFileURL } from "node:url";
 
 const [, , name, options, request] = process.argv;
@@ -23,7 +24,7 @@ const sessions = {
   chat_parse: () => client.chat.completions.parse(fields),
   run_tools: async () => {
     const { messages, result, stream } = fields;
-    const asked = [];
+    const cities = [];
     const get_weather = {
       type: "function",
       function: {
@@ -32,13 +33,13 @@ const sessions = {
         parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] },
         parse: JSON.parse,
         function: ({ city }) => {
-          asked.push(city);
+          cities.push(city);
           return result;
         },
       },
     };
     const runner = client.chat.completions.runTools({ model: fields.model, messages, stream, tools: [get_weather] });
-    return { asked, content: await runner.finalContent(), usage: await runner.totalUsage() };
+    return { cities, content: await runner.finalContent(), usage: await runner.totalUsage() };
   },
   completions: () => client.completions.create(fields),
   responses: () => client.responses.create(fields),
@@ -46,11 +47,11 @@ const sessions = {
   responses_helper: () => client.responses.stream(fields).finalResponse(),
 };
 
-let told;
+let result;
 try {
-  told = { answer: await sessions[name]() };
+  result = { answer: await sessions[name]() };
 } catch (error) {
   if (!(error instanceof OpenAI.OpenAIError)) throw error;
-  told = { error: error.constructor.name, message: error.message, status: error.status, body: error.error };
+  result = { error: error.constructor.name, message: error.message, status: error.status, body: error.error };
 }
-process.stdout.write(JSON.stringify(told));
+process.stdout.write(JSON.stringify(result));

@@ -1,7 +1,6 @@
-"""Clients that are programs: npm's command-line agents, each with a home of its own.
+"""Clients that are programs: command-line agents of npm, each with its own home directory.
 
-Nothing here is imported by them or needs them before one runs: they are in the folder that
-$FAKEVLLM_CLIENTS_NPM names.
+The programs are in the folder that $FAKEVLLM_CLIENTS_NPM names, and are needed only when one runs.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.clients.words import KEY, MODEL, Json
+from tests.clients.prompts import KEY, MODEL, Json
 
 RUN_TIMEOUT_S = 240.0
 
 TITLED = ("--title", "T")
-"""Without, opencode asks the model for a title, and does not wait for it."""
+"""Flags that set a title; otherwise opencode requests a title and does not wait for the answer."""
 _NO_DOWNLOADS = ("MODELS_FETCH", "AUTOUPDATE", "LSP_DOWNLOAD", "SHARE")
 
 APPS = Path(__file__).parents[2] / "adapters/apps"
-"""What users copy."""
+"""The configurations of apps that users copy."""
 SHIPPED_URL = "http://127.0.0.1:8000/v1"
 
 
 class OpenCode:
-    """Over chat completions."""
+    """opencode, which uses chat completions."""
 
     def __init__(
         self,
@@ -40,7 +39,10 @@ class OpenCode:
         command: str | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        """`command` where it is not npm's of $FAKEVLLM_CLIENTS_NPM; `options` of the provider."""
+        """Create the client.
+
+        `command` replaces the program in $FAKEVLLM_CLIENTS_NPM. `options` are the provider's.
+        """
         self.folder = folder
         self._command = command
         self._environment = {
@@ -51,7 +53,7 @@ class OpenCode:
         }
 
     def __call__(self, prompt: str, *flags: str) -> tuple[int, list[Any]]:
-        """Exit code and events of one turn."""
+        """Run one turn, and return its exit code and events."""
         command = [self._command or npm_command("opencode"), "run", prompt, "--format", "json"]
         code, out, err = run([*command, *flags], self.folder, self._environment)
         assert out, err
@@ -68,15 +70,15 @@ def _opencode_settings(name: str, options: Mapping[str, Any]) -> Json:
 
 
 def parts(events: Sequence[Any], kind: str) -> list[Any]:
-    """Of opencode's events."""
+    """Return the parts of one type in opencode's events."""
     return [event["part"] for event in events if event["type"] == kind]
 
 
 class Codex:
-    """Over the Responses API, the only one it speaks."""
+    """Codex, which supports only the Responses API."""
 
     def __init__(self, base_url: str, folder: Path, model: str = MODEL, **limits: int) -> None:
-        """`limits` of the provider, as its configuration names them."""
+        """Create the client; `limits` are keys of the provider's configuration."""
         self.folder = folder
         folder.mkdir()
         home = folder.parent / "codex"
@@ -89,7 +91,7 @@ class Codex:
         self._environment = {"CODEX_HOME": str(home), "OPENAI_API_KEY": KEY}
 
     def __call__(self, *words: str) -> tuple[int, list[Any]]:
-        """Exit code and events of one turn: `codex exec WORDS`."""
+        """Run `codex exec WORDS`, and return the turn's exit code and events."""
         command = [npm_command("codex"), "exec", "--skip-git-repo-check", "--json", *words]
         code, out, err = run(command, self.folder, self._environment)
         assert out, err
@@ -97,13 +99,13 @@ class Codex:
 
 
 def items(events: Sequence[Any], kind: str) -> list[Any]:
-    """Of Codex' events."""
+    """Return the completed items of one type in Codex's events."""
     done = [event["item"] for event in events if event["type"] == "item.completed"]
     return [item for item in done if item["type"] == kind]
 
 
 class ClaudeCode:
-    """Over Anthropic's messages."""
+    """Claude Code, which uses Anthropic's messages API."""
 
     def __init__(self, url: str, folder: Path, **environment: str) -> None:
         self.folder = folder
@@ -111,7 +113,7 @@ class ClaudeCode:
         self._environment = shipped_variables("claude-code") | own | environment
 
     def __call__(self, prompt: str, *flags: str) -> tuple[int, Any]:
-        """Exit code and result of one turn."""
+        """Run one turn, and return its exit code and result."""
         command = [npm_command("claude"), "-p", prompt, "--output-format", "json"]
         command += ["--allowedTools", "Read", *flags]
         code, out, err = run(command, self.folder, self._environment)
@@ -120,7 +122,7 @@ class ClaudeCode:
 
 
 class QwenCode:
-    """Over chat completions."""
+    """qwen-code, which uses chat completions."""
 
     def __init__(self, base_url: str, folder: Path) -> None:
         self.folder = folder
@@ -131,7 +133,7 @@ class QwenCode:
         self._environment = shipped_variables("qwen-code") | own
 
     def __call__(self, prompt: str, *flags: str) -> tuple[int, str]:
-        """Exit code and answer of one turn."""
+        """Run one turn, and return its exit code and answer."""
         command = [npm_command("qwen"), "-y", "-p", prompt, *flags]
         code, out, err = run(command, self.folder, self._environment)
         assert out, err
@@ -139,38 +141,38 @@ class QwenCode:
 
 
 class Node:
-    """OpenAI's official Node client: one session of node_sessions.mjs."""
+    """OpenAI's official Node client, run by node_sessions.mjs."""
 
     _SCRIPT = Path(__file__).with_name("node_sessions.mjs")
 
     def __init__(self, base_url: str, folder: Path, **options: int) -> None:
-        """`options` of the client."""
+        """Create the client with further options."""
         self._client = json.dumps({"baseURL": base_url, "apiKey": KEY, **options})
         self._folder = folder
 
     def __call__(self, name: str, **fields: Any) -> Any:
-        """What the script printed: `answer`, or `error`, `status` and `body`."""
-        asked = json.dumps({"model": MODEL, **fields})
-        command = ["node", str(self._SCRIPT), name, self._client, asked]
+        """Run one session, and return `answer`, or `error`, `status` and `body`."""
+        body = json.dumps({"model": MODEL, **fields})
+        command = ["node", str(self._SCRIPT), name, self._client, body]
         environment = {"FAKEVLLM_CLIENTS_NPM": str(npm_folder())}
         code, out, err = run(command, self._folder, environment)
         assert code == 0, err
         return json.loads(out)
 
     def answer(self, name: str, **fields: Any) -> Any:
-        told = self(name, **fields)
-        assert "answer" in told, told
-        return told["answer"]
+        result = self(name, **fields)
+        assert "answer" in result, result
+        return result["answer"]
 
 
 def shipped_variables(app: str) -> dict[str, str]:
-    """Of its .env file."""
+    """Return the variables in the app's .env file."""
     lines = (APPS / app / f"{app}.env").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines)
 
 
 def npm_command(name: str) -> str:
-    """A program that npm installed."""
+    """Return the path of a program that npm installed."""
     return str(npm_folder() / "node_modules" / ".bin" / name)
 
 
@@ -183,8 +185,11 @@ def npm_folder() -> Path:
 def run(
     command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
 ) -> tuple[int, str, str]:
-    """Exit code, standard output and error. The program, and all it starts, has a home of its own
-    beside `folder`, none of our environment, and an end."""
+    """Run a program, and return its exit code, standard output and standard error.
+
+    The program gets its own home directory beside `folder` and none of our environment variables.
+    After a timeout it is killed together with its child processes.
+    """
     home = folder.parent / "home"
     for needed in (home, folder):
         needed.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,6 @@
-"""What the scripted sessions of all clients share: their marks, and what must be in the ledger
-afterwards.
+"""Shared parts of the scripted sessions of all clients: pytest marks and checks of the ledger.
 
-The clients are those of .ci/clients. Nothing here imports them before a session runs.
+`.ci/clients` installs the clients. They are imported only when a session runs.
 """
 
 from __future__ import annotations
@@ -18,24 +17,27 @@ from tests.e2e.processes import Process, wait_until
 SESSION = [
     pytest.mark.clients,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("default"),  # the clients' own warnings are not ours to mend
+    pytest.mark.filterwarnings("default"),  # we cannot fix the clients' own warnings
 ]
-"""For `pytestmark`."""
+"""The marks for a module's `pytestmark`."""
 
 
 def library(name: str) -> Any:
-    """A module of a client. Any: the project's own environment has no types for it."""
+    """Import a client's module.
+
+    The result is Any, because the project's environment has no types for the module.
+    """
     return importlib.import_module(name)
 
 
 class Session:
-    """One client's session with one proxy, and what the ledger has of it."""
+    """One client's session with one proxy, and the session's groups in the ledger."""
 
     def __init__(self, proxy: Process, num_siblings: int) -> None:
         self.proxy = proxy
         self.num_siblings = num_siblings
-        self._asks_beside = False
-        self._seen = len(self._all())
+        self._has_other_requests = False
+        self._num_seen = len(self._all())
 
     @property
     def url(self) -> str:
@@ -46,52 +48,61 @@ class Session:
         return f"{self.proxy.url}/v1"
 
     def groups(self, count: int, *, siblings: int | None = None) -> list[Any]:
-        """The groups since the last look, which must be exactly `count` answered ones with all
-        their siblings: more are a client that asked again, fewer a request that was not kept."""
+        """Return the new groups, which must be exactly `count`, each answered with all siblings.
+
+        More groups mean that the client retried, and fewer that a request was not recorded.
+        """
         groups = self._new(count)
         for group in groups:
             num_siblings = self.num_siblings if siblings is None else siblings
             assert (group["status"], group["num_siblings"]) == (200, num_siblings), dict(group)
-            found = rows(self.proxy, "select * from siblings where group_id = ?", group["group_id"])
-            assert sorted(row["index"] for row in found) == list(range(num_siblings))
-            assert [row["status"] for row in found] == [200] * num_siblings
-            assert [row["index"] for row in found if row["served"]] == [group["served_index"]]
+            query = "select * from siblings where group_id = ?"
+            siblings_of_group = rows(self.proxy, query, group["group_id"])
+            indices = sorted(row["index"] for row in siblings_of_group)
+            assert indices == list(range(num_siblings))
+            assert [row["status"] for row in siblings_of_group] == [200] * num_siblings
+            served = [row["index"] for row in siblings_of_group if row["served"]]
+            assert served == [group["served_index"]]
         return groups
 
-    def asked(self, question: str, count: int) -> list[Any]:
-        """The groups of this question, once there are `count`, of a client that asks for other
-        things beside, as it pleases."""
+    def groups_of(self, question: str, count: int) -> list[Any]:
+        """Wait for `count` groups of this question, and return them.
+
+        The client may send other requests too, which are not checked.
+        """
         query = "select * from groups where question = ? order by received_at"
 
-        def found() -> list[Any]:
+        def matching() -> list[Any]:
             return rows(self.proxy, query, question)
 
-        wait_until(lambda: len(found()) >= count, 20, f"{count} groups of {question!r}")
-        self._asks_beside = True
-        return found()
+        wait_until(lambda: len(matching()) >= count, 20, f"{count} groups of {question!r}")
+        self._has_other_requests = True
+        return matching()
 
     def refused(self, *statuses: int) -> list[Any]:
-        """The groups since the last look, which must be failed ones with exactly these."""
+        """Return the new groups, which must have failed with exactly these statuses."""
         groups = self._new(len(statuses))
         assert [(group["state"], group["status"]) for group in groups] == [
             ("failed", status) for status in statuses
         ]
         return groups
 
-    def nothing_more(self) -> None:
-        """Every request was looked at."""
-        if self._asks_beside:
-            # What the client left open when it ended must not come up in another's session.
+    def check_all_groups_seen(self) -> None:
+        """Check that the test has seen each group of the session."""
+        if self._has_other_requests:
+            # The client's open requests must end before the session of the next client.
             open_now = "\nfakevllm_requests_open 0.0\n"
             metrics = f"{self.url}/metrics"
-            return wait_until(lambda: open_now in httpx.get(metrics).text, 20, "its requests' end")
-        assert len(self._all()) == self._seen, "a session must look at all its groups"
+            return wait_until(
+                lambda: open_now in httpx.get(metrics).text, 20, "the end of the client's requests"
+            )
+        assert len(self._all()) == self._num_seen, "the test has not seen each group"
 
     def _new(self, count: int) -> list[Any]:
-        found = wait_for_groups(self.proxy, self._seen + count)[self._seen :]
-        self._seen += len(found)
-        assert len(found) == count, [(row["route"], row["question"]) for row in found]
-        return found
+        groups = wait_for_groups(self.proxy, self._num_seen + count)[self._num_seen :]
+        self._num_seen += len(groups)
+        assert len(groups) == count, [(row["route"], row["question"]) for row in groups]
+        return groups
 
     def _all(self) -> list[Any]:
         return rows(self.proxy, "select group_id from groups")

@@ -1,4 +1,4 @@
-"""Codex without a user, over the Responses API, the only one it speaks."""
+"""Tests of Codex in non-interactive mode, which supports only the Responses API."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import Codex, items
+from tests.clients.prompts import SUNNY, num_tokens, say
 from tests.clients.sessions import SESSION, Session
 from tests.clients.tools import RESULT, call
-from tests.clients.words import SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
@@ -21,7 +21,9 @@ def codex(session: Session, tmp_path: Path) -> Codex:
     return Codex(session.base_url, tmp_path / "project")
 
 
-def test_a_turn_ends_with_its_text_and_the_next_goes_on(codex: Codex, session: Session) -> None:
+def test_a_turn_ends_with_its_text_and_the_next_turn_continues_the_session(
+    codex: Codex, session: Session
+) -> None:
     for words in ([say(SUNNY)], ["resume", "--last", say(SUNNY)]):
         code, events = codex(*words)
         assert code == 0, events
@@ -48,4 +50,4 @@ def test_a_refusal_ends_the_turn(session: Session, tmp_path: Path) -> None:
     assert code != 0
     assert events[-1]["type"] == "turn.failed"
     assert "other" in events[-1]["error"]["message"]
-    session.refused(*[404] * 6)  # Codex asks five times again, whatever it is refused with
+    session.refused(*[404] * 6)  # Codex retries five times after any refusal

@@ -1,9 +1,10 @@
-"""What clients make of a model server that fails: an answer with a valid end, or one error; never a
-loop, a hang or a lost request.
+"""Tests of clients with a failing model server.
 
-A faulty swarm server stands behind two proxies, of one sibling and of four with a hook. The clocks
-of proxies and clients are shortened. OpenAI's and Anthropic's own clients meet each fault at both;
-what is built on them, and the programs, at one or the other in turn.
+Each client must get an answer with a valid finish reason, or one error. It must never loop or hang,
+and no request may be lost. Two proxies, with one sibling and with four, are in front of a faulty
+swarm server. The timeouts of proxies and clients are shortened. The clients of OpenAI and Anthropic
+meet each fault at both proxies. Other libraries and the programs meet each fault at one of the two
+proxies, in alternation.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.clients.asking_libraries import WITH_TOOLS
-from tests.clients.fault_cases import CLIENTS, NUM_SIBLINGS, Case, Ran, Runs, Stage
+from tests.clients.fault_cases import CLIENTS, NUM_SIBLINGS, Case, CaseResult, CaseRuns, Setup
 from tests.clients.faults import FAULTS, SAME_ID, TEXT, TOOL_FAULTS, TROUBLE, WELL
 from tests.clients.faulty_swarm import FaultySwarm
+from tests.clients.library_clients import WITH_TOOLS
 from tests.clients.sessions import SESSION
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes, free_port
@@ -27,30 +28,30 @@ pytestmark = SESSION
 
 VALID_ENDS = {"stop", "end_turn", "completed", "turn.completed"}
 EARLY_S = 0.9
-"""Below the proxies' patience: an error can still be a status."""
-LEAST_PAUSE_S = 1.0
-"""Of a client that asks again without end; opencode's first is two seconds."""
+"""Seconds until a proxy commits to a stream; before that, an error is an HTTP status."""
+MIN_PAUSE_S = 1.0
+"""Minimum pause of a client that retries forever; opencode's first pause is two seconds."""
 NUM_AT_ONCE = 16
 HEALING = ("429", "500", "503", "dropped at once")
 
 
 NOT_APPLICABLE = {
-    ("Node, chat gathered", "no role"): "its helper wants one, and every vLLM sends one",
+    ("Node, chat gathered", "no role"): "its helper needs a role, and every vLLM sends one",
 }
 
 
-def everything() -> list[Any]:
+def all_cases() -> list[Any]:
     cases: list[Case] = []
     for at, (name, client) in enumerate(CLIENTS.items()):
-        for turn, (fault, found) in enumerate(FAULTS.items()):
-            if found.play(client.streamed) is None:
+        for turn, (fault_name, fault) in enumerate(FAULTS.items()):
+            if fault.play(client.streamed) is None:
                 continue
-            one = NUM_SIBLINGS[(at + turn) % len(NUM_SIBLINGS)]
-            is_failing = found.comes_to(client.streamed) != WELL
-            failing = 2 if client.is_endless and is_failing else None
+            alternating = NUM_SIBLINGS[(at + turn) % len(NUM_SIBLINGS)]
+            is_failing = fault.expected_outcome(client.streamed) != WELL
+            failing = 2 if client.retries_forever and is_failing else None
             cases += [
-                Case(name, fault, number, failing)
-                for number in (NUM_SIBLINGS if client.is_official else [one])
+                Case(name, fault_name, number, failing)
+                for number in (NUM_SIBLINGS if client.is_official else [alternating])
             ]
     return [pytest.param(case, marks=marks_of(case)) for case in cases]
 
@@ -62,8 +63,8 @@ def marks_of(case: Case) -> list[pytest.MarkDecorator]:
     return []
 
 
-def in_turn(fault: str, failing: int | None = None, *, is_away: bool = False) -> list[Case]:
-    """For every client, at one number of siblings or the other."""
+def one_per_client(fault: str, failing: int | None = None, *, is_away: bool = False) -> list[Case]:
+    """Return a case for each client, with one or four siblings in alternation."""
     return [
         Case(name, fault, NUM_SIBLINGS[at % len(NUM_SIBLINGS)], failing, is_away=is_away)
         for at, name in enumerate(CLIENTS)
@@ -73,12 +74,14 @@ def in_turn(fault: str, failing: int | None = None, *, is_away: bool = False) ->
 @pytest.fixture(scope="module")
 def runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Runs]:
-    """Of the cases that were chosen."""
+) -> Iterator[CaseRuns]:
+    """The runs of the selected cases."""
     folder = tmp_path_factory.mktemp("faults")
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    chosen: list[Any] = [found.params.get("case") for found in parameters if found is not None]
-    cases = {case for case in chosen if isinstance(case, Case)}
+    selected: list[Any] = [
+        callspec.params.get("case") for callspec in parameters if callspec is not None
+    ]
+    cases = {case for case in selected if isinstance(case, Case)}
     with (
         ThreadPoolExecutor(NUM_AT_ONCE) as threads,
         FaultySwarm() as swarm,
@@ -87,10 +90,13 @@ def runs(
         hooks = write_hooks(folder / "hooks", PREFER_YES)
         proxies = {number: proxy(started, swarm, hooks, number) for number in NUM_SIBLINGS}
         with FaultySwarm() as gone:
-            lonely = {number: proxy(started, gone, hooks, number) for number in NUM_SIBLINGS}
+            without_server = {
+                number: proxy(started, gone, hooks, number) for number in NUM_SIBLINGS
+            }
         try:
-            spared = proxy(started, swarm, hooks, 4)
-            yield Runs(Stage(swarm, proxies, lonely, spared, folder), cases, threads)
+            without_429s = proxy(started, swarm, hooks, 4)
+            setup = Setup(swarm, proxies, without_server, without_429s, folder)
+            yield CaseRuns(setup, cases, threads)
         finally:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -99,74 +105,76 @@ def proxy(started: Processes, swarm: FaultySwarm, hooks: Path, number: int) -> P
     port = free_port()
     own = started.folder / f"n{number}-{port}"
     own.mkdir()
-    # What the proxy would mend itself, clients would not see.
+    # Without a hold time, the proxy does not retry, so clients see the faults.
     (own / "fakevllm.toml").write_text("[upstream]\nhold_s = 0\n")
-    command = ["-m", "tests.clients.short_clocks", "serve", "--swarm", swarm.url, "--port"]
+    command = ["-m", "tests.clients.short_timeouts", "serve", "--swarm", swarm.url, "--port"]
     command += [str(port), "--hooks", str(hooks), "--n", str(number), "--run-dir", str(own)]
     return started.adopt(Process("proxy", command, port, own)).wait_until_healthy()
 
 
-@pytest.mark.parametrize("case", everything(), ids=str)
-def test_a_client_gets_its_answer_or_an_error(case: Case, runs: Runs) -> None:
-    ran = runs[case]
-    outcome = FAULTS[case.fault].comes_to(case.streamed)
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_a_client_gets_its_answer_or_an_error(case: Case, runs: CaseRuns) -> None:
+    result = runs[case]
+    outcome = FAULTS[case.fault].expected_outcome(case.streamed)
     if outcome == WELL:
-        check_answer(ran, num_requests=1)
-    elif CLIENTS[case.client].is_endless:
-        check_heals(ran, outcome)
+        check_answer(result, num_requests=1)
+    elif CLIENTS[case.client].retries_forever:
+        check_heals(result, outcome)
     elif 400 <= outcome < 500 and outcome != 429:
-        check_refusal(ran, outcome)
+        check_refusal(result, outcome)
     else:
-        check_trouble(ran)
+        check_trouble(result)
 
 
-def check_answer(ran: Ran, num_requests: int) -> None:
-    assert (ran.told.text, ran.told.error) == (TEXT, None)
-    assert ran.told.end in VALID_ENDS
-    *failed, answered = ran.rows
-    assert len(ran.rows) == num_requests
+def check_answer(result: CaseResult, num_requests: int) -> None:
+    assert (result.outcome.text, result.outcome.error) == (TEXT, None)
+    assert result.outcome.end in VALID_ENDS
+    *failed, answered = result.rows
+    assert len(result.rows) == num_requests
     assert all(row["state"] == "failed" for row in failed)
     assert (answered["status"], answered["text"]) == (200, TEXT)
 
 
-def check_refusal(ran: Ran, status: int) -> None:
-    """Known in time it is a status, and final."""
-    assert ran.told.error
-    is_early = all(row["latency_s"] < EARLY_S for row in ran.rows)
-    client = CLIENTS[ran.case.client]
-    assert len(ran.rows) <= (client.most_when_refused if is_early else client.most_requests)
-    assert all(row["state"] == "failed" for row in ran.rows)
-    if is_early and client.tells_status:
-        assert ran.told.status == status
-        is_engines = ran.case.fault.isdigit()
-        assert not is_engines or f"The engine says {status}." in ran.told.error, "its own words"
+def check_refusal(result: CaseResult, status: int) -> None:
+    """Check that a refusal before the proxy commits to a stream is a status and is not retried."""
+    assert result.outcome.error
+    is_early = all(row["latency_s"] < EARLY_S for row in result.rows)
+    client = CLIENTS[result.case.client]
+    assert len(result.rows) <= (client.max_when_refused if is_early else client.max_requests)
+    assert all(row["state"] == "failed" for row in result.rows)
+    if is_early and client.reports_status:
+        assert result.outcome.status == status
+        is_engines = result.case.fault.isdigit()
+        assert not is_engines or f"The engine says {status}." in result.outcome.error, (
+            "the engine's own message"
+        )
 
 
-def check_trouble(ran: Ran) -> None:
-    assert ran.told.error
-    assert len(ran.rows) <= CLIENTS[ran.case.client].most_requests
-    assert all(row["state"] == "failed" for row in ran.rows)
+def check_trouble(result: CaseResult) -> None:
+    assert result.outcome.error
+    assert len(result.rows) <= CLIENTS[result.case.client].max_requests
+    assert all(row["state"] == "failed" for row in result.rows)
 
 
-def check_heals(ran: Ran, outcome: int) -> None:
-    """A client without end asks until it is answered, but never in haste; a refusal is final, and
-    so is an error it takes for one."""
-    assert all(pause >= LEAST_PAUSE_S for pause in ran.pauses)
-    if ran.told.error:
-        assert len(ran.rows) == 1
-        assert all(row["state"] == "failed" for row in ran.rows)
+def check_heals(result: CaseResult, outcome: int) -> None:
+    """Check a client that retries forever: it pauses between attempts, and ends with the answer.
+
+    The client does not retry a refusal, or an error that it takes for a refusal.
+    """
+    assert all(pause >= MIN_PAUSE_S for pause in result.pauses)
+    if result.outcome.error:
+        assert len(result.rows) == 1
+        assert all(row["state"] == "failed" for row in result.rows)
         return
-    assert ran.case.failing is not None
+    assert result.case.failing is not None
     assert outcome in (TROUBLE, 429, 500, 503)
-    check_answer(ran, num_requests=ran.case.failing + 1)
+    check_answer(result, num_requests=result.case.failing + 1)
 
 
 @pytest.mark.parametrize(
-    "case", [case for fault in HEALING for case in in_turn(fault, failing=1)], ids=str
+    "case", [case for fault in HEALING for case in one_per_client(fault, failing=1)], ids=str
 )
-def test_a_client_that_asks_again_is_answered_once_the_fault_is_over(
-    case: Case, runs: Runs
-) -> None:
+def test_a_client_that_retries_is_answered_after_the_fault(case: Case, runs: CaseRuns) -> None:
     check_answer(runs[case], num_requests=2)
 
 
@@ -179,7 +187,9 @@ ONE_OF_FOUR = [
 
 
 @pytest.mark.parametrize("case", ONE_OF_FOUR, ids=str)
-def test_what_one_of_several_siblings_suffers_is_not_seen(case: Case, runs: Runs) -> None:
+def test_the_fault_of_one_of_several_siblings_is_hidden_from_the_client(
+    case: Case, runs: CaseRuns
+) -> None:
     check_answer(runs[case], num_requests=1)
 
 
@@ -188,20 +198,20 @@ def test_what_one_of_several_siblings_suffers_is_not_seen(case: Case, runs: Runs
     [Case(name, fault, n) for name in WITH_TOOLS for fault in TOOL_FAULTS for n in NUM_SIBLINGS],
     ids=str,
 )
-def test_a_run_with_odd_tool_calls_ends(case: Case, runs: Runs) -> None:
-    told, rows = runs[case].told, runs[case].rows
-    if case.fault == SAME_ID:  # these clients refuse such calls, whoever made them
-        assert told.error or told.text == TEXT
+def test_a_run_with_unusual_tool_calls_ends(case: Case, runs: CaseRuns) -> None:
+    outcome, rows = runs[case].outcome, runs[case].rows
+    if case.fault == SAME_ID:  # these clients refuse such calls from any server
+        assert outcome.error or outcome.text == TEXT
         assert len(rows) <= 2
     else:
-        assert (told.text, told.error) == (TEXT, None)
+        assert (outcome.text, outcome.error) == (TEXT, None)
         assert len(rows) == 2
     assert all((row["state"] != "failed", row["status"]) == (True, 200) for row in rows)
 
 
-@pytest.mark.parametrize("case", in_turn("none", is_away=True), ids=str)
-def test_a_server_that_is_away_is_an_error(case: Case, runs: Runs) -> None:
-    if CLIENTS[case.client].is_endless:
-        pytest.skip("asks until the server is back")
+@pytest.mark.parametrize("case", one_per_client("none", is_away=True), ids=str)
+def test_without_a_server_a_client_gets_an_error(case: Case, runs: CaseRuns) -> None:
+    if CLIENTS[case.client].retries_forever:
+        pytest.skip("retries until the server is back")
     check_trouble(runs[case])
     assert {row["status"] for row in runs[case].rows} == {503}

@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI and an agent of LangGraph."""
+"""Tests of LangChain's ChatOpenAI and of a LangGraph agent."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.clients.prompts import ADA, KEY, MODEL, PERSON, SUNNY, num_tokens, say
 from tests.clients.sessions import SESSION, Session, library
 from tests.clients.tools import OSLO, RESULT, ROME, WEATHER, call
-from tests.clients.words import ADA, KEY, MODEL, PERSON, SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
@@ -35,7 +35,7 @@ def test_a_plain_answer_has_its_text_and_its_usage(chat: Any, session: Session) 
     session.groups(1)
 
 
-async def test_a_stream_adds_up(chat: Any, session: Session) -> None:
+async def test_a_streams_chunks_add_up_to_the_answer(chat: Any, session: Session) -> None:
     whole: Any = None
     async for chunk in chat.astream(say(SUNNY), stream_usage=True):
         whole = chunk if whole is None else whole + chunk
@@ -45,8 +45,8 @@ async def test_a_stream_adds_up(chat: Any, session: Session) -> None:
     session.groups(1)
 
 
-def added(chunks: Iterable[Any]) -> Any:
-    """The whole of a stream."""
+def sum_of(chunks: Iterable[Any]) -> Any:
+    """Return the sum of a stream's chunks."""
     whole: Any = None
     for chunk in chunks:
         whole = chunk if whole is None else whole + chunk
@@ -57,9 +57,12 @@ def added(chunks: Iterable[Any]) -> Any:
 def test_tools_are_called_in_parallel(chat: Any, session: Session, streamed: bool) -> None:
     bound = chat.bind_tools([WEATHER])
     prompt = call(OSLO, ROME)
-    answer = added(bound.stream(prompt)) if streamed else bound.invoke(prompt)
-    assert [(made["name"], made["args"]) for made in answer.tool_calls] == [OSLO, ROME]
-    assert len({made["id"] for made in answer.tool_calls}) == 2
+    answer = sum_of(bound.stream(prompt)) if streamed else bound.invoke(prompt)
+    assert [(tool_call["name"], tool_call["args"]) for tool_call in answer.tool_calls] == [
+        OSLO,
+        ROME,
+    ]
+    assert len({tool_call["id"] for tool_call in answer.tool_calls}) == 2
     assert answer.invalid_tool_calls == []
     session.groups(1)
 
@@ -81,28 +84,28 @@ def test_an_answer_can_be_structured(chat: Any, session: Session, method: str, p
 def test_an_agent_calls_its_tools_and_ends(chat: Any, session: Session) -> None:
     def get_weather(city: str) -> str:
         """Weather of a city"""
-        asked.append(city)
+        cities.append(city)
         return RESULT
 
-    asked: list[str] = []
+    cities: list[str] = []
     agent = library("langgraph.prebuilt").create_react_agent(chat, [get_weather])
     messages = agent.invoke({"messages": [("user", call(OSLO, ROME))]})["messages"]
-    assert sorted(asked) == ["Oslo", "Rome"]
+    assert sorted(cities) == ["Oslo", "Rome"]
     assert messages[-1].content == SUNNY
     session.groups(2)
 
 
-def test_the_responses_api_serves_it_as_well(session: Session) -> None:
+def test_the_responses_api_works_too(session: Session) -> None:
     chat = model(session, use_responses_api=True)
     assert chat.invoke(say(SUNNY)).text == SUNNY
     bound = chat.bind_tools([WEATHER])
-    answer = added(bound.stream(call(OSLO)))
-    assert [(made["name"], made["args"]) for made in answer.tool_calls] == [OSLO]
+    answer = sum_of(bound.stream(call(OSLO)))
+    assert [(tool_call["name"], tool_call["args"]) for tool_call in answer.tool_calls] == [OSLO]
     groups = session.groups(2)
     assert {group["route"] for group in groups} == {"/v1/responses"}
 
 
-def test_a_model_that_is_not_there_is_an_error_at_once(session: Session) -> None:
+def test_an_unknown_model_is_refused_without_retries(session: Session) -> None:
     openai = library("openai")
     other = model(session).model_copy(update={"model_name": "other"})
     with pytest.raises(openai.NotFoundError):

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK: the Responses API, which is its default, and chat completions."""
+"""Tests of OpenAI's Agents SDK with the Responses API, its default, and with chat completions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.clients.prompts import ADA, KEY, MODEL, SUNNY, Person, num_tokens, say
 from tests.clients.sessions import SESSION, Session, library
 from tests.clients.tools import OSLO, RESULT, ROME, call
-from tests.clients.words import ADA, KEY, MODEL, SUNNY, Person, num_tokens, say
 
 pytestmark = SESSION
 
@@ -17,7 +17,7 @@ APIS = {"responses": "/v1/responses", "chat_completions": "/v1/chat/completions"
 
 
 class Agents:
-    """The library, set to one API of one proxy."""
+    """The library, configured for one API of one proxy."""
 
     def __init__(self, session: Session, api: str, client: Any) -> None:
         self.lib = library("agents")
@@ -28,7 +28,7 @@ class Agents:
             "chat_completions": self.lib.OpenAIChatCompletionsModel,
         }[api]
         self._model = kind(model=MODEL, openai_client=client)
-        self.asked: list[str] = []
+        self.cities: list[str] = []
 
     def agent(self, name: str = "Helper", **fields: Any) -> Any:
         return self.lib.Agent(name=name, instructions="Help.", model=self._model, **fields)
@@ -37,7 +37,7 @@ class Agents:
     def weather(self) -> Any:
         def get_weather(city: str) -> str:
             """Weather of a city"""
-            self.asked.append(city)
+            self.cities.append(city)
             return RESULT
 
         return self.lib.function_tool(get_weather)
@@ -48,7 +48,7 @@ class Agents:
 
 @pytest.fixture(params=APIS)
 async def agents(request: pytest.FixtureRequest, session: Session) -> AsyncIterator[Agents]:
-    library("agents").set_tracing_disabled(True)  # it would be sent to OpenAI
+    library("agents").set_tracing_disabled(True)  # traces would be sent to OpenAI
     async with library("openai").AsyncOpenAI(base_url=session.base_url, api_key=KEY) as client:
         yield Agents(session, request.param, client)
 
@@ -64,7 +64,7 @@ async def test_tools_are_called_and_the_run_ends(agents: Agents) -> None:
     agent = agents.agent(tools=[agents.weather])
     result = await agents.lib.Runner.run(agent, call(OSLO, ROME), max_turns=4)
     assert result.final_output == SUNNY
-    assert sorted(agents.asked) == ["Oslo", "Rome"]
+    assert sorted(agents.cities) == ["Oslo", "Rome"]
     agents.check(2)
 
 
@@ -77,7 +77,7 @@ async def test_a_streamed_run_calls_its_tools_and_ends(agents: Agents) -> None:
         if event.type == "run_item_stream_event"
     ]
     assert result.final_output == SUNNY
-    assert sorted(agents.asked) == ["Oslo", "Rome"]
+    assert sorted(agents.cities) == ["Oslo", "Rome"]
     assert names.count("tool_called") == names.count("tool_output") == 2
     assert names.count("message_output_created") == 1
     agents.check(2)

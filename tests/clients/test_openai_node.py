@@ -1,4 +1,4 @@
-"""The official Node client: chat completions, completions and responses."""
+"""Tests of OpenAI's Node client: chat completions, completions and responses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import Node
+from tests.clients.prompts import ADA, MODEL, PERSON, SUNNY, num_tokens, say, user
 from tests.clients.sessions import SESSION, Session
 from tests.clients.tools import CITY, OSLO, RESULT, ROME, WEATHER, call
-from tests.clients.words import ADA, MODEL, PERSON, SUNNY, num_tokens, say, user
 
 pytestmark = SESSION
 
@@ -24,7 +24,9 @@ def test_the_model_is_listed(node: Node) -> None:
     assert [card["id"] for card in node.answer("models")] == [MODEL]
 
 
-def test_an_answer_has_its_text_whole_streamed_and_gathered(node: Node, session: Session) -> None:
+def test_an_answer_has_its_text_plain_streamed_and_with_the_stream_helper(
+    node: Node, session: Session
+) -> None:
     whole = node.answer("chat", messages=user(say(SUNNY)))
     assert whole["choices"][0]["message"]["content"] == SUNNY
     assert whole["usage"]["completion_tokens"] == num_tokens(SUNNY)
@@ -47,18 +49,23 @@ def test_tools_are_called_in_parallel(node: Node, session: Session, name: str) -
     (choice,) = answer["choices"]
     assert choice["finish_reason"] == "tool_calls"
     calls = choice["message"]["tool_calls"]
-    assert len({made["id"] for made in calls}) == 2
+    assert len({tool_call["id"] for tool_call in calls}) == 2
     assert [
-        (made["function"]["name"], json.loads(made["function"]["arguments"])) for made in calls
+        (tool_call["function"]["name"], json.loads(tool_call["function"]["arguments"]))
+        for tool_call in calls
     ] == [OSLO, ROME]
     session.groups(1)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_tool_runner_calls_them_and_ends(node: Node, session: Session, streamed: bool) -> None:
-    told = node.answer("run_tools", messages=user(call(OSLO, ROME)), result=RESULT, stream=streamed)
-    assert sorted(told["asked"]) == ["Oslo", "Rome"]
-    assert told["content"] == SUNNY
+def test_the_tool_runner_calls_the_tools_and_ends(
+    node: Node, session: Session, streamed: bool
+) -> None:
+    result = node.answer(
+        "run_tools", messages=user(call(OSLO, ROME)), result=RESULT, stream=streamed
+    )
+    assert sorted(result["cities"]) == ["Oslo", "Rome"]
+    assert result["content"] == SUNNY
     session.groups(2)
 
 
@@ -75,7 +82,9 @@ def test_completions_are_answered(node: Node, session: Session) -> None:
     session.groups(1)
 
 
-def test_a_response_has_its_text_whole_streamed_and_gathered(node: Node, session: Session) -> None:
+def test_a_response_has_its_text_plain_streamed_and_with_the_stream_helper(
+    node: Node, session: Session
+) -> None:
     whole = node.answer("responses", input=say(SUNNY))
     assert (whole["output_text"], whole["status"]) == (SUNNY, "completed")
     events = node.answer("responses_stream", input=say(SUNNY))
@@ -91,18 +100,21 @@ def test_a_response_calls_tools(node: Node, session: Session) -> None:
     tool = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}
     answer = node.answer("responses_helper", input=call(OSLO, ROME), tools=[tool])
     calls = [item for item in answer["output"] if item["type"] == "function_call"]
-    assert [(made["name"], json.loads(made["arguments"])) for made in calls] == [OSLO, ROME]
-    assert len({made["call_id"] for made in calls}) == 2
+    assert [(tool_call["name"], json.loads(tool_call["arguments"])) for tool_call in calls] == [
+        OSLO,
+        ROME,
+    ]
+    assert len({tool_call["call_id"] for tool_call in calls}) == 2
     session.groups(1)
 
 
 @pytest.mark.parametrize("name", ["chat", "chat_stream"])
-def test_errors_have_the_clients_own_types_and_are_final(
+def test_refusals_raise_the_clients_own_errors_without_retries(
     node: Node, session: Session, name: str
 ) -> None:
-    told = node(name, messages=user("hi"), temperature=-1)
-    assert (told["error"], told["status"]) == ("BadRequestError", 400)
-    assert told["body"]["message"].startswith("temperature must be non-negative")
-    told = node(name, messages=user("hi"), model="other")
-    assert (told["error"], told["status"]) == ("NotFoundError", 404)
+    result = node(name, messages=user("hi"), temperature=-1)
+    assert (result["error"], result["status"]) == ("BadRequestError", 400)
+    assert result["body"]["message"].startswith("temperature must be non-negative")
+    result = node(name, messages=user("hi"), model="other")
+    assert (result["error"], result["status"]) == ("NotFoundError", 404)
     session.refused(400, 404)

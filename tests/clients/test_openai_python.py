@@ -1,4 +1,4 @@
-"""The official Python client, with its retries on: chat completions and completions."""
+"""Tests of OpenAI's Python client, with retries: chat completions and completions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import openai
 import pytest
 
+from tests.clients.prompts import ADA, KEY, MODEL, Person, num_tokens, say, user
 from tests.clients.sessions import SESSION, Session
-from tests.clients.words import ADA, KEY, MODEL, Person, num_tokens, say, user
 
 pytestmark = SESSION
 
@@ -34,7 +34,9 @@ def test_a_plain_answer_has_its_text_its_usage_and_its_reason(
     session.groups(1)
 
 
-def test_an_answer_that_reaches_its_limit_says_so(client: openai.OpenAI, session: Session) -> None:
+def test_an_answer_that_reaches_its_limit_has_the_finish_reason_length(
+    client: openai.OpenAI, session: Session
+) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=user(say(HELLO)), max_completion_tokens=5
     )
@@ -45,7 +47,7 @@ def test_an_answer_that_reaches_its_limit_says_so(client: openai.OpenAI, session
     session.groups(1)
 
 
-def test_a_stream_is_one_answer_in_parts_with_usage_last(
+def test_a_streams_chunks_are_one_answer_with_usage_last(
     client: openai.OpenAI, session: Session
 ) -> None:
     stream = client.chat.completions.create(
@@ -79,7 +81,7 @@ async def test_the_async_client_streams(session: Session) -> None:
     session.groups(1)
 
 
-def test_the_stream_helper_gathers_text(client: openai.OpenAI, session: Session) -> None:
+def test_the_stream_helper_returns_the_text(client: openai.OpenAI, session: Session) -> None:
     with client.chat.completions.stream(model=MODEL, messages=user(say(HELLO))) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_completion()
@@ -105,7 +107,7 @@ def test_a_parsed_stream_is_parsed_at_its_end(client: openai.OpenAI, session: Se
     session.groups(1)
 
 
-def test_several_choices_are_several_and_served_once(
+def test_several_choices_are_returned_from_one_sibling(
     client: openai.OpenAI, session: Session
 ) -> None:
     answer = client.chat.completions.create(model=MODEL, messages=user(say(HELLO)), n=2)
@@ -114,9 +116,7 @@ def test_several_choices_are_several_and_served_once(
     session.groups(1, siblings=1)
 
 
-def test_log_probabilities_are_there_for_each_token(
-    client: openai.OpenAI, session: Session
-) -> None:
+def test_each_token_has_log_probabilities(client: openai.OpenAI, session: Session) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=user(say(HELLO)), logprobs=True, top_logprobs=1
     )
@@ -128,7 +128,7 @@ def test_log_probabilities_are_there_for_each_token(
     session.groups(1)
 
 
-def test_the_raw_answer_can_be_read_and_the_apps_request_id_comes_back(
+def test_the_raw_answer_can_be_read_and_has_the_apps_request_id(
     client: openai.OpenAI, session: Session
 ) -> None:
     raw = client.chat.completions.with_raw_response.create(
@@ -141,10 +141,10 @@ def test_the_raw_answer_can_be_read_and_the_apps_request_id_comes_back(
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_completions_are_answered(client: openai.OpenAI, session: Session, streamed: bool) -> None:
-    made: Any = client.completions.create(
+    answer: Any = client.completions.create(
         model=MODEL, prompt=say(HELLO), max_tokens=64, stream=streamed
     )
-    parts = list(made) if streamed else [made]
+    parts = list(answer) if streamed else [answer]
     assert "".join(part.choices[0].text for part in parts) == HELLO
     assert parts[-1].choices[0].finish_reason == "stop"
     assert parts[0].object == "text_completion"
@@ -152,7 +152,7 @@ def test_completions_are_answered(client: openai.OpenAI, session: Session, strea
     session.groups(1)
 
 
-def test_a_request_that_is_wrong_is_refused_once_in_the_clients_own_types(
+def test_an_invalid_request_raises_the_clients_own_error_without_retries(
     client: openai.OpenAI, session: Session
 ) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
@@ -167,7 +167,7 @@ def test_a_request_that_is_wrong_is_refused_once_in_the_clients_own_types(
     session.refused(400)
 
 
-def test_a_model_that_is_not_there_is_not_found_in_either_mode(
+def test_an_unknown_model_is_refused_with_and_without_streaming(
     client: openai.OpenAI, session: Session
 ) -> None:
     for streamed in (False, True):
@@ -176,6 +176,6 @@ def test_a_model_that_is_not_there_is_not_found_in_either_mode(
     session.refused(404, 404)
 
 
-def test_a_path_that_is_not_there_is_not_found(client: openai.OpenAI) -> None:
+def test_an_unknown_path_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError):
         client.embeddings.create(model=MODEL, input="hi")

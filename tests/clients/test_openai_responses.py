@@ -1,4 +1,4 @@
-"""The official Python client's Responses API."""
+"""Tests of the Responses API with OpenAI's Python client."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from tests.clients.prompts import ADA, MODEL, SUNNY, Person, num_tokens, say
 from tests.clients.sessions import SESSION, Session
 from tests.clients.tools import CITY, OSLO, RESULT, ROME, call
-from tests.clients.words import ADA, MODEL, SUNNY, Person, num_tokens, say
 
 pytestmark = SESSION
 
@@ -19,7 +19,7 @@ WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "
 HELLO = "Hello, wörld."
 
 
-def test_an_answer_is_complete_and_counted(client: openai.OpenAI, session: Session) -> None:
+def test_an_answer_is_complete_and_has_usage(client: openai.OpenAI, session: Session) -> None:
     answer = client.responses.create(model=MODEL, input=say(HELLO), instructions="Be nice.")
     assert (answer.output_text, answer.status, answer.error) == (HELLO, "completed", None)
     assert (answer.object, answer.model) == ("response", MODEL)
@@ -30,7 +30,7 @@ def test_an_answer_is_complete_and_counted(client: openai.OpenAI, session: Sessi
     assert group["route"] == "/v1/responses"
 
 
-def test_a_stream_opens_goes_on_and_completes(client: openai.OpenAI, session: Session) -> None:
+def test_a_streams_events_are_in_order(client: openai.OpenAI, session: Session) -> None:
     events = list(client.responses.create(model=MODEL, input=say(HELLO), stream=True))
     kinds = [event.type for event in events]
     assert kinds[0] == "response.created"
@@ -46,7 +46,7 @@ def test_a_stream_opens_goes_on_and_completes(client: openai.OpenAI, session: Se
     session.groups(1)
 
 
-def test_the_stream_helper_gathers_text(client: openai.OpenAI, session: Session) -> None:
+def test_the_stream_helper_returns_the_text(client: openai.OpenAI, session: Session) -> None:
     with client.responses.stream(model=MODEL, input=say(HELLO)) as stream:
         kinds = {event.type for event in stream}
         final = stream.get_final_response()
@@ -59,20 +59,23 @@ def test_the_stream_helper_gathers_text(client: openai.OpenAI, session: Session)
 def test_a_tool_loop_ends_with_an_answer(
     client: openai.OpenAI, session: Session, streamed: bool
 ) -> None:
-    asked: list[Any] = [{"role": "user", "content": call(OSLO, ROME)}]
-    first = complete(client, streamed, input=asked)
+    items: list[Any] = [{"role": "user", "content": call(OSLO, ROME)}]
+    first = complete(client, streamed, input=items)
     calls = calls_of(first)
-    assert [(made.name, json.loads(made.arguments)) for made in calls] == [OSLO, ROME]
-    assert len({made.call_id for made in calls}) == 2
-    assert len({made.id for made in calls}) == 2
-    asked += [item.model_dump(exclude_none=True) for item in first.output]
-    second = complete(client, streamed, input=asked + results_of(first))
+    assert [(tool_call.name, json.loads(tool_call.arguments)) for tool_call in calls] == [
+        OSLO,
+        ROME,
+    ]
+    assert len({tool_call.call_id for tool_call in calls}) == 2
+    assert len({tool_call.id for tool_call in calls}) == 2
+    items += [item.model_dump(exclude_none=True) for item in first.output]
+    second = complete(client, streamed, input=items + results_of(first))
     assert (second.output_text, second.status) == (SUNNY, "completed")
     session.groups(2)
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_tool_loop_can_name_the_response_before(
+def test_a_tool_loop_can_use_the_previous_response_id(
     client: openai.OpenAI, session: Session, streamed: bool
 ) -> None:
     first = complete(client, streamed, input=call(OSLO))
@@ -81,11 +84,13 @@ def test_a_tool_loop_can_name_the_response_before(
     assert second.previous_response_id == first.id
     assert first.usage is not None
     assert second.usage is not None
-    assert second.usage.input_tokens > first.usage.input_tokens, "the model saw what was before"
+    assert second.usage.input_tokens > first.usage.input_tokens, (
+        "the model got the previous messages"
+    )
     session.groups(2)
 
 
-def test_a_conversation_can_go_on_from_the_response_before(
+def test_a_conversation_can_continue_from_the_previous_response_id(
     client: openai.OpenAI, session: Session
 ) -> None:
     first = client.responses.create(model=MODEL, input=say(HELLO))
@@ -95,7 +100,9 @@ def test_a_conversation_can_go_on_from_the_response_before(
     session.groups(2)
 
 
-def test_an_unknown_response_before_is_not_found(client: openai.OpenAI, session: Session) -> None:
+def test_an_unknown_previous_response_id_is_not_found(
+    client: openai.OpenAI, session: Session
+) -> None:
     with pytest.raises(openai.NotFoundError, match="resp_nowhere"):
         client.responses.create(model=MODEL, input="hi", previous_response_id="resp_nowhere")
     session.refused(404)
@@ -115,8 +122,8 @@ def calls_of(response: Response) -> list[Any]:
 
 def results_of(response: Response) -> list[Any]:
     return [
-        {"type": "function_call_output", "call_id": made.call_id, "output": RESULT}
-        for made in calls_of(response)
+        {"type": "function_call_output", "call_id": tool_call.call_id, "output": RESULT}
+        for tool_call in calls_of(response)
     ]
 
 
@@ -152,7 +159,7 @@ def test_an_answer_that_reaches_its_limit_is_incomplete(
     session.groups(1)
 
 
-def test_a_model_that_is_not_there_is_not_found_in_either_mode(
+def test_an_unknown_model_is_refused_with_and_without_streaming(
     client: openai.OpenAI, session: Session
 ) -> None:
     for streamed in (False, True):
@@ -161,7 +168,9 @@ def test_a_model_that_is_not_there_is_not_found_in_either_mode(
     session.refused(404, 404)
 
 
-def test_a_request_that_is_wrong_is_refused_once(client: openai.OpenAI, session: Session) -> None:
+def test_an_invalid_request_is_refused_without_retries(
+    client: openai.OpenAI, session: Session
+) -> None:
     with pytest.raises(openai.BadRequestError):
         client.responses.create(model=MODEL, input="hi", temperature=-1)
     session.refused(400)

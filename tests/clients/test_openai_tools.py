@@ -1,4 +1,4 @@
-"""The official Python client's chat completions with tools."""
+"""Tests of chat completions with tools, with OpenAI's Python client."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from tests.clients.prompts import MODEL, SUNNY, user
 from tests.clients.sessions import SESSION, Session
 from tests.clients.tools import OSLO, RESULT, ROME, WEATHER, call
-from tests.clients.words import MODEL, SUNNY, user
 
 pytestmark = SESSION
 
 
-def test_the_stream_helper_gathers_parallel_tool_calls(
+def test_the_stream_helper_returns_parallel_tool_calls(
     client: openai.OpenAI, session: Session
 ) -> None:
     with client.chat.completions.stream(
@@ -24,7 +24,7 @@ def test_the_stream_helper_gathers_parallel_tool_calls(
     ) as stream:
         done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         final = stream.get_final_completion()
-    # The helper tells of a call when the next one begins, or at the end of the stream.
+    # The helper reports a call when the next call begins, or at the end of the stream.
     assert [json.loads(event.arguments) for event in done] == [OSLO[1], ROME[1]]
     assert calls_of(final) == [OSLO, ROME]
     session.groups(1)
@@ -46,7 +46,9 @@ def test_tools_can_be_called_in_parallel_and_their_ids_are_unique(
     session.groups(2)
 
 
-def test_one_call_without_parallel_ones(client: openai.OpenAI, session: Session) -> None:
+def test_without_parallel_tool_calls_there_is_one_call(
+    client: openai.OpenAI, session: Session
+) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=user(call(OSLO)), tools=[WEATHER], parallel_tool_calls=False
     )
@@ -66,10 +68,10 @@ def test_a_forced_tool_is_called(client: openai.OpenAI, session: Session, choice
     )
     message = answer.choices[0].message
     assert message.tool_calls is not None
-    (made,) = message.tool_calls
-    assert made.type == "function"
-    assert made.function.name == "get_weather"
-    assert isinstance(json.loads(made.function.arguments)["city"], str)
+    (tool_call,) = message.tool_calls
+    assert tool_call.type == "function"
+    assert tool_call.function.name == "get_weather"
+    assert isinstance(json.loads(tool_call.function.arguments)["city"], str)
     session.groups(1)
 
 
@@ -98,7 +100,7 @@ def complete(client: openai.OpenAI, messages: Any, streamed: bool) -> ChatComple
 
 
 def calls_of(answer: ChatCompletion) -> list[tuple[str, Any]]:
-    """Names and arguments. The reason must say that there are any."""
+    """Check the finish reason, and return names and arguments of the tool calls."""
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     calls = choice.message.tool_calls or []

@@ -1,4 +1,4 @@
-"""opencode without a user: one turn, a turn with a tool, and a second turn of the same session."""
+"""Tests of opencode in non-interactive mode: a turn, a turn with a tool, and a second turn."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.clients.programs import TITLED, OpenCode, parts
+from tests.clients.prompts import SUNNY, num_tokens, say
 from tests.clients.sessions import SESSION, Session
 from tests.clients.tools import RESULT, call
-from tests.clients.words import SUNNY, num_tokens, say
 
 pytestmark = SESSION
 
@@ -20,7 +20,7 @@ def opencode(session: Session, tmp_path: Path) -> OpenCode:
     return OpenCode(session.base_url, tmp_path / "project")
 
 
-def test_a_turn_ends_with_its_text_and_the_next_goes_on(
+def test_a_turn_ends_with_its_text_and_the_next_turn_continues_the_session(
     opencode: OpenCode, session: Session
 ) -> None:
     for flags in (TITLED, ("-c",)):
@@ -42,7 +42,7 @@ def test_tools_run_and_the_turn_ends(opencode: OpenCode, session: Session) -> No
     for note in notes:
         note.write_text(RESULT)
     read = call(*[("read", {"filePath": str(note)}) for note in notes], then="Sunny.")
-    # What has a space is put in quotes, and the quotes within escaped.
+    # Arguments with a space are quoted, and their quotes are escaped.
     code, events = opencode(read.replace(" ", "\n"), *TITLED)
     assert code == 0, events
     used = parts(events, "tool_use")
@@ -54,7 +54,7 @@ def test_tools_run_and_the_turn_ends(opencode: OpenCode, session: Session) -> No
     assert RESULT in second["request_json"]
 
 
-def test_a_refusal_is_final(session: Session, tmp_path: Path) -> None:
+def test_an_unknown_model_ends_the_turn_with_an_error(session: Session, tmp_path: Path) -> None:
     other = OpenCode(session.base_url, tmp_path / "project", "other")
     code, events = other("hi", *TITLED)
     assert code != 0

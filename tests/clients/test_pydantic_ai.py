@@ -1,4 +1,4 @@
-"""pydantic-ai, the strictest reader of them, over three of the four formats."""
+"""Tests of pydantic-ai, which validates answers most strictly, with three of the four formats."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.clients.prompts import ADA, KEY, MODEL, SUNNY, Person, num_tokens, say
 from tests.clients.sessions import SESSION, Session, library
 from tests.clients.tools import OSLO, RESULT, ROME, call
-from tests.clients.words import ADA, KEY, MODEL, SUNNY, Person, num_tokens, say
 
 pytestmark = SESSION
 
@@ -56,7 +56,9 @@ async def test_a_plain_answer_has_its_text_and_its_usage(
     check(session, route, 1)
 
 
-async def test_a_stream_adds_up(model: Any, session: Session, route: str) -> None:
+async def test_a_streams_chunks_add_up_to_the_answer(
+    model: Any, session: Session, route: str
+) -> None:
     async with agent_of(model).run_stream(say(SUNNY)) as result:
         parts = [part async for part in result.stream_text(delta=True, debounce_by=None)]
     assert "".join(parts) == SUNNY
@@ -68,11 +70,11 @@ async def test_a_stream_adds_up(model: Any, session: Session, route: str) -> Non
 async def test_tools_are_called_and_the_run_ends(
     model: Any, session: Session, route: str, streamed: bool
 ) -> None:
-    asked: list[str] = []
+    cities: list[str] = []
 
     def get_weather(city: str) -> str:
         """Weather of a city"""
-        asked.append(city)
+        cities.append(city)
         return RESULT
 
     agent = agent_of(model, tools=[get_weather])
@@ -82,11 +84,11 @@ async def test_tools_are_called_and_the_run_ends(
     else:
         output = (await agent.run(call(OSLO, ROME))).output
     assert output == SUNNY
-    assert sorted(asked) == ["Oslo", "Rome"]
+    assert sorted(cities) == ["Oslo", "Rome"]
     check(session, route, 2)
 
 
-async def test_a_structured_output_is_a_forced_call(
+async def test_a_structured_output_uses_a_forced_tool_call(
     model: Any, session: Session, route: str
 ) -> None:
     result = await agent_of(model, output_type=Person).run(call(("final_result", json.loads(ADA))))

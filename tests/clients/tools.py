@@ -1,11 +1,11 @@
-"""The tool of all clients' sessions, and how the fake engine is made to call one."""
+"""The tools of the clients' sessions, and prompts that make the fake engine call them."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from tests.clients.words import SUNNY, Json, say
+from tests.clients.prompts import SUNNY, Json, say
 
 CITY: Json = {
     "type": "object",
@@ -20,11 +20,13 @@ WEATHER: Any = {
 OSLO = ("get_weather", {"city": "Oslo"})
 ROME = ("get_weather", {"city": "Rome"})
 RESULT = "21 degrees, no clouds"
-"""Of every tool."""
+"""The result of every tool."""
 
 
 def call(*calls: tuple[str, Json], then: str = SUNNY) -> str:
-    """Makes the fake engine call these tools in one turn, and answer `then` once it has a result
-    of each."""
+    """Return a prompt for calls of these tools in one turn.
+
+    When the fake engine has all results, it answers `then`.
+    """
     named = " & ".join(f"{name} {json.dumps(arguments)}" for name, arguments in calls)
     return f"[[call {named}]] {say(then)}"

@@ -1,11 +1,10 @@
-"""A process of active clients: so many episodes at once, each claimed, called and ended; and again,
-until so many ends are acknowledged.
+"""A program that claims, calls and ends many episodes at once, until enough ends are acknowledged.
 
     python tests/e2e/active_client.py --url URL --notes FILE --at-once 50 --ends 150 --go FILE
 
-What must not be forgotten is in the notes before anything follows from it, so the next life of a
-process that is killed goes on from there: it ends what it has claimed, and sends again, word by
-word, what was not acknowledged.
+The program writes each fact to its notes before it acts on the fact. If the process is killed, the
+next process continues from the notes: it ends the claimed episodes, and repeats the requests that
+were not acknowledged.
 """
 
 from __future__ import annotations
@@ -24,51 +23,58 @@ Json = dict[str, Any]
 
 NUM_REPEAT = 4
 LIMIT_S = 20.0
-"""Of one request."""
+"""Time limit of one request."""
 PAUSE_S = 0.2
-"""Before one that found no server, or one that was not ready, is sent again."""
-GONE = "not claimed"
-"""Or not in claimed status: what is said of a claim that has run out, as a client's may that was
-dead."""
-MOST_WORK_S = 0.5
-"""What an agent does between its call and its end."""
+"""Pause before a request is repeated because the server was down or not ready."""
+NOT_CLAIMED = "not claimed"
+"""Part of the refusal for an expired claim.
+
+The claim of a client that was killed may have expired."""
+MAX_WORK_S = 0.5
+"""Longest pause of an agent between its call and its end."""
 
 
 @dataclass(slots=True)
 class Notes:
-    """What this process did, and what it was told; one line each."""
+    """The actions of this client and the server's replies, one line for each."""
 
     file: Path
     claimed: dict[str, Json] = field(default_factory=dict[str, Json])
-    """Replies by uuid."""
+    """Replies to claims by uuid."""
     sent: dict[str, Json] = field(default_factory=dict[str, Json])
     """Bodies of ends by uuid."""
     ended: set[str] = field(default_factory=set[str])
-    """Acknowledged."""
+    """Uuids of the acknowledged ends."""
     refused: set[str] = field(default_factory=set[str])
-    """Their claims had run out."""
+    """Uuids of the ends that were refused because the claim had expired."""
 
     def read(self) -> None:
-        """What earlier lives wrote. A note is one write, which a kill does not cut."""
-        for line in self.file.read_text().splitlines() if self.file.exists() else []:
-            self._know(**json.loads(line))
+        """Read the notes of earlier processes.
 
-    def add(self, did: str, uuid: str, told: Json | None = None) -> None:
-        """`told`: the reply to a claim, the body of an end, why that was refused."""
-        with self.file.open("a") as notes:  # closed, and so flushed, before anything follows
-            notes.write(json.dumps({"did": did, "uuid": uuid, "told": told or {}}) + "\n")
-        self._know(did, uuid, told or {})
+        Each note is one write, so a kill leaves no partial note.
+        """
+        for line in self.file.read_text().splitlines() if self.file.exists() else []:
+            self._remember(**json.loads(line))
+
+    def add(self, action: str, uuid: str, body: Json | None = None) -> None:
+        """Write a note.
+
+        `body` is the reply to a claim, the request of an end, or the reply to an end.
+        """
+        with self.file.open("a") as notes:  # closed, and so flushed, before the next action
+            notes.write(json.dumps({"action": action, "uuid": uuid, "body": body or {}}) + "\n")
+        self._remember(action, uuid, body or {})
 
     @property
-    def in_hand(self) -> list[str]:
+    def open_claims(self) -> list[str]:
         return [uuid for uuid in self.claimed if uuid not in self.ended | self.refused]
 
-    def _know(self, did: str, uuid: str, told: Json) -> None:
-        match did:
+    def _remember(self, action: str, uuid: str, body: Json) -> None:
+        match action:
             case "claimed":
-                self.claimed[uuid] = told
+                self.claimed[uuid] = body
             case "sent":
-                self.sent[uuid] = told
+                self.sent[uuid] = body
             case "ended":
                 self.ended.add(uuid)
             case _:
@@ -81,7 +87,7 @@ class Client:
         self._notes = notes
         self._go = go
         self._idle_limit_s = idle_limit_s
-        self._chance = random.Random(seed)
+        self._random = random.Random(seed)
         self._name = notes.file.stem
 
     async def run(self, at_once: int, num_ends: int) -> None:
@@ -89,16 +95,16 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=LIMIT_S)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as self._http:
             while (left := num_ends - len(self._notes.ended)) > 0:
-                missing = min(at_once, left) - len(self._notes.in_hand)
+                missing = min(at_once, left) - len(self._notes.open_claims)
                 await asyncio.gather(*(self._claim() for _ in range(missing)))
                 while not self._go.exists():
                     await asyncio.sleep(PAUSE_S)
-                if not self._notes.in_hand:
+                if not self._notes.open_claims:
                     await asyncio.sleep(PAUSE_S)
-                await asyncio.gather(*(self._play(uuid) for uuid in self._notes.in_hand))
+                await asyncio.gather(*(self._play(uuid) for uuid in self._notes.open_claims))
 
     async def _claim(self) -> None:
-        """Or not, while a batch is full: it waits for what is claimed already."""
+        """Claim an episode, or return without one while the next batch is complete."""
         claim = {
             "client_uuid": self._name,
             "episode_type": "train",
@@ -114,12 +120,12 @@ class Client:
     async def _play(self, uuid: str) -> None:
         if uuid not in self._notes.sent:
             await self._call(self._notes.claimed[uuid])
-            await asyncio.sleep(self._chance.uniform(0, MOST_WORK_S))
-            self._notes.add("sent", uuid, self._end_of(uuid))
+            await asyncio.sleep(self._random.uniform(0, MAX_WORK_S))
+            self._notes.add("sent", uuid, self._end_body(uuid))
         reply = await self._post("/end_episode", self._notes.sent[uuid])
         self._notes.add("ended" if reply.get("success") is True else "refused", uuid, reply)
 
-    def _end_of(self, uuid: str) -> Json:
+    def _end_body(self, uuid: str) -> Json:
         number = len(self._notes.sent)
         task_id = f"{self._name} {number // NUM_REPEAT}"
         output = {"reward": number % NUM_REPEAT / 8, "metadata": {"task_id": task_id}}
@@ -137,15 +143,15 @@ class Client:
         await self._post(url, {"model": "fake", "messages": messages}, key)
 
     async def _post(self, path: str, body: Json, headers: dict[str, str] | None = None) -> Json:
-        """Until there is an answer, of whichever life of the server."""
+        """Send a request until a server process replies."""
         while True:
             try:
                 async with self._http.post(self._url + path, json=body, headers=headers) as answer:
-                    if answer.status != 503:  # which means: later
-                        told = await answer.json()
-                        is_gone = GONE in str(told)
-                        assert answer.status == 200 or is_gone, (path, answer.status, told)
-                        return told
+                    if answer.status != 503:  # 503 means: try again later
+                        reply = await answer.json()
+                        is_expired = NOT_CLAIMED in str(reply)
+                        assert answer.status == 200 or is_expired, (path, answer.status, reply)
+                        return reply
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError):
                 pass
             await asyncio.sleep(PAUSE_S)
@@ -155,12 +161,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True)
     parser.add_argument("--notes", type=Path, required=True)
-    parser.add_argument("--go", type=Path, required=True, help="Nothing is ended before it exists.")
+    parser.add_argument(
+        "--go", type=Path, required=True, help="No episode ends before this file exists."
+    )
     parser.add_argument("--at-once", type=int, required=True)
     parser.add_argument("--ends", type=int, required=True)
     parser.add_argument("--idle-limit-s", type=float, required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--limit-s", type=float, default=600.0, help="It ends by itself.")
+    parser.add_argument("--limit-s", type=float, default=600.0, help="Time limit of the program.")
     args = parser.parse_args()
     notes = Notes(args.notes)
     notes.read()

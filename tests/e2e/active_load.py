@@ -1,5 +1,7 @@
-"""A server and several processes of active clients, any of them killed at moments of a seed's
-choosing."""
+"""A load test: a server and several active clients, which are killed at random moments.
+
+The seed decides when which process is killed.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from typing import Any
 import httpx
 
 from tests.e2e import active_client
-from tests.e2e.active_checks import rows
 from tests.e2e.active_client import NUM_REPEAT, Notes
+from tests.e2e.journal_checks import rows
 from tests.e2e.processes import Process, Processes, wait_until
 
 
@@ -23,24 +25,26 @@ from tests.e2e.processes import Process, Processes, wait_until
 class Load:
     num_clients: int
     at_once: int
-    """Episodes, of all clients together."""
+    """Simultaneous episodes of all clients together."""
     num_ends: int
-    """To be acknowledged, of all clients together."""
+    """Acknowledged ends of all clients together."""
     num_kills: int
     idle_limit_s: float
-    """Of a claim: where its client never heard of it, a step waits for so long."""
+    """Time after which an unused claim expires.
+
+    If a client never received the reply to its claim, a step waits for this time."""
     limit_s: float
     seed: int = 0
 
     @property
     def job(self) -> str:
-        """A step for about as many episodes as there are at once."""
+        """The job's YAML, with about as many episodes per step as run at once."""
         batch_size = self.at_once // NUM_REPEAT
         return f"job: {{num_repeat: {NUM_REPEAT}, batch_size: {batch_size}, save_freq: 2}}"
 
 
 class ClientProcess:
-    """One life after the other on the same notes."""
+    """An active client that can be killed and restarted with the same notes."""
 
     def __init__(self, url: str, number: int, folder: Path, load: Load) -> None:
         self.notes_file = folder / f"client-{number}.jsonl"
@@ -79,9 +83,11 @@ class ClientProcess:
 
 
 def play(processes: Processes, load: Load) -> tuple[Path, list[Notes]]:
-    """Until every client is done; then the server is stopped. Its run directory, and what the
-    clients noted."""
-    chance = random.Random(load.seed)
+    """Run the load until every client is done, and stop the server.
+
+    Returns the server's run directory and the clients' notes.
+    """
+    rng = random.Random(load.seed)
     server = processes.server("--backend", "fake")
     _post(server, "/sync_train_config", {"yaml_as_string": load.job})
     _post(server, "/start_engine", {})
@@ -92,10 +98,10 @@ def play(processes: Processes, load: Load) -> tuple[Path, list[Notes]]:
     try:
         wait_until(lambda: _num_claimed(server) == load.at_once, load.limit_s, "all to claim")
         (processes.folder / "go").touch()
-        moments = sorted(chance.sample(range(load.num_ends * 9 // 10), load.num_kills))
+        moments = sorted(rng.sample(range(load.num_ends * 9 // 10), load.num_kills))
         for number, at in enumerate(moments):
             wait_until(lambda at=at: _num_ended(clients) >= at, load.limit_s, f"{at} ends")
-            victim = chance.choice(clients) if number % 2 else server
+            victim = rng.choice(clients) if number % 2 else server
             victim.kill()
             victim.start()
         wait_until(lambda: _are_done(clients), load.limit_s, "the clients")

@@ -1,4 +1,4 @@
-"""A set of real processes per test, and one hooks folder whose preference is plain."""
+"""Fixtures: real processes, a stack of processes, and a hooks folder that prefers "yes"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Processes
 from tests.e2e.stack import Stack, running_stack
 
-pytest.register_assert_rewrite("tests.e2e.active_checks")
+pytest.register_assert_rewrite("tests.e2e.journal_checks")
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
 
 @pytest.fixture
 def yes_hooks(tmp_path: Path) -> Path:
-    """Rewards the fake backend's "yes." with 1, all else with 0."""
+    """A hooks folder that gives answers that begin with "yes" reward 1, and others 0."""
     return write_hooks(tmp_path / "hooks", PREFER_YES)
 
 

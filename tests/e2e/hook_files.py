@@ -1,4 +1,4 @@
-"""Hook folders, written as a user would write them."""
+"""Hook folders for tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def on_compute_relative_reward(valid_results, all_answers):
 
 
 def write_hooks(folder: Path, reward: str, submit: str | None = None) -> Path:
-    """The folder for `--hooks`."""
+    """Write the hook files, and return the folder for `--hooks`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "on_compute_relative_reward.py").write_text(reward)
     if submit is not None:

@@ -1,4 +1,4 @@
-"""Looks into a proxy's ledger, as `sqlite3` would."""
+"""Queries of a proxy's ledger, read with plain SQLite."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.e2e.processes import Process, wait_until
 SETTLE_TIMEOUT_S = 20.0
 
 
-def ledger_of(proxy: Process) -> Path:
+def ledger_file(proxy: Process) -> Path:
     return proxy.folder / "ledger.sqlite"
 
 
 def rows(proxy: Process, sql: str, *values: object) -> list[Any]:
-    """Rows that can be asked by column name."""
-    with contextlib.closing(sqlite3.connect(ledger_of(proxy))) as ledger:
+    """Return the rows of a query, whose values can be read by column name."""
+    with contextlib.closing(sqlite3.connect(ledger_file(proxy))) as ledger:
         ledger.row_factory = sqlite3.Row
         return ledger.execute(sql, values).fetchall()
 
@@ -26,15 +26,17 @@ def rows(proxy: Process, sql: str, *values: object) -> list[Any]:
 def wait_for_groups(
     proxy: Process, count: int, *, states: str = "served pooled trained dropped failed lost"
 ) -> list[Any]:
-    """All groups, oldest first, once `count` of them are in one of the states: the ledger is
-    written a moment after the app has been answered."""
+    """Wait until `count` groups are in one of the states, and return all groups, oldest first.
 
-    def found() -> list[Any]:
+    The ledger is written shortly after the app's answer.
+    """
+
+    def matching() -> list[Any]:
         groups = rows(proxy, "select * from groups order by received_at")
         return [group for group in groups if group["state"] in states.split()]
 
     def enough() -> bool:
-        return len(found()) >= count
+        return len(matching()) >= count
 
-    wait_until(enough, SETTLE_TIMEOUT_S, f"{count} groups {states} in {ledger_of(proxy)}")
+    wait_until(enough, SETTLE_TIMEOUT_S, f"{count} groups {states} in {ledger_file(proxy)}")
     return rows(proxy, "select * from groups order by received_at")

@@ -1,4 +1,4 @@
-"""opencode, as npm has it: installed once, into $FAKEVLLM_E2E_CACHE or pytest's cache folder."""
+"""The npm package of opencode, installed once into $FAKEVLLM_E2E_CACHE or pytest's cache folder."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from examples.opencode.opencode_command import PACKAGE
 INSTALL_TIMEOUT_S = 180.0
 
 
-def installed_opencode(config: pytest.Config) -> Path:
-    """The command. Skips the test where npm is missing."""
+def install_opencode(config: pytest.Config) -> Path:
+    """Install opencode if needed, and return its command; skip the test if npm is missing."""
     npm = shutil.which("npm")
     if npm is None:
         pytest.skip("npm is not installed")
-    given = os.environ.get("FAKEVLLM_E2E_CACHE")
+    cache_folder = os.environ.get("FAKEVLLM_E2E_CACHE")
     cache = config.cache
     assert cache is not None
-    folder = Path(given) if given else cache.mkdir("opencode")
+    folder = Path(cache_folder) if cache_folder else cache.mkdir("opencode")
     command = folder / "node_modules" / ".bin" / "opencode"
     if not command.exists():
         folder.mkdir(parents=True, exist_ok=True)

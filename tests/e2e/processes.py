@@ -1,13 +1,13 @@
-"""The real processes, started as a user would start them, on free ports and in one folder.
+"""Real processes of servers and proxies, started with their commands on free ports.
 
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
         proxy = started.proxy(server, "--hooks", str(hooks), "--n", "2")
         httpx.get(f"{proxy.url}/v1/models")
 
-Leaving the block stops all of them, in reverse, and prints the ends of their logs: pytest shows
-these for tests that fail. They hold the other end of a pipe of ours, so a killed test run leaves
-none behind either.
+At the end of the block the processes are stopped in reverse order, and the last lines of their logs
+are printed. pytest shows these lines for tests that fail. Each process ends when its standard input
+closes, so a killed test run leaves no process behind.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ NUM_SHOWN_LINES = 60
 
 
 class Process:
-    """One of ours, or any Python program that answers /health and knows `--until-stdin-closes`.
+    """A Python program that answers /health and accepts `--until-stdin-closes`.
 
-    `url` has no `/v1`; `folder` is where it runs, apart from any fakevllm.toml of the repository.
+    `url` has no `/v1`. `folder` is the working directory, so that the repository's own
+    configuration files are not read.
     """
 
     def __init__(self, name: str, command: Sequence[str], port: int, folder: Path) -> None:
@@ -61,7 +62,7 @@ class Process:
         return self.log_file.read_text(errors="replace")
 
     def start(self) -> None:
-        """Also once more after `stop` or `kill`: same port, same folder, same log."""
+        """Start the process; after `stop` or `kill`, again with the same port, folder and log."""
         with self.log_file.open("ab") as log:
             self._popen = subprocess.Popen(
                 self._command,
@@ -73,7 +74,10 @@ class Process:
             )
 
     def wait_until_healthy(self, timeout_s: float = START_TIMEOUT_S) -> Self:
-        """Until /health is 200. The proxy's is when its server's engine answers."""
+        """Wait until /health returns 200.
+
+        A proxy returns 200 when the engine of its server answers.
+        """
 
         def healthy() -> bool:
             assert self.returncode is None, f"{self.name} ended with {self.returncode}:\n{self.log}"
@@ -86,7 +90,10 @@ class Process:
         self._popen.send_signal(number)
 
     def stop(self) -> int:
-        """As Ctrl-C or a service manager would. The exit code; negative is a signal's number."""
+        """Send SIGTERM, wait for the end, and return the exit code.
+
+        A negative code is the number of the signal that ended the process.
+        """
         if self.returncode is None:
             self._popen.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -94,7 +101,7 @@ class Process:
         return self.kill()
 
     def kill(self) -> int:
-        """At once, as the kernel would."""
+        """Send SIGKILL and return the exit code."""
         self._popen.kill()
         code = self._popen.wait(STOP_GRACE_S)
         assert self._popen.stdin is not None
@@ -103,7 +110,7 @@ class Process:
 
 
 class Processes:
-    """What runs in one folder. All of it ends with the block."""
+    """The processes of one folder, which are stopped at the end of the `with` block."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -120,12 +127,12 @@ class Processes:
     ) -> None:
         for process in reversed(self._started):
             process.stop()
-        for file in sorted(self.folder.rglob("*.log")):  # the engines' own are among them
+        for file in sorted(self.folder.rglob("*.log")):  # includes the engines' logs
             lines = file.read_text(errors="replace").splitlines()[-NUM_SHOWN_LINES:]
             print(f"--- {file}", *lines, sep="\n")
 
     def server(self, *arguments: str, port: int | None = None, folder: str = "server") -> Process:
-        """`fakevllm-server start`. Its engine starts with the first proxy's job."""
+        """Run `fakevllm-server start`; the engine starts with the first proxy's job."""
         port = port or free_port()
         own = self.folder / folder
         command = [
@@ -148,7 +155,10 @@ class Processes:
         folder: str = "proxy",
         wait: bool = True,
     ) -> Process:
-        """`fakevllm serve` before a server or its URL; without `wait` it is only started."""
+        """Run `fakevllm serve` in front of a server or its URL.
+
+        With `wait`, return when the proxy is healthy.
+        """
         port = port or free_port()
         own = self.folder / folder
         url = server if isinstance(server, str) else server.url
@@ -158,7 +168,7 @@ class Processes:
         return process.wait_until_healthy() if wait else process
 
     def adopt(self, process: Process) -> Process:
-        """Ends `process` with the others."""
+        """Stop `process` together with the others."""
         self._started.append(process)
         return process
 
@@ -166,31 +176,37 @@ class Processes:
 def wait_until(
     condition: Callable[[], bool],
     timeout_s: float,
-    what: str | Callable[[], str] = "the condition",
+    awaited: str | Callable[[], str] = "the condition",
 ) -> None:
-    """Looks again and again. Raises AssertionError after `timeout_s`."""
+    """Poll the condition until it holds, or raise AssertionError after `timeout_s`.
+
+    `awaited` describes the condition in the error.
+    """
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
-            told = what if isinstance(what, str) else what()
-            raise AssertionError(f"waited {timeout_s} s for {told}")
+            text = awaited if isinstance(awaited, str) else awaited()
+            raise AssertionError(f"waited {timeout_s} s for {text}")
         time.sleep(POLL_EVERY_S)
 
 
 def free_port() -> int:
-    """For a server that starts a moment later: a connection that was closed on it keeps the port
-    from whoever asks for any port, for a minute, and a server may listen on it all the same."""
+    """Return a port for a server that starts a moment later.
+
+    The port has a connection in TIME_WAIT. For a minute, the kernel does not give the port to a
+    program that asks for any port, but a server may still listen on it.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", 0))
         probe.listen()
         with socket.create_connection(probe.getsockname()), probe.accept()[0] as accepted:
-            accepted.close()  # first, for the end that closes first is the one that waits
+            accepted.close()  # the end that closes first has the connection in TIME_WAIT
         return probe.getsockname()[1]
 
 
 def _status(url: str) -> int | None:
-    """None where nobody answers."""
+    """Return the HTTP status, or None without an answer."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return answer.status

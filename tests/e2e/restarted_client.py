@@ -1,4 +1,4 @@
-"""A client as somebody edits it between two lives: EDITED_HERE stands for the edit.
+"""A client program that a test edits between two runs: the test replaces EDITED_HERE.
 
 python restarted_client.py http://127.0.0.1:10086
 """
@@ -22,6 +22,6 @@ def rollout(task: Task) -> None:
     print("ended", flush=True)
 
 
-life = uuid4().hex
-tasks = [Task(task_id=f"{life}-{number // 2}") for number in range(10_000)]
+run_id = uuid4().hex
+tasks = [Task(task_id=f"{run_id}-{number // 2}") for number in range(10_000)]
 run_episodes_until_all_complete(tasks, rollout, max_workers=4)

@@ -1,4 +1,4 @@
-"""One server, and two proxies before it: one that samples one sibling, one that samples three."""
+"""One server and two proxies in front of it, with one sibling and with three."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ BOTH = pytest.mark.parametrize("siblings", ["one", "three"])
 class Stack:
     server: Process
     one: Process
-    """N=1; knows one alias."""
+    """The proxy with one sibling and one alias."""
     three: Process
-    """N=3 with a hook; any model name will do."""
+    """The proxy with three siblings and a hook, which accepts any model name."""
 
     def proxy(self, name: str) -> Process:
         return self.one if name == "one" else self.three

@@ -1,6 +1,8 @@
-"""A minimal client that behaves as AgentJet's does on the wire: a status that is polled in the
-background, claims that are asked for again by the words of their refusal, the own host put before
-the path of a claim's base URL. For tests; it knows nothing of our SDK.
+"""A minimal client that sends the same requests as AgentJet's client, without our SDK.
+
+* It polls the engine's status in the background.
+* It repeats a claim, after a pause that depends on the text of the refusal.
+* It replaces the host of a claim's base URL with the host that it connects to.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from tests.e2e.swarm_wire import ROLLING, Json, Wire
 
 POLL_S = 0.05
 NO_EPISODE_S = 0.05
-"""2 s there."""
+"""Pause after "no episode"; AgentJet's client waits 2 s."""
 NOT_READY_S = 0.2
-"""15 s there."""
+"""Pause after any other refusal; AgentJet's client waits 15 s."""
 KNOWN = ("Engine is syncing weights", "Engine is in post-rolling phase")
 NO_EPISODE = "No available episodes to claim."
 
@@ -24,10 +26,10 @@ NO_EPISODE = "No available episodes to claim."
 class StockClient:
     def __init__(self, url: str) -> None:
         self.wire = Wire(url)
-        self.seen: list[str] = []
-        """States, each once until it changes."""
+        self.statuses: list[str] = []
+        """The engine's statuses, without repetitions."""
         self.unknown: list[str] = []
-        """Refusals that a stock client has no reaction of its own to: it warns."""
+        """Refusals for which AgentJet's client only warns."""
         self._polls = Wire(url)
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._poll, daemon=True)
@@ -40,7 +42,7 @@ class StockClient:
         self.wire.http.close()
 
     def start(self, job: str) -> None:
-        """Waits for ROLLING; an engine that is off again meanwhile is an error."""
+        """Start the engine and wait for ROLLING; fail if the engine goes OFFLINE again."""
         self.wire.sync(job)
         assert self.wire.post("/start_engine")["success"]
         was_on = False
@@ -61,16 +63,16 @@ class StockClient:
             time.sleep(NO_EPISODE_S if NO_EPISODE in cause else NOT_READY_S)
 
     def end_episode(self, episode: str, task: str, reward: float) -> bool:
-        """False: it came while weights were synced, and is lost."""
+        """End an episode; return False if the end is lost because weights were being synced."""
         sent = self.wire.send("/end_episode", self.wire.end_body(episode, task, reward))
         if sent.status_code == 400 and "WEIGHT_SYNCING" in sent.json()["detail"]:
             return False
-        told: Any = sent.json()
-        assert sent.status_code == 200 and told == {"success": True}, told
+        reply: Any = sent.json()
+        assert sent.status_code == 200 and reply == {"success": True}, reply
         return True
 
     def _poll(self) -> None:
         while not self._is_closed.wait(POLL_S):
             status = self._polls.status
-            if self.seen[-1:] != [status]:
-                self.seen.append(status)
+            if self.statuses[-1:] != [status]:
+                self.statuses.append(status)

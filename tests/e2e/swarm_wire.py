@@ -1,5 +1,6 @@
-"""The swarm protocol as a stock client puts it on the wire: JSON bodies, `{}` where there is
-nothing to say. Knows nothing of our SDK and nothing of our server.
+"""A client that sends the swarm protocol's requests as AgentJet's client does.
+
+Bodies are JSON, and an empty body is `{}`. The module uses neither our SDK nor our server's code.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OFFLINE = "ENGINE.OFFLINE"
 
 
 class Wire:
-    """One connection pool to one server, in the name of one client."""
+    """One swarm client with a connection pool to one server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -45,13 +46,13 @@ class Wire:
         return self.http.post(path, json=body or {})
 
     def post(self, path: str, body: Json | None = None) -> Any:
-        """Of a route that answers 200 to this."""
+        """Send a request, check that the status is 200, and return the body."""
         answer = self.send(path, body)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
     def refused(self, path: str, body: Json | None = None) -> tuple[int, str]:
-        """The status and the `detail` of a refusal."""
+        """Send a request that must be refused, and return the status and the `detail`."""
         answer = self.send(path, body)
         assert answer.status_code >= 400, answer.text
         return answer.status_code, answer.json()["detail"]
@@ -64,7 +65,7 @@ class Wire:
         assert self.post("/sync_train_config", {"yaml_as_string": text})["success"] is True
 
     def start(self, text: str) -> None:
-        """From OFFLINE to ROLLING, with a job."""
+        """Start the engine with a job and wait for ROLLING."""
         self.sync(text)
         assert self.post("/start_engine")["success"] is True
         wait_until(lambda: self.status == ROLLING, BOOT_S, "ENGINE.ROLLING")
@@ -111,8 +112,8 @@ class Wire:
     def pool(self) -> Json:
         return self.get("/get_current_batch_rollout_pool_information")
 
-    def ask(self, claimed: Json, text: str = "hi", **changes: Any) -> httpx.Response:
-        """A chat completion in an episode; the model's name is the one stock clients give."""
+    def chat(self, claimed: Json, text: str = "hi", **changes: Any) -> httpx.Response:
+        """Send a chat completion in an episode, with the model name of AgentJet's client."""
         body = {"model": "reserved_field", "messages": [{"role": "user", "content": text}]}
         return self.call(claimed, "chat/completions", {**body, **changes})
 
@@ -123,7 +124,7 @@ class Wire:
 
 
 def small_job(batch_size: int = 2, num_repeat: int = 2, **changes: Any) -> str:
-    """AgentJet's whole YAML, for a step of few episodes."""
+    """Return AgentJet's complete YAML with few episodes per step."""
     return stock(
         ajet__data__train_batch_size=batch_size,
         ajet__rollout__num_repeat=num_repeat,
@@ -133,7 +134,7 @@ def small_job(batch_size: int = 2, num_repeat: int = 2, **changes: Any) -> str:
 
 
 def stock_job() -> str:
-    """32 tasks of 4: no step by chance."""
+    """Return AgentJet's YAML, whose 32 tasks of 4 episodes make no step in a short test."""
     assert yaml.safe_load(stock())["ajet"]["data"]["train_batch_size"] == 32
     return stock()
 
@@ -147,7 +148,7 @@ def rolling(server: Process, job: str) -> Generator[Wire]:
 
 @contextmanager
 def with_stock_job(folder: Path, *flags: str) -> Generator[Wire]:
-    """Start a server with these further flags, and its engine with the stock job."""
+    """Start a server with additional flags, and its engine with the stock job."""
     with (
         Processes(folder) as started,
         rolling(started.server("--backend", "fake", *flags), stock_job()) as wire,

@@ -1,4 +1,4 @@
-"""Episodes of active clients: claimed, called, ended; in the swarm protocol's own words."""
+"""Tests of claims, calls and ends of episodes, written as plain requests of the swarm protocol."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_repeated_end_is_acknowledged_and_counts_once(server: Process) -> None
 
 
 @pytest.mark.parametrize("reward", [None, [1.0, 2.0]])
-def test_a_reward_that_is_no_number_is_refused_and_may_be_sent_again(
+def test_a_reward_that_is_not_a_number_is_refused_and_the_end_may_be_repeated(
     server: Process, reward: Any
 ) -> None:
     episode = claim(server)
@@ -105,7 +105,7 @@ def test_a_reward_that_is_no_number_is_refused_and_may_be_sent_again(
     assert end(server, episode, 1.0) == {"success": True}
 
 
-def test_refusals_use_the_protocols_texts(server: Process) -> None:
+def test_refusals_have_the_texts_of_the_protocol(server: Process) -> None:
     episode = claim(server)
     code, body = end(server, episode, 1.0, client="somebody else")
     assert code == 404 and "is claimed by different client: me" in body["detail"]
@@ -119,7 +119,7 @@ def test_refusals_use_the_protocols_texts(server: Process) -> None:
     assert body["detail"].startswith("Engine is already started. Call `stop_engine` first")
 
 
-def test_an_ended_episodes_key_opens_nothing(server: Process) -> None:
+def test_the_key_of_an_ended_episode_is_refused(server: Process) -> None:
     episode = claim(server)
     assert can_continue(server, episode)
     end(server, episode, 1.0)
@@ -135,7 +135,9 @@ def can_continue(server: Process, claimed: Any) -> bool:
     ]
 
 
-async def test_more_clients_connect_than_a_shell_lets_files_be_open(processes: Processes) -> None:
+async def test_the_server_accepts_more_clients_than_the_soft_limit_of_open_files(
+    processes: Processes,
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
@@ -144,7 +146,7 @@ async def test_more_clients_connect_than_a_shell_lets_files_be_open(processes: P
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     opened = [asyncio.open_connection("127.0.0.1", server.port) for _ in range(100)]
     streams = await asyncio.gather(*opened)
-    for _, to_server in streams:  # all of them open
+    for _, to_server in streams:  # all connections are open
         to_server.write(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
     async with asyncio.timeout(20):
         for from_server, to_server in streams:
@@ -152,7 +154,9 @@ async def test_more_clients_connect_than_a_shell_lets_files_be_open(processes: P
             to_server.close()
 
 
-def test_an_offline_engine_says_how_to_start_it(processes: Processes) -> None:
+def test_a_claim_at_an_offline_engine_is_refused_with_the_way_to_start_it(
+    processes: Processes,
+) -> None:
     server = processes.server("--backend", "fake")
     refused = claim(server)
     assert not refused["success"]
@@ -167,7 +171,7 @@ def test_an_offline_engine_says_how_to_start_it(processes: Processes) -> None:
     assert call(server, "/stop_engine")["success"]
 
 
-def test_stopping_the_engine_puts_it_offline_and_it_can_start_again(server: Process) -> None:
+def test_a_stopped_engine_is_offline_and_can_be_started_again(server: Process) -> None:
     call(server, "/stop_engine")
     assert status(server) == "ENGINE.OFFLINE"
     call(server, "/start_engine")

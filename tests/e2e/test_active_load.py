@@ -1,11 +1,11 @@
-"""Many active clients at once, while they and the server are killed."""
+"""Load tests with many active clients, while clients and server are killed."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.e2e.active_checks import check
 from tests.e2e.active_load import Load, play
+from tests.e2e.journal_checks import check
 from tests.e2e.processes import Processes
 
 SMALL = Load(
@@ -29,7 +29,7 @@ LARGE = Load(
         pytest.param(LARGE, id="1000 at once", marks=[pytest.mark.long, pytest.mark.timeout(900)]),
     ],
 )
-def test_no_acknowledged_end_is_lost_or_counts_twice(processes: Processes, load: Load) -> None:
+def test_no_acknowledged_end_is_lost_or_counted_twice(processes: Processes, load: Load) -> None:
     run_dir, notes = play(processes, load)
-    assert sum(len(one.ended) for one in notes) >= load.num_ends
+    assert sum(len(client.ended) for client in notes) >= load.num_ends
     check(run_dir, notes)

@@ -1,4 +1,4 @@
-"""A job as AgentJet's client sends it, over the real routes, on a server without GPU and model."""
+"""Tests of jobs in AgentJet's format, sent to a server with the fake engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def server(processes: Processes) -> Process:
     return processes.server("--backend", "fake")
 
 
-def test_a_stock_job_runs_on_the_engine_that_the_server_was_started_with(server: Process) -> None:
+def test_a_job_runs_on_the_engine_that_the_server_was_started_with(server: Process) -> None:
     synced = post(server, "/sync_train_config", {"yaml_as_string": stock()})
     assert synced["success"], synced
     started = post(server, "/start_engine", {})
@@ -38,20 +38,20 @@ def test_a_stock_job_runs_on_the_engine_that_the_server_was_started_with(server:
     assert (job["batch_size"], job["num_repeat"], job["n_gpu"]) == (32, 4, 8)
 
 
-def test_what_a_job_does_not_get_is_in_the_reply_and_in_the_log(server: Process) -> None:
+def test_settings_without_effect_are_in_the_reply_and_in_the_log(server: Process) -> None:
     sent = {"yaml_as_string": stock(ajet__rollout__top_p=0.9)}
     warnings = post(server, "/sync_train_config", sent)["warnings"]
-    for told in (
+    for expected in (
         "ajet.rollout.top_p = 0.9 is not read",
         "backbone = 'verl' is without effect: the server was started with --backend fake",
         "model = 'Qwen/Qwen2.5-7B-Instruct' is without effect: the fake engine has none",
         "n_gpu = 8 is without effect",
     ):
-        assert len([line for line in warnings if line.startswith(told)]) == 1, warnings
+        assert len([line for line in warnings if line.startswith(expected)]) == 1, warnings
     wait_until(lambda: all(line in server.log for line in warnings), 10)
 
 
-def test_a_job_that_cannot_work_is_refused_with_the_mend(server: Process) -> None:
+def test_a_job_that_cannot_work_is_refused_with_the_fix(server: Process) -> None:
     sent = {"yaml_as_string": stock(ajet__trainer_common__n_gpus_per_node=7)}
     refused = post(server, "/sync_train_config", sent)
     assert not refused["success"]

@@ -1,4 +1,4 @@
-"""Programs in the shapes of AgentJet's documents, with other imports and no other change."""
+"""Tests of programs as in AgentJet's documentation, with only their imports changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import httpx as requests  # what scripts call it; `post`, `json` and `headers` are alike
+import httpx as requests  # scripts import requests, whose `post`, `json` and `headers` are the same
 import pytest
 
 from fakevllm.ajet import (
@@ -92,7 +92,7 @@ def execute_agent(task: Task, api_baseurl_key: OpenaiBaseUrlAndApiKey) -> Workfl
     )
 
 
-def test_batches_of_episodes_until_all_are_complete(
+def test_batches_of_episodes_are_run_until_all_are_complete(
     server: Process, swarm_worker: SwarmClient, dataset: RouterTaskReader
 ) -> None:
     yaml_job = make_job()
@@ -120,7 +120,7 @@ def test_batches_of_episodes_until_all_are_complete(
     wait_until(lambda: steps(server) == 2, WAIT_S)
 
 
-def test_windows_that_drain_and_an_agent_that_is_aborted(
+def test_training_with_periodic_drains_continues_after_an_aborted_episode(
     server: Process, swarm_worker: SwarmClient, dataset: RouterTaskReader
 ) -> None:
     swarm_worker.auto_sync_train_config_and_start_engine(make_job())
@@ -166,7 +166,7 @@ def test_two_models_are_trained_by_one_agent(
     wait_until(lambda: (steps(server), steps(second)) == (1, 1), WAIT_S)
 
 
-def test_a_share_of_the_batch_and_a_whole_dataset_in_one_call(
+def test_a_throttled_episode_and_a_dataset_in_one_call_are_trained(
     server: Process, swarm_worker: SwarmClient, dataset: RouterTaskReader
 ) -> None:
     swarm_worker.auto_sync_train_config_and_start_engine(make_job())
@@ -190,7 +190,7 @@ def test_a_share_of_the_batch_and_a_whole_dataset_in_one_call(
     wait_until(lambda: steps(server) == 2, WAIT_S)
 
 
-def test_a_job_goes_to_yaml_and_comes_back(tmp_path: Path) -> None:
+def test_a_job_survives_a_round_trip_through_yaml(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     make_job(lr=3e-4).dump_job_as_yaml(str(file))
     again = make_job()
@@ -198,6 +198,6 @@ def test_a_job_goes_to_yaml_and_comes_back(tmp_path: Path) -> None:
     assert again == make_job(lr=3e-4)
 
 
-def test_other_types_of_readers_name_ours() -> None:
+def test_the_error_for_other_reader_types_names_fakevllms_readers() -> None:
     with pytest.raises(ValueError, match="take a reader of fakevllm"):
         RouterTaskReader("env_service", AjetTaskReader())

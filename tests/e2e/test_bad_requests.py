@@ -1,4 +1,4 @@
-"""Requests that are wrong, odd or loose: refused or taken as vLLM does it."""
+"""Tests of invalid and unusual requests, which are refused or accepted as in vLLM."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ GOLDEN: dict[str, tuple[str, str | dict[str, Any], int, dict[str, Any]]] = {
         },
     ),
 }
-"""Content type, body, status and error, as vLLM 0.33.0 has them word for word."""
+"""Content type, body, status and error; the errors are exactly those of vLLM 0.33.0."""
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ GOLDEN: dict[str, tuple[str, str | dict[str, Any], int, dict[str, Any]]] = {
         (case, siblings)
         for case in GOLDEN
         for siblings in ("one", "three")
-        if (case, siblings) != ("unknown model", "three")  # where any name will do
+        if (case, siblings) != ("unknown model", "three")  # this proxy accepts any name
     ],
 )
-def test_a_bad_request_is_refused_in_vllms_words(stack: Stack, siblings: str, case: str) -> None:
+def test_a_bad_request_is_refused_with_vllms_error(stack: Stack, siblings: str, case: str) -> None:
     content_type, body, status, error = GOLDEN[case]
     answer = post(stack.proxy(siblings), body, content_type)
     assert (answer.status_code, answer.json()) == (status, {"error": error})
@@ -129,7 +129,7 @@ def test_a_bad_request_is_refused_in_vllms_words(stack: Stack, siblings: str, ca
     assert post(stack.server, body, content_type).json() == answer.json()
 
 
-ODD: dict[str, str | bytes | dict[str, Any]] = {
+INVALID_BODIES: dict[str, str | bytes | dict[str, Any]] = {
     "nothing": b"",
     "not UTF-8": b"\xff\xfe{}",
     "null": "null",
@@ -138,10 +138,10 @@ ODD: dict[str, str | bytes | dict[str, Any]] = {
     "an unfinished text": '{"messages": "',
     "nested without end": "[" * 100_000,
     "half a surrogate pair": json.dumps(VALID | {"user": "\ud83d"}),
-    "a number that is none": json.dumps(VALID | {"temperature": math.nan}),
+    "a number that is NaN": json.dumps(VALID | {"temperature": math.nan}),
     "messages as text": VALID | {"messages": "hello"},
     "messages as object": VALID | {"messages": {"role": "user"}},
-    "a message that is none": VALID | {"messages": ["hello"]},
+    "a message that is a text": VALID | {"messages": ["hello"]},
     "a message that is null": VALID | {"messages": [None]},
     "model as number": VALID | {"model": 3},
     "model as object": VALID | {"model": {"a": 1}},
@@ -154,26 +154,26 @@ ODD: dict[str, str | bytes | dict[str, Any]] = {
 
 
 @BOTH
-@pytest.mark.parametrize("case", ODD)
-def test_odd_bodies_are_400_and_answered_as_the_server_answers_them(
+@pytest.mark.parametrize("case", INVALID_BODIES)
+def test_invalid_bodies_are_refused_with_400_and_the_servers_own_error(
     stack: Stack, siblings: str, case: str
 ) -> None:
-    answer = post(stack.proxy(siblings), ODD[case])
+    answer = post(stack.proxy(siblings), INVALID_BODIES[case])
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
     if case == "nested without end":
-        return  # the proxy's own limit: the server trusts its proxies
-    direct = post(stack.server, ODD[case])
+        return  # only the proxy has this limit, because the server trusts its proxies
+    direct = post(stack.server, INVALID_BODIES[case])
     assert (direct.status_code, direct.json()) == (400, answer.json())
 
 
 @BOTH
-def test_loose_input_is_taken_as_vllm_takes_it(stack: Stack, siblings: str) -> None:
-    strange = [{"role": "bogus", "content": "x"}, {"role": "user", "content": HELLO}]
+def test_unknown_fields_and_roles_are_accepted_as_in_vllm(stack: Stack, siblings: str) -> None:
+    messages = [{"role": "bogus", "content": "x"}, {"role": "user", "content": HELLO}]
     for body in (
         {"messages": VALID["messages"]},
         VALID | {"surprise": {"a": 1}, "user": "u", "metadata": {"k": "v"}},
-        VALID | {"messages": strange},
+        VALID | {"messages": messages},
         VALID | {"max_tokens": 50, "max_completion_tokens": 50},
     ):
         answer = post(stack.proxy(siblings), body)

@@ -1,4 +1,4 @@
-"""The batch that is being collected, as clients are told of it, and what they may say to it."""
+"""Tests of the routes that show the current batch to clients, and of the clients' agreement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakevllm import SwarmClient, Task, ThrottlePolicy, TrainJob, WorkflowOutput
 from fakevllm.sdk.types import SwarmError
 from tests.e2e.processes import Processes, wait_until
 
-ALL = "rollout_until_all_clients_agree_sync_weight"
+ALL_CLIENTS_AGREE = "rollout_until_all_clients_agree_sync_weight"
 WAIT_S = 20.0
 
 
@@ -33,31 +33,33 @@ def end(client: SwarmClient, task: str, reward: float, policy: ThrottlePolicy | 
     return uuid
 
 
-def test_the_batch_is_told_task_by_task(processes: Processes) -> None:
+def test_the_current_batch_is_shown_task_by_task(processes: Processes) -> None:
     with client_of(processes, batch_size=2, num_repeat=2) as client:
         empty = client.get_rollout_stat()
         assert empty.running_episode_details is None and empty.engine_status == "ENGINE.ROLLING"
         policy = ThrottlePolicy(current_task_id="t")
         uuids = [end(client, "t", 1.0, policy), end(client, "t", 0.0), end(client, "half", 0.5)]
         running, _ = client.begin_episode(discard_episode_timeout=60, throttle_policy=policy)
-        told = client.get_rollout_stat()
-        assert (told.completed_episodes, told.completed_episode_target) == (3, 4)
-        assert (told.completed_tasks, told.completed_task_target) == (1, 2)
-        assert told.completed_non_dummy_tasks == 1 and told.task_expected_num_repeat == 2
-        assert told.completed_tasks_details == {"t": uuids[:2], "half": uuids[2:]}
-        assert told.completed_tasks_rewards == {"t": [1.0, 0.0], "half": [0.5]}
-        assert told.completed_tasks_client_uuids == {"t": [client.client_uuid]}
-        assert told.running_episode_details is not None
-        shown = told.running_episode_details[running]
+        stat = client.get_rollout_stat()
+        assert (stat.completed_episodes, stat.completed_episode_target) == (3, 4)
+        assert (stat.completed_tasks, stat.completed_task_target) == (1, 2)
+        assert stat.completed_non_dummy_tasks == 1 and stat.task_expected_num_repeat == 2
+        assert stat.completed_tasks_details == {"t": uuids[:2], "half": uuids[2:]}
+        assert stat.completed_tasks_rewards == {"t": [1.0, 0.0], "half": [0.5]}
+        assert stat.completed_tasks_client_uuids == {"t": [client.client_uuid]}
+        assert stat.running_episode_details is not None
+        shown = stat.running_episode_details[running]
         assert shown["episode_status"] == "claimed" and shown["optional_task_id"] == "t"
         assert shown["discard_episode_timeout"] == "60.0s" and shown["llm_call_count"] == "0"
-        assert told.swarm_client_instruction is not None
-        (active,) = told.swarm_client_instruction["active_clients"]
+        assert stat.swarm_client_instruction is not None
+        (active,) = stat.swarm_client_instruction["active_clients"]
         assert active["client_uuid"] == client.client_uuid and not active["allowed_sync_weight"]
         client.print_rollout_stat()
 
 
-def test_no_more_episodes_are_claimed_at_once_than_make_a_batch(processes: Processes) -> None:
+def test_no_more_episodes_can_be_claimed_at_once_than_the_batch_allows(
+    processes: Processes,
+) -> None:
     with client_of(processes, batch_size=8, num_repeat=2, max_env_worker=5) as client:
         for _ in range(4):
             client.begin_episode()
@@ -71,10 +73,13 @@ def _claim(client: SwarmClient, policy: dict[str, Any] | None = None) -> dict[st
     return httpx.post(f"{client.server_url}/claim_episode", json=body).json()
 
 
-def test_a_step_waits_until_all_who_take_part_agree(processes: Processes) -> None:
+def test_a_step_waits_until_all_active_clients_agree(processes: Processes) -> None:
     with (
         client_of(
-            processes, batch_size=99, num_repeat=2, swarm_mode_sample_collection_method=ALL
+            processes,
+            batch_size=99,
+            num_repeat=2,
+            swarm_mode_sample_collection_method=ALL_CLIENTS_AGREE,
         ) as mine,
         SwarmClient(mine.server_url) as other,
     ):
@@ -82,10 +87,10 @@ def test_a_step_waits_until_all_who_take_part_agree(processes: Processes) -> Non
             end(mine, "t", reward)
             end(other, "u", reward)
         end(mine, "half", 1.0)
-        said = httpx.post(
+        reply = httpx.post(
             f"{mine.server_url}/agree_sync_weight", json={"client_uuid": mine.client_uuid}
         )
-        assert said.json()["success"] and mine.get_global_step() == 1
+        assert reply.json()["success"] and mine.get_global_step() == 1
         assert other.agree_sync_weight()
         wait_until(lambda: mine.get_global_step() == 2, WAIT_S)
         entries = httpx.get(f"{mine.server_url}/get_run_log").json()["entries"]
@@ -95,11 +100,15 @@ def test_a_step_waits_until_all_who_take_part_agree(processes: Processes) -> Non
         assert set(dropped["reasons"].values()) == {"fewer_than_two_rewards"}
 
 
-def test_who_took_part_agrees_with_a_server_that_was_started_again(processes: Processes) -> None:
+def test_an_active_client_may_still_agree_after_the_server_was_restarted(
+    processes: Processes,
+) -> None:
     server = processes.server("--backend", "fake")
     with SwarmClient(server.url) as client:
         client.auto_sync_train_config_and_start_engine(
-            TrainJob(batch_size=9, num_repeat=2, swarm_mode_sample_collection_method=ALL)
+            TrainJob(
+                batch_size=9, num_repeat=2, swarm_mode_sample_collection_method=ALL_CLIENTS_AGREE
+            )
         )
         for task, reward in (("t", 0.0), ("t", 1.0), ("half", 1.0)):
             end(client, task, reward)
@@ -111,76 +120,82 @@ def test_who_took_part_agrees_with_a_server_that_was_started_again(processes: Pr
         wait_until(lambda: client.get_global_step() == 2, WAIT_S)
 
 
-def test_who_has_ended_nothing_may_not_agree_and_most_jobs_do_not_ask(processes: Processes) -> None:
-    with client_of(processes, swarm_mode_sample_collection_method=ALL) as client:
+def test_a_client_without_an_ended_episode_may_not_agree_and_most_jobs_need_no_agreement(
+    processes: Processes,
+) -> None:
+    with client_of(processes, swarm_mode_sample_collection_method=ALL_CLIENTS_AGREE) as client:
         url = f"{client.server_url}/agree_sync_weight"
-        said = httpx.post(url, json={"client_uuid": "me"}).json()
-        assert not said["success"] and "is not in the active list" in said["failure_reason"]
+        reply = httpx.post(url, json={"client_uuid": "me"}).json()
+        assert not reply["success"] and "is not in the active list" in reply["failure_reason"]
         client.auto_sync_train_config_and_start_engine(TrainJob(), force_restart=True)
         assert httpx.post(url, json={"client_uuid": "me"}).status_code == 400
         with pytest.raises(SwarmError, match="need no agreement"):
             client.agree_sync_weight()
 
 
-def test_a_mix_that_has_its_share_under_way_waits_for_the_others(processes: Processes) -> None:
+def test_a_mix_whose_share_is_claimed_waits_for_the_other_mixes(processes: Processes) -> None:
     with client_of(processes, batch_size=4, num_repeat=1) as client:
 
-        def asks(mix: str, task: str) -> dict[str, Any]:
+        def claim(mix: str, task: str) -> dict[str, Any]:
             return _claim(client, {"share": 0.5, "mix": mix, "current_task_id": task, "ratio": 0.5})
 
-        assert asks("code", "c0")["success"]
-        assert asks("math", "m0")["success"]
-        refused = asks("math", "m1")
+        assert claim("code", "c0")["success"]
+        assert claim("math", "m0")["success"]
+        refused = claim("math", "m1")
         assert refused["fail_cause"].startswith("No available episodes to claim. ")
         assert "math has its share of 50% under way" in refused["fail_cause"]
-        assert asks("math", "m0")["success"], "more episodes of a task that has begun"
+        assert claim("math", "m0")["success"], "a task with a claimed episode may have more"
 
 
-def test_a_mix_that_asks_while_no_episode_is_free_is_not_forgotten(processes: Processes) -> None:
+def test_a_mix_that_was_refused_for_want_of_a_slot_keeps_its_share(processes: Processes) -> None:
     with client_of(processes, batch_size=2, num_repeat=1) as client:
         half = ThrottlePolicy(share=0.5, ratio=0.5)
         for task in ("c0", "c1"):
             held, _ = client.begin_episode(
-                throttle_policy=half.model_copy(update=_of("code", task))
+                throttle_policy=half.model_copy(update=_policy_fields("code", task))
             )
-        asked = half.model_copy(update=_of("math", "m0")).model_dump(exclude_none=True)
-        assert "2 are claimed" in _claim(client, asked)["fail_cause"]
+        math_policy = half.model_copy(update=_policy_fields("math", "m0")).model_dump(
+            exclude_none=True
+        )
+        assert "2 are claimed" in _claim(client, math_policy)["fail_cause"]
         client.abort_episode(held)
-        refused = _claim(client, asked | _of("code", "c2"))
+        refused = _claim(client, math_policy | _policy_fields("code", "c2"))
         assert "code has its share of 50% under way" in refused["fail_cause"]
 
 
-def _of(mix: str, task: str) -> dict[str, str]:
+def _policy_fields(mix: str, task: str) -> dict[str, str]:
     return {"mix": mix, "current_task_id": task}
 
 
-def test_a_share_is_counted_in_tasks_so_each_claim_names_its_own(processes: Processes) -> None:
+def test_a_claim_with_a_share_must_name_its_task(processes: Processes) -> None:
     with client_of(processes, batch_size=2, num_repeat=1) as client:
         body = {"client_uuid": "me", "episode_type": "train", "throttle_policy": {"share": 0.5}}
         refused = httpx.post(f"{client.server_url}/claim_episode", json=body)
         assert refused.status_code == 400 and "current_task_id" in refused.text
         share = ThrottlePolicy(share=0.5)
         with client.episode(Task(task_id="t"), throttle_policy=share) as episode:
-            told = client.get_rollout_stat().running_episode_details
-            assert told is not None
-            assert [one["optional_task_id"] for one in told.values()] == ["t"]
+            running = client.get_rollout_stat().running_episode_details
+            assert running is not None
+            assert [details["optional_task_id"] for details in running.values()] == ["t"]
             episode.end(reward=1.0)
 
 
-def test_a_client_whose_episode_makes_calls_is_waited_for(processes: Processes) -> None:
-    with client_of(processes, batch_size=9, swarm_mode_sample_collection_method=ALL) as client:
+def test_calls_and_renewals_of_its_episodes_keep_a_client_active(processes: Processes) -> None:
+    with client_of(
+        processes, batch_size=9, swarm_mode_sample_collection_method=ALL_CLIENTS_AGREE
+    ) as client:
         end(client, "t", 1.0)
 
-        def heard_of_at() -> float:
-            told = client.get_rollout_stat().swarm_client_instruction
-            assert told is not None
-            return told["active_clients"][0]["last_activity_at"]
+        def last_activity() -> float:
+            instruction = client.get_rollout_stat().swarm_client_instruction
+            assert instruction is not None
+            return instruction["active_clients"][0]["last_activity_at"]
 
         uuid, access = client.begin_episode()
-        claimed = heard_of_at()
+        claimed = last_activity()
         with access.openai() as app:
             app.chat.completions.create(model="any", messages=[{"role": "user", "content": "hi"}])
-        called = heard_of_at()
-        assert called > claimed + 0.001  # both are made from one clock, to a rounding
+        called = last_activity()
+        assert called > claimed + 0.001  # both times are from one clock, apart from rounding
         client.renew_episode(uuid)
-        assert heard_of_at() > called
+        assert last_activity() > called

@@ -1,5 +1,7 @@
-"""Unmodified clients against the proxy: what they get is what the server itself would answer, and
-what they asked is in the ledger."""
+"""Tests of unmodified clients with the proxy.
+
+A client gets the answer that the server itself would give, and its request is in the ledger.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.e2e.processes import Process, wait_until
 from tests.e2e.stack import ALIAS, BOTH, CHAT, HELLO, VALID, Stack, post
 
 UNIQUE = ("id", "created")
-"""What no two answers share."""
+"""Fields that differ between any two answers."""
 
 
 def client_of(process: Process) -> openai.OpenAI:
@@ -29,15 +31,17 @@ def client_of(process: Process) -> openai.OpenAI:
 
 
 def groups_of(proxy: Process, questions: Collection[str]) -> list[Any]:
-    """Those that asked them, oldest first, once there are so many: the ledger is written a moment
-    after the app has been answered."""
+    """Wait for the groups of these questions, and return them, oldest first.
 
-    def found() -> list[Any]:
+    The ledger is written shortly after the app's answer.
+    """
+
+    def matching() -> list[Any]:
         groups = rows(proxy, "select * from groups order by received_at")
         return [group for group in groups if group["question"] in questions]
 
-    wait_until(lambda: len(found()) >= len(questions), 20, "the groups of these questions")
-    return found()
+    wait_until(lambda: len(matching()) >= len(questions), 20, "the groups of these questions")
+    return matching()
 
 
 def comparable(answer: Any) -> Any:
@@ -61,8 +65,8 @@ ASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def ask(process: Process, fields: dict[str, Any]) -> list[Any]:
-    """The answer, or the chunks of it, as the official client sees them."""
+def send(process: Process, fields: dict[str, Any]) -> list[Any]:
+    """Send a request with the official client, and return the answer or its chunks."""
     with client_of(process) as client:
         create = cast(Callable[..., Any], client.chat.completions.create)
         answer = create(model="fake", messages=[{"role": "user", "content": HELLO}], **fields)
@@ -74,40 +78,44 @@ def ask(process: Process, fields: dict[str, Any]) -> list[Any]:
 def test_the_openai_client_gets_what_the_server_itself_answers(
     stack: Stack, siblings: str, fields: dict[str, Any]
 ) -> None:
-    direct = ask(stack.server, fields)
-    through = ask(stack.proxy(siblings), fields)
+    direct = send(stack.server, fields)
+    through = send(stack.proxy(siblings), fields)
 
-    by_choice = fields.get("stream") and fields.get("n")  # their chunks interleave at will
+    by_choice = fields.get("stream") and fields.get(
+        "n"
+    )  # the chunks of several choices interleave in any order
     sort = sorted if by_choice else list
     assert sort(map(choice_first, through)) == sort(map(choice_first, direct))
     assert len({part.id for part in through}) == 1
 
 
 def choice_first(answer: Any) -> str:
-    """Comparable, and in an order in which the chunks of each choice stay together."""
+    """Return a sort key that keeps the chunks of each choice together."""
     shown = comparable(answer)
     index = shown["choices"][0]["index"] if shown["choices"] else -1
     return f"{index} {json.dumps(shown)}"
 
 
 @BOTH
-def test_what_the_app_asked_for_is_there_and_what_it_did_not_ask_for_is_not(
+def test_an_answer_has_the_fields_that_the_app_requested_and_no_others(
     stack: Stack, siblings: str
 ) -> None:
     proxy = stack.proxy(siblings)
-    (two,) = ask(proxy, {"n": 2})
+    (two,) = send(proxy, {"n": 2})
     assert [choice.index for choice in two.choices] == [0, 1]
-    (plain,) = ask(proxy, {})
+    (plain,) = send(proxy, {})
     assert plain.choices[0].logprobs is None
     assert plain.choices[0].token_ids is None
-    (detailed,) = ask(proxy, {"logprobs": True, "extra_body": {"return_token_ids": True}})
+    (detailed,) = send(proxy, {"logprobs": True, "extra_body": {"return_token_ids": True}})
     tokens = len("Hello, wörld.".encode()) + 1
     assert len(detailed.choices[0].logprobs.content) == tokens
     assert len(detailed.choices[0].token_ids) == tokens
 
 
 @BOTH
-async def test_the_async_client_works_whole_and_streamed(stack: Stack, siblings: str) -> None:
+async def test_the_async_client_works_with_and_without_streaming(
+    stack: Stack, siblings: str
+) -> None:
     url = f"{stack.proxy(siblings).url}/v1"
     async with openai.AsyncOpenAI(base_url=url, api_key="sk-test", max_retries=0) as client:
         whole = await client.chat.completions.create(
@@ -135,22 +143,22 @@ def test_curl_gets_the_servers_own_bytes_and_headers(
 
 
 def curl(process: Process, streamed: bool) -> str:
-    """Headers and body, without what no two answers share."""
+    """Return headers and body without the fields that differ between any two answers."""
     messages = [{"role": "user", "content": HELLO}]
     body = {"model": "fake", "messages": messages, "stream": streamed}
     command = ["curl", "--silent", "--show-error", "--include", "--no-buffer", "--max-time", "20"]
     command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
-    told = subprocess.run(
+    output = subprocess.run(
         [*command, f"{process.url}{CHAT}"], check=True, capture_output=True, timeout=30
     ).stdout.decode()
-    head, _, shown = told.partition("\r\n\r\n")
-    kept = sorted(line for line in head.splitlines() if not is_about_framing(line))
+    head, _, shown = output.partition("\r\n\r\n")
+    recorded = sorted(line for line in head.splitlines() if not is_about_framing(line))
     shown = re.sub(r'"id":"chatcmpl-[0-9a-f]{16}"', '"id":""', shown)
-    return "\n".join([*kept, re.sub(r'"created":\d+', '"created":0', shown)])
+    return "\n".join([*recorded, re.sub(r'"created":\d+', '"created":0', shown)])
 
 
 def is_about_framing(line: str) -> bool:
-    """A whole stream may come in one piece with a length, or in chunks without."""
+    """Whether the header is about framing: a body has a length or is sent in chunks."""
     return line.lower().startswith(("date:", "content-length:", "transfer-encoding:"))
 
 
@@ -188,14 +196,14 @@ def test_every_request_has_one_group_its_siblings_and_exactly_one_served(
     for text, group in zip(texts.values(), groups, strict=True):
         assert (group["num_siblings"], group["streamed"]) == (num_siblings, streamed)
         assert (group["status"], group["route"]) == (200, CHAT)
-        found = rows(
+        records = rows(
             proxy,
             'select * from siblings where group_id = ? order by "index"',
             group["group_id"],
         )
-        assert [sibling["index"] for sibling in found] == list(range(num_siblings))
-        assert [sibling["text"] for sibling in found] == [text] * num_siblings
-        served = [sibling["index"] for sibling in found if sibling["served"]]
+        assert [sibling["index"] for sibling in records] == list(range(num_siblings))
+        assert [sibling["text"] for sibling in records] == [text] * num_siblings
+        served = [sibling["index"] for sibling in records if sibling["served"]]
         assert served == [group["served_index"]]
 
 
@@ -208,12 +216,12 @@ def test_a_refused_request_is_one_failed_group_with_none_served(stack: Stack) ->
         assert (group["state"], group["status"], group["served_index"]) == ("failed", 400, None)
 
 
-def test_the_siblings_the_server_says_it_trained_are_those_in_the_ledger(stack: Stack) -> None:
+def test_the_trained_siblings_in_the_run_log_are_those_in_the_ledger(stack: Stack) -> None:
     for number in range(12):
         answer = post(stack.three, VALID | {"messages": [{"role": "user", "content": f"{number}"}]})
         assert answer.status_code == 200
 
-    def told() -> set[tuple[str, int, int]]:
+    def logged() -> set[tuple[str, int, int]]:
         reply = httpx.get(f"{stack.server.url}/get_run_log", params={"after": 0})
         entries = LogReply.model_validate_json(reply.content).entries
         return {
@@ -224,7 +232,7 @@ def test_the_siblings_the_server_says_it_trained_are_those_in_the_ledger(stack: 
             for index in group.siblings
         }
 
-    def kept() -> set[tuple[str, int, int]]:
+    def recorded() -> set[tuple[str, int, int]]:
         trained = rows(
             stack.three,
             'select s.group_id, s."index", g.trained_step from siblings s '
@@ -234,9 +242,11 @@ def test_the_siblings_the_server_says_it_trained_are_those_in_the_ledger(stack: 
 
     def is_settled() -> bool:
         states = {row["state"] for row in rows(stack.three, "select distinct state from groups")}
-        return "scored" not in states and told() == kept() != set()
+        return "scored" not in states and logged() == recorded() != set()
 
     wait_until(
-        is_settled, 20, lambda: f"equal records: {len(told())} told, {len(kept())} in the ledger"
+        is_settled,
+        20,
+        lambda: f"equal records: {len(logged())} in the run log, {len(recorded())} in the ledger",
     )
     assert rows(stack.one, "select count(*) from siblings where trained")[0][0] == 0

@@ -1,4 +1,4 @@
-"""The command lines: a user's mistake is one clear line and exit code 2."""
+"""Tests of the command lines: a user's mistake is reported in one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def run(folder: Path, *arguments: str, timeout_s: float = 60) -> subprocess.Comp
     )
 
 
-def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
+def assert_mistake(done: subprocess.CompletedProcess[str], fix: str) -> None:
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     (line,) = done.stderr.strip().splitlines()
-    assert mend in line
+    assert fix in line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "mend"),
+    ("arguments", "fix"),
     [
         ((*PROXY, "serve", "--port", "0", "--hooks", "nowhere"), "nowhere"),
         ((*PROXY, "serve", "--config", "nowhere.toml"), "nowhere.toml cannot be read"),
@@ -67,12 +67,12 @@ def assert_mistake(done: subprocess.CompletedProcess[str], mend: str) -> None:
         ((*SERVER, "start", "--backend", "fake", "--key-file", "revoked"), "no key that is good"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_the_mend(
-    tmp_path: Path, arguments: tuple[str, ...], mend: str
+def test_a_mistake_is_reported_in_one_line_with_its_fix(
+    tmp_path: Path, arguments: tuple[str, ...], fix: str
 ) -> None:
-    (tmp_path / "taken").write_text('{"question": "a file where a folder is wanted"}')
+    (tmp_path / "taken").write_text('{"question": "a file in place of a folder"}')
     (tmp_path / "revoked").write_text(f"sha256:{'0' * 64} app 2026-01-01 revoked 2026-01-02\n")
-    assert_mistake(run(tmp_path, *arguments), mend)
+    assert_mistake(run(tmp_path, *arguments), fix)
 
 
 def test_a_hooks_folder_without_the_reward_function_is_refused_by_name(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_bad_toml_key_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [(*PROXY, "serve"), (*SERVER, "start", "--backend", "fake")], ids=["proxy", "server"]
 )
-def test_a_port_in_use_is_refused_with_the_mend(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_a_port_in_use_is_refused_with_the_fix(tmp_path: Path, command: tuple[str, ...]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -117,7 +117,7 @@ def test_a_second_proxy_on_a_run_directory_is_refused_and_a_reader_is_not(
     proxy.wait_until_healthy()
 
 
-def test_ctrl_c_is_answered_with_a_last_line_in_the_log(
+def test_the_last_log_line_after_ctrl_c_says_that_the_process_stopped(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -125,9 +125,9 @@ def test_ctrl_c_is_answered_with_a_last_line_in_the_log(
     for process in (proxy, server):
         process.signal(signal.SIGINT)
         wait_until(lambda one=process: one.returncode is not None, 20, f"{process.name} to end")
-        told = process.log.splitlines()
-        assert "INFO" in told[-1] and told[-1].endswith(" stopped"), process.log
-        assert sum(line.endswith(" stopped") for line in told) == 1
+        lines = process.log.splitlines()
+        assert "INFO" in lines[-1] and lines[-1].endswith(" stopped"), process.log
+        assert sum(line.endswith(" stopped") for line in lines) == 1
 
 
 def test_check_hook_shows_a_table_and_fails_for_a_hook_that_raises(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_check_hook_shows_a_table_and_fails_for_a_hook_that_raises(tmp_path: Pat
     assert "on_compute_relative_reward.py:2" in done.stdout
 
 
-def test_replay_plays_each_row_once_and_goes_on_where_it_was(
+def test_replay_plays_each_row_once_and_continues_where_it_stopped(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -164,7 +164,7 @@ def test_replay_plays_each_row_once_and_goes_on_where_it_was(
     assert len(tasks) == 6 and all(count == 1 for _, count in tasks)
 
 
-def test_commands_find_the_proxy_where_the_configuration_has_it(
+def test_commands_find_the_proxy_at_the_configured_address(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -187,7 +187,7 @@ def test_commands_find_the_proxy_where_the_configuration_has_it(
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_replay_through_an_app_hands_it_the_address_and_the_rows_own_key(
+def test_replay_gives_an_app_the_address_and_the_key_of_its_row(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -196,9 +196,9 @@ def test_replay_through_an_app_hands_it_the_address_and_the_rows_own_key(
     app.write_text(
         "import sys, openai\n"
         "with openai.OpenAI() as client:\n"
-        "    said = client.chat.completions.create(\n"
+        "    reply = client.chat.completions.create(\n"
         "        model='fake', messages=[{'role': 'user', 'content': sys.argv[1]}])\n"
-        "print(said.choices[0].message.content)\n"
+        "print(reply.choices[0].message.content)\n"
     )
     dataset = processes.folder / "rows.jsonl"
     dataset.write_text('{"q": "one"}\n{"q": "two"}\n')
@@ -250,7 +250,7 @@ def test_a_key_is_shown_once_listed_by_its_fingerprint_and_revoked_for_good(
     assert again.returncode == 0 and again.stdout.strip() != key
 
 
-def test_keys_made_and_revoked_count_in_a_running_proxy(
+def test_a_running_proxy_follows_created_and_revoked_keys(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -262,15 +262,15 @@ def test_keys_made_and_revoked_count_in_a_running_proxy(
 
     assert status() == 200
     key = run(processes.folder, *PROXY, "keys", "add", "my-app", *flags).stdout.strip()
-    wait_until(lambda: status() == 401, KEYS_TIMEOUT_S, "keys to be asked for")
+    wait_until(lambda: status() == 401, KEYS_TIMEOUT_S, "requests without a key to be refused")
     assert status(authorization=f"Bearer {key}") == 200
     assert status(**{"x-api-key": key}) == 200
     assert status(authorization=f"Bearer {key}x") == 401
     with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=key) as app:
-        said = app.chat.completions.create(
+        reply = app.chat.completions.create(
             model="fake", messages=[{"role": "user", "content": "?"}]
         )
-    assert said.choices[0].message.content
+    assert reply.choices[0].message.content
     (group,) = wait_for_groups(proxy, 1)
     assert group["app_key"] == fingerprint(key)
     assert run(processes.folder, *PROXY, "keys", "revoke", "my-app", *flags).returncode == 0

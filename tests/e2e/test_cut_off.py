@@ -1,4 +1,4 @@
-"""An engine that dies while it answers."""
+"""A test of an engine that dies during an answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.e2e.processes import Processes
 SLOW = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="engines are found as Linux tells of them")
-def test_a_stream_that_is_cut_off_with_its_engine_is_asked_for_again_and_no_app_sees_it(
+@pytest.mark.skipif(sys.platform != "linux", reason="engines are found in Linux's /proc")
+def test_a_stream_whose_engine_dies_is_requested_again_without_an_error_for_the_app(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -29,7 +29,7 @@ def test_a_stream_that_is_cut_off_with_its_engine_is_asked_for_again_and_no_app_
         f"{proxy.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=50) as answer:
-        first = answer.read(1)  # what keeps the app waiting: both siblings are on their way
+        first = answer.read(1)  # a keep-alive: both siblings are being sampled
         (engine,) = child_pids(server.pid)
         os.kill(engine, signal.SIGKILL)
         streamed = first + answer.read()

@@ -1,4 +1,4 @@
-"""A hook that fails is seen in the proxy's log, with what to do."""
+"""A test of the log lines about a hook that fails."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RAISED = "hook_raised: ValueError: "
         (f"{GOOD}{SUBMIT}return 0", "on_user_submit_new_requests", "hook_value: got 0", 0),
     ],
 )
-def test_the_log_says_once_that_a_hook_fails_and_what_to_do(
+def test_the_log_reports_a_failing_hook_once_with_the_command_to_check_it(
     processes: Processes, source: str, hook: str, reason: str, num_tracebacks: int
 ) -> None:
     hooks = write_hooks(processes.folder / "hooks", source)
@@ -36,7 +36,7 @@ def test_the_log_says_once_that_a_hook_fails_and_what_to_do(
     for _ in range(3):
         ask(proxy)
     wait_for_groups(proxy, 3)
-    (line,) = (one for one in proxy.log.splitlines() if f"{hook} failed" in one)
+    (line,) = (line for line in proxy.log.splitlines() if f"{hook} failed" in line)
     assert "WARNING" in line and f"({reason}" in line
     assert proxy.log.count("Traceback") == num_tracebacks
     command = line.partition("to see why: ")[2].split()

@@ -1,4 +1,4 @@
-"""Tests run side by side, and each starts servers on ports that it asked for a moment before."""
+"""A test of the function that finds ports for the servers of tests, which run in parallel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import socket
 from tests.e2e.processes import free_port
 
 MANY = 1000
-"""Where ports are only looked for, some are found twice among so many."""
+"""Number of ports, large enough that a naive search would return some port twice."""
 
 
-def test_a_free_port_is_given_to_nobody_else_and_a_server_may_listen_on_it() -> None:
+def test_a_free_port_is_returned_only_once_and_a_server_may_listen_on_it() -> None:
     ports = [free_port() for _ in range(MANY)]
     assert len(set(ports)) == MANY
     for port in ports[:10]:

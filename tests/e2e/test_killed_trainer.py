@@ -1,4 +1,4 @@
-"""V9: what apps see does not change when the trainer is killed, again and again."""
+"""V9: apps see no difference when the trainer is killed repeatedly."""
 
 from __future__ import annotations
 
@@ -14,38 +14,44 @@ import openai
 
 from benchmarks.run_log_reader import read_log_entries, surviving_steps
 from fakevllm_server.backends.process.procfs import live_processes
-from tests.e2e import pair_server
+from tests.e2e import two_engine_server
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 NUM_APPS = 4
 NUM_KILLS = 3
 PARENT = 1
-"""As fakevllm_server.backends.process.procfs counts the fields of a process."""
+"""Index of the parent's id among the fields that fakevllm_server.backends.process.procfs reads."""
 WAIT_S = 40.0
 HI: Any = [{"role": "user", "content": "hi"}]
 
 
-def test_no_request_fails_while_the_trainer_is_killed_and_training_goes_on(tmp_path: Path) -> None:
+def test_no_request_fails_while_the_trainer_is_killed_and_training_continues(
+    tmp_path: Path,
+) -> None:
     with Processes(tmp_path) as started:
         server, proxy = _start(started)
         is_over = Event()
-        with ThreadPoolExecutor(NUM_APPS) as apps:
-            asking = [apps.submit(_ask, proxy, is_over, bool(at % 2)) for at in range(NUM_APPS)]
+        with ThreadPoolExecutor(NUM_APPS) as pool:
+            apps = [
+                pool.submit(_send_requests, proxy, is_over, bool(at % 2)) for at in range(NUM_APPS)
+            ]
             try:
                 for _ in range(NUM_KILLS):
-                    _until(asking, lambda before=_num_steps(server): _num_steps(server) > before)
+                    _wait_until(apps, lambda before=_num_steps(server): _num_steps(server) > before)
                     (trainer,) = _trainers_of(server)
                     os.kill(trainer, signal.SIGKILL)
-                    _until(asking, lambda old=trainer: set(_trainers_of(server)) - {old} != set())
-                _until(asking, lambda before=_num_steps(server): _num_steps(server) > before)
+                    _wait_until(
+                        apps, lambda old=trainer: set(_trainers_of(server)) - {old} != set()
+                    )
+                _wait_until(apps, lambda before=_num_steps(server): _num_steps(server) > before)
             finally:
                 is_over.set()
-            answers = [answer for one in asking for answer in one.result()]
+            answers = [answer for app in apps for answer in app.result()]
         assert set(answers) <= {"yes.", "no."} and len(answers) >= NUM_APPS * NUM_KILLS
-        restored = [one for one in read_log_entries(server.folder) if one["kind"] == "restored"]
+        restored = [entry for entry in read_log_entries(server.folder) if entry["kind"] == "restored"]
         assert len(restored) >= NUM_KILLS
-        steps = [one["step"] for one in surviving_steps(read_log_entries(server.folder))]
+        steps = [entry["step"] for entry in surviving_steps(read_log_entries(server.folder))]
         assert steps == list(range(1, len(steps) + 1))
 
 
@@ -54,52 +60,55 @@ def _start(started: Processes) -> tuple[Process, Process]:
     config = started.folder / "fakevllm.toml"
     config.write_text("[job]\nnum_repeat = 2\nbatch_size = 2\nlr = 0.1\nsave_freq = 3\n")
     port, own = free_port(), started.folder / "server"
-    command = [pair_server.__file__, "start", "--backend", "fake"]
+    command = [two_engine_server.__file__, "start", "--backend", "fake"]
     command += ["--port", str(port), "--run-dir", str(own)]
     server = started.adopt(Process("server", command, port, own)).wait_until_healthy()
     return server, started.proxy(server, "--config", str(config), "--hooks", str(hooks))
 
 
-def _ask(proxy: Process, is_over: Event, streamed: bool) -> list[str]:
-    """Until all is over; raises what an app would see, at once: it does not try again."""
+def _send_requests(proxy: Process, is_over: Event, streamed: bool) -> list[str]:
+    """Send requests until the test is over, and return the answers.
+
+    There are no retries: an error that an app would see is raised at once.
+    """
     answers: list[str] = []
     with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="sk", max_retries=0) as app:
         create = app.chat.completions.create
         while not is_over.is_set():
             if streamed:
                 chunks = create(model="fake", messages=HI, stream=True)
-                said = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
-                answers.append("".join(one or "" for one in said))
+                deltas = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices]
+                answers.append("".join(delta or "" for delta in deltas))
             else:
                 answers.append(create(model="fake", messages=HI).choices[0].message.content or "")
     return answers
 
 
-def _until(asking: list[Future[list[str]]], condition: Callable[[], bool]) -> None:
-    """Nobody who asks ends before."""
+def _wait_until(apps: list[Future[list[str]]], condition: Callable[[], bool]) -> None:
+    """Wait for the condition, and fail if an app ends before."""
 
     def holds() -> bool:
-        for one in asking:
-            if one.done():
-                one.result()
-                raise AssertionError("it stopped asking")
+        for app in apps:
+            if app.done():
+                app.result()
+                raise AssertionError("an app ended early")
         return condition()
 
     wait_until(holds, WAIT_S)
 
 
 def _num_steps(server: Process) -> int:
-    """Those that were made again count each time."""
-    return sum(one["kind"] == "step" for one in read_log_entries(server.folder))
+    """Return the number of steps in the log; a repeated step counts each time."""
+    return sum(entry["kind"] == "step" for entry in read_log_entries(server.folder))
 
 
 def _trainers_of(server: Process) -> list[int]:
-    """Ids of its trainer's process, of which there is one or none."""
+    """Return the process ids of the server's trainer: one or none."""
     return [pid for pid in live_processes(PARENT, server.pid) if "--train-only" in _command_of(pid)]
 
 
 def _command_of(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return ""

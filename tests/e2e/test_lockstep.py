@@ -1,6 +1,6 @@
-"""Two runs in lockstep are the same, to the bit: through the real processes and the torch engine.
+"""Tests that two runs in lockstep are bitwise equal, with real processes and the torch engine.
 
-Two run side by side, so that neither has a time of its own for anything.
+The two runs are in parallel, so that their timing differs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.timeout(300)  # two engines start at once
 
 Json = dict[str, Any]
 
-OF_THE_CLOCK = {"seconds", "step_seconds", "forest_speedup"}
+TIME_METRICS = {"seconds", "step_seconds", "forest_speedup"}
 """Metrics that measure time."""
 REPLAY = [sys.executable, "-m", "fakevllm", "replay", "--dataset", "rows.jsonl"]
 NAMES = ("one", "other")
@@ -55,20 +55,22 @@ for text in (sys.argv[1], "What is 1 plus 4?"):
     with urllib.request.urlopen(request) as answer:
         history.append(json.load(answer)["choices"][0]["message"])
 """
-"""Steps of three groups, rows of two: weights change in the middle of a row."""
+"""An app with two turns.
+
+A step has three groups and a row has two, so the weights change in the middle of a row."""
 
 
 def measured(run_dir: Path) -> list[Json]:
-    """Of each step, all that is not of the clock."""
+    """Return the entries of all steps without the metrics that measure time."""
     return [
         {"step": entry["step"], "version": entry["version"]}
-        | {name: value for name, value in entry["metrics"].items() if name not in OF_THE_CLOCK}
+        | {name: value for name, value in entry["metrics"].items() if name not in TIME_METRICS}
         for entry in read_step_entries(run_dir)
     ]
 
 
 def digests(run_dir: Path) -> dict[str, str]:
-    """Of all that is saved: weights, the optimiser's moments, the sampler's state."""
+    """Return the digests of all checkpoint files: weights, optimizer moments, sampler state."""
     files = sorted((run_dir / "checkpoints").rglob("*.*"))
     return {
         str(file.relative_to(run_dir)): hashlib.sha256(file.read_bytes()).hexdigest()
@@ -76,30 +78,30 @@ def digests(run_dir: Path) -> dict[str, str]:
     }
 
 
-def sampled(run_dir: Path, where: str = "1") -> list[Any]:
-    """Each group's siblings in the order of the groups: texts, rewards, who was served."""
+def sampled(run_dir: Path, condition: str = "1") -> list[Any]:
+    """Return texts, rewards and `served` of the siblings, in the order of the groups."""
     query = (
         'select question, "index", text, reward, served from siblings join groups using (group_id)'
-        f' where {where} order by received_at, "index"'
+        f' where {condition} order by received_at, "index"'
     )
     with closing(sqlite3.connect(run_dir / "ledger.sqlite")) as ledger:
         return ledger.execute(query).fetchall()
 
 
 def start(started: Processes) -> Process:
-    """A proxy in lockstep, and behind it a server whose engine is about to start."""
+    """Start a server and a proxy in lockstep, without waiting for the engine."""
     hooks = write_hooks(started.folder / "hooks", PREFER_SHORT)
     config = started.folder / "job.toml"
     config.write_text(JOB)
     (started.folder / "rows.jsonl").write_text(ROWS)
     (started.folder / "app.py").write_text(TWO_TURNS)
     server = started.server("--model", "demo")
-    what = ["--config", str(config), "--hooks", str(hooks), "--lockstep"]
-    return started.proxy(server, *what, wait=False)
+    flags = ["--config", str(config), "--hooks", str(hooks), "--lockstep"]
+    return started.proxy(server, *flags, wait=False)
 
 
-def side_by_side(commands: Sequence[list[str]], folders: Sequence[Path]) -> None:
-    """Raises AssertionError where one fails."""
+def run_in_parallel(commands: Sequence[list[str]], folders: Sequence[Path]) -> None:
+    """Run the commands in parallel, and check that all succeed."""
     pairs = zip(commands, folders, strict=True)
     both = [
         subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -113,13 +115,13 @@ def side_by_side(commands: Sequence[list[str]], folders: Sequence[Path]) -> None
             one.wait()
 
 
-def test_two_replays_through_an_app_train_the_same_to_the_bit(tmp_path: Path) -> None:
+def test_two_replays_through_an_app_train_bitwise_equal_weights(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in NAMES]
     with ExitStack() as stack:
         both = [stack.enter_context(Processes(folder)) for folder in folders]
         proxies = [start(one) for one in both]
         app = ["--app", f"{sys.executable} app.py {{question}}"]
-        side_by_side(
+        run_in_parallel(
             [
                 [*REPLAY, "--lockstep", *app, "--url", proxy.wait_until_healthy().url]
                 for proxy in proxies
@@ -139,10 +141,10 @@ def test_two_replays_through_an_app_train_the_same_to_the_bit(tmp_path: Path) ->
 
 
 @pytest.mark.live
-def test_two_demos_have_one_curve_to_the_bit(tmp_path: Path) -> None:
+def test_two_demos_have_bitwise_equal_curves(tmp_path: Path) -> None:
     folders = [tmp_path / name for name in NAMES]
     command = [sys.executable, "-m", "fakevllm", "demo", "--lockstep", "--steps", "10"]
-    side_by_side(
+    run_in_parallel(
         [
             [*command, "--seed", "0", "--run-dir", str(folder), "--json", f"{folder}.json"]
             for folder in folders

@@ -1,4 +1,4 @@
-"""What somebody new does wrong is said where it can be seen."""
+"""Tests of warnings about mistakes that newcomers make."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.e2e.test_commands import run
 from tests.e2e.test_traffic import HI, answered, command
 
 
-def test_a_base_url_without_v1_is_a_warning_once_for_each_path(processes: Processes) -> None:
+def test_a_base_url_without_v1_is_warned_about_once_per_path(processes: Processes) -> None:
     proxy = processes.proxy(processes.server("--backend", "fake"))
     for path in ("/chat/completions", "/chat/completions", "/v1/v1/chat/completions", "/else"):
         assert httpx.post(f"{proxy.url}{path}", json=HI).status_code == 404
@@ -26,7 +26,9 @@ def test_a_base_url_without_v1_is_a_warning_once_for_each_path(processes: Proces
     assert "http://HOST:PORT/v1" in warned[0]
 
 
-def test_a_proxy_without_hooks_says_that_it_fans_nothing_out(processes: Processes) -> None:
+def test_the_status_of_a_proxy_without_hooks_says_that_nothing_is_fanned_out(
+    processes: Processes,
+) -> None:
     proxy = processes.proxy(processes.server("--backend", "fake"))
     answered(proxy)
     wait_for_groups(proxy, 1)
@@ -34,7 +36,7 @@ def test_a_proxy_without_hooks_says_that_it_fans_nothing_out(processes: Processe
     assert "off: without hooks" in status and "requests are fanned out" not in status
 
 
-def test_a_replay_that_trains_nothing_says_so_before_it_plays(
+def test_a_replay_warns_before_it_starts_that_nothing_will_be_trained(
     processes: Processes, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(processes.server("--backend", "fake"), "--hooks", str(yes_hooks))
@@ -42,14 +44,14 @@ def test_a_replay_that_trains_nothing_says_so_before_it_plays(
     dataset.write_text('{"question": "one"}\n')
     replay = ["-m", "fakevllm", "replay", "--dataset", str(dataset)]
     replay += ["--url", f"{proxy.url}/v1", "--fresh"]
-    told = run(processes.folder, *replay).stderr
-    assert "trains nothing" not in told
+    output = run(processes.folder, *replay).stderr
+    assert "trains nothing" not in output
     command(proxy, "pause")
-    told = run(processes.folder, *replay).stderr
-    assert "rows will not be trained: paused" in told and "fakevllm resume" in told
+    output = run(processes.folder, *replay).stderr
+    assert "rows will not be trained: paused" in output and "fakevllm resume" in output
 
 
-def test_what_the_hook_changes_and_the_engine_refuses_is_told_once(processes: Processes) -> None:
+def test_a_hook_override_that_the_engine_refuses_is_logged_once(processes: Processes) -> None:
     changes = """
 def on_user_submit_new_requests(request_id, task):
     return [{}, {"temperature": 1.1}, {"temperature": -7}]
@@ -60,12 +62,12 @@ def on_user_submit_new_requests(request_id, task):
         answered(proxy)
     groups = wait_for_groups(proxy, 3)
     assert all(group["served_index"] in (0, 1) for group in groups)
-    [told] = [line for line in proxy.log.splitlines() if "hook_override" in line]
-    assert "the engine refuses sibling 2: " in told and "temperature" in told
-    assert "the group continues without that sibling" in told
+    [warning] = [line for line in proxy.log.splitlines() if "hook_override" in line]
+    assert "the engine refuses sibling 2: " in warning and "temperature" in warning
+    assert "the group continues without that sibling" in warning
 
 
-def test_an_app_that_asks_the_server_and_no_proxy_is_told_once(processes: Processes) -> None:
+def test_calls_that_bypass_the_proxy_are_logged_once(processes: Processes) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server)
     answered(proxy)

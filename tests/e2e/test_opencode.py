@@ -1,4 +1,4 @@
-"""opencode, unmodified, before a real proxy at N=2."""
+"""A test of unmodified opencode with a real proxy and two siblings."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.clients.programs import OpenCode, parts
-from tests.clients.words import num_tokens, say
+from tests.clients.prompts import num_tokens, say
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.npm_opencode import installed_opencode
+from tests.e2e.npm_opencode import install_opencode
 from tests.e2e.processes import Process, Processes
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(300)]
@@ -21,8 +21,8 @@ ANSWER = "The answer is forty-two."
 
 @pytest.fixture(scope="module")
 def opencode(request: pytest.FixtureRequest) -> Path:
-    """The command, installed where it is missing."""
-    return installed_opencode(request.config)
+    """The command of opencode, which is installed if it is missing."""
+    return install_opencode(request.config)
 
 
 def test_opencode_gets_its_answer_through_the_proxy_at_two_siblings(
@@ -39,7 +39,7 @@ def test_opencode_gets_its_answer_through_the_proxy_at_two_siblings(
     (finish,) = parts(events, "step_finish")
     assert (finish["reason"], finish["tokens"]["output"]) == ("stop", num_tokens(ANSWER))
 
-    main = the_main_call(proxy)
+    main = main_call_of(proxy)
     assert (main["streamed"], main["num_siblings"], main["status"]) == (1, 2, 200)
     siblings = rows(proxy, "select * from siblings where group_id = ?", main["group_id"])
     assert [sibling["text"] for sibling in siblings] == [ANSWER] * 2
@@ -47,8 +47,11 @@ def test_opencode_gets_its_answer_through_the_proxy_at_two_siblings(
     assert [sibling["reward"] for sibling in siblings] == [0.0, 0.0]
 
 
-def the_main_call(proxy: Process) -> Any:
-    """The one with tools: the title is made by a side call without, which opencode may drop."""
+def main_call_of(proxy: Process) -> Any:
+    """Return the group with tools.
+
+    The other group is the side call for the title. It has no tools, and opencode may cancel it.
+    """
     groups = [
         group for group in wait_for_groups(proxy, 2) if "tools" in json.loads(group["request_json"])
     ]

@@ -1,4 +1,4 @@
-"""No address that others can reach without a key, of either program, as their user starts them."""
+"""Tests that neither program listens on a public address without a key."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROXY = ("-m", "fakevllm", "serve")
 PROGRAMS = pytest.mark.parametrize("program", [SERVER, PROXY], ids=["server", "proxy"])
 
 
-def started(
+def run_to_end(
     folder: Path, program: tuple[str, ...], *flags: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -32,19 +32,19 @@ def started(
 
 @PROGRAMS
 @pytest.mark.parametrize("host", ["::", socket.gethostname() or "gpu-box"])
-def test_without_a_key_it_does_not_start_and_says_what_to_do(
+def test_a_public_address_without_a_key_is_refused_with_the_fix(
     tmp_path: Path, program: tuple[str, ...], host: str
 ) -> None:
-    ended = started(tmp_path, program, "--host", host, "--port", str(free_port()))
+    ended = run_to_end(tmp_path, program, "--host", host, "--port", str(free_port()))
     assert ended.returncode == 2
-    told = ended.stderr.strip()
-    assert f"--host {host} is reachable from outside" in told
-    assert "--key-file" in told and "\n" not in told
+    message = ended.stderr.strip()
+    assert f"--host {host} is reachable from outside" in message
+    assert "--key-file" in message and "\n" not in message
 
 
 @PROGRAMS
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
-def test_with_a_key_it_listens_and_asks_for_it(
+def test_a_public_address_with_a_key_file_demands_a_key(
     tmp_path: Path, program: tuple[str, ...], host: str
 ) -> None:
     if host == "::" and not socket.has_ipv6:
@@ -57,13 +57,13 @@ def test_with_a_key_it_listens_and_asks_for_it(
     with Processes(tmp_path) as processes:
         process = processes.adopt(Process("outside", command, port, tmp_path / "cwd"))
         process.url = f"http://127.0.0.1:{port}" if host == "0.0.0.0" else f"http://[::1]:{port}"
-        until_listening(process)
+        wait_until_listening(process)
         assert httpx.get(process.url + path).status_code == 401
         assert httpx.get(process.url + path, auth=("app", "sk-one")).status_code == 200
 
 
-def until_listening(process: Process) -> None:
-    """A proxy without a server is not healthy, and listens."""
+def wait_until_listening(process: Process) -> None:
+    """Wait until the process listens: a proxy without a server is never healthy."""
 
     def listens() -> bool:
         assert process.returncode is None, process.log
@@ -76,23 +76,25 @@ def until_listening(process: Process) -> None:
     wait_until(listens, 30)
 
 
-def test_by_default_both_listen_on_this_machine_alone(processes: Processes) -> None:
+def test_by_default_both_programs_listen_only_on_the_loopback_address(processes: Processes) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server)
-    hosts = {address for process in (server, proxy) for address in listening(process.port)}
+    hosts = {
+        address for process in (server, proxy) for address in listening_addresses(process.port)
+    }
     assert hosts == {"0100007F"}
 
 
-def listening(port: int) -> list[str]:
-    """Addresses in the kernel's own words."""
-    found: list[str] = []
+def listening_addresses(port: int) -> list[str]:
+    """Return the addresses that the port is bound to, in hexadecimal as in /proc/net."""
+    addresses: list[str] = []
     for table in ("tcp", "tcp6"):
         file = Path(f"/proc/net/{table}")
         if not file.exists():
-            pytest.skip("the kernel's table is Linux's")
+            pytest.skip("needs Linux's /proc/net")
         for line in file.read_text().splitlines()[1:]:
             local, state = line.split()[1], line.split()[3]
             address, hex_port = local.split(":")
             if state == "0A" and int(hex_port, 16) == port:
-                found.append(address)
-    return found
+                addresses.append(address)
+    return addresses

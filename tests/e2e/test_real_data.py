@@ -1,5 +1,7 @@
-"""100 GSM8K questions through the real replay, proxy, hooks, ledger and embedded engine: the
-rewarded format spreads, and only where the weights are updated."""
+"""A test of training with 100 GSM8K questions through replay, proxy, hooks and embedded engine.
+
+The rewarded format spreads, but not in the control whose weights are frozen.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ pytestmark = [
     pytest.mark.live,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(not DATA.exists(), reason=f"the dataset is not there: {DATA}"),
+    pytest.mark.skipif(not DATA.exists(), reason=f"the dataset {DATA} is missing"),
 ]
 
 MIN_STEPS = 30
@@ -25,7 +27,7 @@ def test_a_format_spreads_over_real_questions_when_rewarded(tmp_path: Path) -> N
     report(learned)
     check_bookkeeping(learned)
     first = learned.policy_mean[0]
-    assert 0.1 <= first <= 0.7, "the format must be there to be rewarded, and not yet the habit"
+    assert 0.1 <= first <= 0.7, "at the start the format must occur, but not dominate"
     assert learned.end - first >= 0.2
     assert learned.end - learned.start >= 0.2
 
@@ -38,8 +40,7 @@ def test_the_frozen_control_stays_flat(tmp_path: Path) -> None:
 
 
 def check_bookkeeping(done: Gsm8kRun) -> None:
-    """Every row has its group, and those that do not fit are counted as such, by replay and in the
-    ledger."""
+    """Check that each row has a group, and that rows that do not fit are counted as failed."""
     assert len(done.policy_mean) >= MIN_STEPS
     assert sum(done.groups.values()) == EPOCHS * (NUM_FITTING + len(TOO_LONG))
     failed = {reason: count for (state, reason), count in done.groups.items() if state == "failed"}

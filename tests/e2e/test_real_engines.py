@@ -1,6 +1,7 @@
-"""The demo's task with vLLM as the sampler and the embedded engine as the trainer.
+"""Tests of the demo's task with vLLM as the sampler and the embedded engine as the trainer.
 
-The processes are those of a user; apps are real openai clients; what dies is killed with -9.
+The processes are started with their commands, the apps are openai clients, and processes are killed
+with SIGKILL.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from fakevllm.demo.tasks import all_tasks
 from fakevllm.replay.proxy_queries import register_tasks
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_server.backends.process.procfs import live_processes
-from tests.e2e.every_shape import ask_in_every_shape
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes
+from tests.e2e.request_variants import send_each_variant
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
@@ -31,11 +32,11 @@ READY_TIMEOUT_S = 240.0
 NUM_CLIENTS = 8
 STEPS = 40
 PARENT = 1
-"""As fakevllm_server.backends.process.procfs counts the fields of a process."""
+"""Index of the parent's id among the fields that fakevllm_server.backends.process.procfs reads."""
 
 
 @pytest.mark.timeout(500)
-def test_with_vllm_the_reward_rises_under_requests_of_every_shape(tmp_path: Path) -> None:
+def test_with_vllm_the_reward_rises_with_every_variant_of_requests(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         config = tmp_path / "fakevllm.toml"
         config.write_text(
@@ -48,8 +49,8 @@ def test_with_vllm_the_reward_rises_under_requests_of_every_shape(tmp_path: Path
         proxy.wait_until_healthy(READY_TIMEOUT_S)
         asyncio.run(play_until_trained(proxy, server))
         steps = [entry for entry in read_log_entries(server.folder) if entry["kind"] == "step"]
-        odd = rows(proxy, "select count(*) as n from calls where untrainable is not null")
-        print("calls that could not be trained:", odd[0]["n"])
+        untrainable = rows(proxy, "select count(*) as n from calls where untrainable is not null")
+        print("calls that could not be trained:", untrainable[0]["n"])
     means = [entry["metrics"]["reward_mean"] for entry in steps]
     print(" ".join(f"{value:.2f}" for value in means))
     assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
@@ -57,7 +58,7 @@ def test_with_vllm_the_reward_rises_under_requests_of_every_shape(tmp_path: Path
 
 
 async def play_until_trained(proxy: Process, server: Process) -> None:
-    """Eight users ask the demo's questions, a ninth asks in every shape there is."""
+    """Send the demo's questions as eight users, and each variant of requests as a ninth user."""
     tasks = all_tasks()
     keys = await register_tasks(f"{proxy.url}/v1", tasks)
 
@@ -74,17 +75,19 @@ async def play_until_trained(proxy: Process, server: Process) -> None:
                     max_tokens=24,
                 )
 
-    def odd_user() -> None:
+    def user_of_variants() -> None:
         with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="sk") as app:
             for _ in range(4):
-                ask_in_every_shape(app)
+                send_each_variant(app)
 
     turns = itertools.cycle(tasks)
-    await asyncio.gather(asyncio.to_thread(odd_user), *(user(turns) for _ in range(NUM_CLIENTS)))
+    await asyncio.gather(
+        asyncio.to_thread(user_of_variants), *(user(turns) for _ in range(NUM_CLIENTS))
+    )
 
 
 @pytest.mark.timeout(400)
-def test_a_killed_vllm_comes_back_by_itself_and_every_client_is_answered(tmp_path: Path) -> None:
+def test_a_killed_vllm_is_restarted_and_every_request_is_answered(tmp_path: Path) -> None:
     with Processes(tmp_path) as started:
         config = tmp_path / "fakevllm.toml"
         config.write_text("[job]\nbatch_size = 4\nnum_repeat = 4\nlr = 1e-4\n")
@@ -92,14 +95,16 @@ def test_a_killed_vllm_comes_back_by_itself_and_every_client_is_answered(tmp_pat
         server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
         proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
         proxy.wait_until_healthy(READY_TIMEOUT_S)
-        num_answers = asyncio.run(under_load(proxy, server))
+        num_answers = asyncio.run(send_while_vllm_is_killed(proxy, server))
         groups = wait_for_groups(proxy, num_answers)
         assert len(groups) == num_answers
         assert {group["state"] for group in groups} <= {"served", "pooled", "trained", "dropped"}
         siblings = rows(
             proxy, "select count(*) as n, group_id from siblings where text is not null group by 2"
         )
-        assert {row["n"] for row in siblings} == {4}, "a group that was cut is asked whole again"
+        assert {row["n"] for row in siblings} == {4}, (
+            "all siblings of an interrupted group are sampled again"
+        )
 
 
 SUMS_HOOK = """
@@ -126,9 +131,11 @@ def write_hook(folder: Path, source: str) -> str:
     return str(folder)
 
 
-async def under_load(proxy: Process, server: Process) -> int:
-    """Eight clients ask and ask; meanwhile vLLM is killed. How many answers they got: each client
-    all it asked for."""
+async def send_while_vllm_is_killed(proxy: Process, server: Process) -> int:
+    """Send requests with eight clients, kill vLLM meanwhile, and return the number of answers.
+
+    Each request of each client must be answered.
+    """
     killed = asyncio.Event()
     num_answers = 0
 
@@ -159,12 +166,12 @@ async def under_load(proxy: Process, server: Process) -> int:
 
 
 def vllm_processes(server: Process) -> list[int]:
-    """Return vLLM's processes of this server that the process supervisor started."""
+    """Return the process ids of vLLM's API server, which its process supervisor started."""
     children = live_processes(PARENT, server.pid)
     supervisors = [pid for pid in children if "vllm.process_supervisor" in command_of(pid)]
-    found = [pid for supervisor in supervisors for pid in live_processes(PARENT, supervisor)]
-    assert found
-    return found
+    pids = [pid for supervisor in supervisors for pid in live_processes(PARENT, supervisor)]
+    assert pids
+    return pids
 
 
 def command_of(pid: int) -> str:

@@ -1,4 +1,7 @@
-"""The demo with vLLM as the sampler and verl as the trainer; what dies is killed with -9."""
+"""Tests of the demo with vLLM as the sampler and verl as the trainer.
+
+Processes are killed with SIGKILL.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class Demo:
         wait_until(reached, READY_TIMEOUT_S, f"step {step}")
 
     def outcome(self, timeout_s: float) -> Any:
-        """When it has ended well."""
+        """Wait for the demo's successful end, and return its result."""
         assert self.process.wait(timeout=timeout_s) == 0, self.log_file.read_text()
         outcome = json.loads(self.json_file.read_text())
         print({key: outcome[key] for key in ("before", "after", "wall_s", "restarts", "groups")})
@@ -60,7 +63,7 @@ class Demo:
 
 @contextmanager
 def demo(folder: Path, *arguments: str) -> Generator[Demo]:
-    """Ended, if need be, with all it started."""
+    """Run a demo, and stop it and its processes at the end of the block if they still run."""
     run = folder / "run"
     command = [sys.executable, "-m", "fakevllm", "demo", *arguments]
     command += ["--run-dir", str(run), "--json", str(folder / "result.json")]
@@ -87,15 +90,15 @@ def test_with_verl_the_reward_rises_and_its_probabilities_are_vllms(tmp_path: Pa
     first, *_ = metrics = [entry["metrics"] for entry in running.steps]
     print("prob_diff_max", " ".join(f"{step['prob_diff_max']:.1e}" for step in metrics))
     assert abs(first["ppo_kl"]) < 1e-6
-    assert first["mismatch"] < 1e-6, "mean of |log-probability of vLLM's - of verl's|"
-    assert first["prob_diff_max"] < 2e-6, "the greatest of some 400, in float32"
+    assert first["mismatch"] < 1e-6, "mean of |vLLM's log-probability - verl's|"
+    assert first["prob_diff_max"] < 2e-6, "the largest of about 400 differences, in float32"
     assert [entry["step"] for entry in running.steps] == list(range(1, 11))
     assert outcome["after"] > outcome["before"]
     assert mean(outcome["policy_mean"][-3:]) > mean(outcome["policy_mean"][:3])
 
 
 @pytest.mark.timeout(500)
-def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_checkpoint(
+def test_after_a_killed_ray_worker_is_restarted_training_continues_from_the_checkpoint(
     tmp_path: Path,
 ) -> None:
     with demo(tmp_path, "--backend", "verl", "--steps", "14") as running:
@@ -104,23 +107,26 @@ def test_a_killed_ray_worker_is_started_again_and_the_steps_go_on_from_the_check
         os.kill(worker, signal.SIGKILL)
         running.outcome(timeout_s=400)
     restored = [entry for entry in running.entries if entry["kind"] == "restored"]
-    assert [entry["step"] for entry in restored] == [10], "the last checkpoint before it"
+    assert [entry["step"] for entry in restored] == [10], "the last checkpoint before the kill"
     survivors = surviving_steps(read_log_entries(running.folder))
     trained = [group["group_id"] for entry in survivors for group in entry["groups"]]
     assert len(trained) == len(set(trained))
     assert [entry["step"] for entry in survivors] == list(range(1, 15))
-    batches = {(one["step"], tuple(g["group_id"] for g in one["groups"])) for one in running.steps}
-    assert len(batches) == 14, "steps were made again of other groups than before"
+    batches = {
+        (entry["step"], tuple(group["group_id"] for group in entry["groups"]))
+        for entry in running.steps
+    }
+    assert len(batches) == 14, "a repeated step had other groups than before"
 
 
 def trainer_of(running: Demo) -> int:
-    """The verl trainer of this demo and no other; it leads its session."""
-    (found,) = [
+    """Return the process id of this demo's verl trainer, which is the leader of its session."""
+    (trainer,) = [
         pid
         for pid, command in commands()
         if "-m\0fakevllm_server.backends.verl\0" in command and str(running.folder) in command
     ]
-    return found
+    return trainer
 
 
 def commands() -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""What a run leaves to be looked at, through the real processes."""
+"""Tests of the commands and files that show a run."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def num_steps(server: Process) -> int:
     return sum(entry["kind"] == "step" for entry in entries)
 
 
-def test_a_run_can_be_looked_at_while_it_goes_on_and_afterwards(
+def test_a_run_can_be_inspected_while_it_runs_and_afterwards(
     processes: Processes, yes_hooks: Path
 ) -> None:
     config = processes.folder / "job.toml"
-    # An entropy bonus trains ties too: what the fake engine says is not the same each time.
+    # The fake engine's answers are random and may tie. With an entropy bonus, ties are trained too.
     config.write_text("[job]\nbatch_size = 1\nentropy_coeff = 0.1\n")
     server = processes.server("--backend", "fake", *JSON_LOG)
     hooks = ("--config", str(config), "--hooks", str(yes_hooks), "--n", "2")
@@ -60,15 +60,15 @@ def test_a_run_can_be_looked_at_while_it_goes_on_and_afterwards(
 
     group = fakevllm("fakevllm", proxy.folder, "tokens", "--run-dir", ".", "--swarm", server.url)
     assert "trained, step 1" in group and "advantage" in group
-    assert "Texts are missing" not in group  # the engine told them
+    assert "Texts are missing" not in group  # the engine provides the texts
     episode = claim(server)
     assert ask(episode, "[[say one]]") == "one"
-    asked = ("tokens", episode["episode_uuid"], "--run-dir", ".", "--swarm", server.url)
-    assert "open" in fakevllm("fakevllm", proxy.folder, *asked)
-    fakevllm("fakevllm", proxy.folder, *asked, "--html", "page.html")
+    command = ("tokens", episode["episode_uuid"], "--run-dir", ".", "--swarm", server.url)
+    assert "open" in fakevllm("fakevllm", proxy.folder, *command)
+    fakevllm("fakevllm", proxy.folder, *command, "--html", "page.html")
     assert "not in the loss" in (proxy.folder / "page.html").read_text()
-    measured = claim(server, kind="eval")
-    assert end(server, measured, 0.5) == {"success": True}
+    evaluated = claim(server, kind="eval")
+    assert end(server, evaluated, 0.5) == {"success": True}
     assert httpx.get(f"{server.url}/get_episode_tokens?episode=no").status_code == 404
 
     server.stop()
@@ -76,14 +76,14 @@ def test_a_run_can_be_looked_at_while_it_goes_on_and_afterwards(
     charts = Charts(server.folder)
     assert charts.steps() == [1]
     assert charts.of("val/reward/mean") == [(1, 0.5)]
-    made = fakevllm("fakevllm_server", server.folder, "curves", "--run-dir", ".")
-    assert "2 points written" in made
+    output = fakevllm("fakevllm_server", server.folder, "curves", "--run-dir", ".")
+    assert "2 points written" in output
     assert Charts(server.folder).steps() == [1]
 
     run = json.loads((server.folder / "run.json").read_text())
-    (life,) = run["lives"]
-    assert life["job"]["entropy_coeff"] == 0.1
-    assert life["engines"]["rollout"] == "fake"
+    (start,) = run["lives"]
+    assert start["job"]["entropy_coeff"] == 0.1
+    assert start["engines"]["rollout"] == "fake"
 
     for process in (server, proxy):
         assert {"time", "level", "logger", "message"} <= lines(process)[0].keys()
@@ -91,7 +91,7 @@ def test_a_run_can_be_looked_at_while_it_goes_on_and_afterwards(
     assert step["version"] == 1 and "reward_mean" in step["metrics"]
 
 
-def test_curves_are_not_made_while_the_server_makes_them(processes: Processes) -> None:
+def test_the_curves_command_refuses_a_run_whose_server_is_running(processes: Processes) -> None:
     server = processes.server("--backend", "fake").wait_until_healthy()
     done = subprocess.run(
         [sys.executable, "-m", "fakevllm_server", "curves", "--run-dir", "."],

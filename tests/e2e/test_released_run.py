@@ -1,8 +1,8 @@
-"""A run that an earlier version wrote opens and goes on.
+"""A test that continues a run of an earlier version.
 
 `released/run-0.1.0.tar.gz` was written by version 0.1.0: `fakevllm-server start --backend fake`
 and `fakevllm serve` with the settings below replayed 30 questions. Its ledger has 28 trained groups
-and 2 that wait in the pool; its journal has 7 steps and 3 checkpoints.
+and 2 groups that wait in the pool. Its journal has 7 steps and 3 checkpoints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def states_of(ledger: Path, ids: list[str]) -> list[str]:
     return [states[group_id] for group_id in ids]
 
 
-def test_a_run_written_by_an_earlier_version_opens_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_opens_and_continues(tmp_path: Path) -> None:
     with tarfile.open(ARCHIVE) as archive:
         archive.extractall(tmp_path, filter="data")
     run, ledger = tmp_path / "run", tmp_path / "run" / "ledger.sqlite"

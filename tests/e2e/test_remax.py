@@ -1,4 +1,4 @@
-"""`remax` for passive traffic: an app is served a greedy answer, and siblings train against it."""
+"""A test of `remax` with apps: the app gets the greedy answer, which is the siblings' baseline."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ lr = 0.1
 [serve]
 policy = "greedy"
 """
-ASKED: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Yes or no?"}]}
-WITHIN_S = 60.0
+REQUEST: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Yes or no?"}]}
+TIMEOUT_S = 60.0
 
 
 def test_siblings_train_against_the_greedy_answer_the_app_is_served(tmp_path: Path) -> None:
@@ -33,12 +33,14 @@ def test_siblings_train_against_the_greedy_answer_the_app_is_served(tmp_path: Pa
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
         proxy = started.proxy(server, "--config", str(config), "--hooks", str(hooks))
-        deadline = time.monotonic() + WITHIN_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not (steps := read_step_entries(tmp_path / "server")):
             assert time.monotonic() < deadline, "nothing was trained"
-            answer = post(proxy, ASKED).json()
+            answer = post(proxy, REQUEST).json()
             assert answer["choices"][0]["message"]["content"].startswith("no")
 
     (trained,) = steps[0]["groups"]
-    assert trained["siblings"] == [1, 2, 3], "the greedy answer is no sample"
-    assert steps[0]["metrics"]["theta"] > -1.0, "whoever said yes was better than it"
+    assert trained["siblings"] == [1, 2, 3], "the greedy answer is not trained"
+    assert steps[0]["metrics"]["theta"] > -1.0, (
+        "the siblings with yes were better than the greedy answer"
+    )

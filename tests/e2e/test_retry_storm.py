@@ -1,5 +1,7 @@
-"""Every answer is cut at random points and asked for again, and the proxy is started anew in
-between: each request is one group, none is trained twice, none is lost."""
+"""A stress test of retries: connections are cut at random points, and the proxy is restarted.
+
+Each request must become one group, which is neither lost nor trained twice.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ NUM_REQUESTS = 36
 NUM_CLIENTS = 6
 NUM_RESTARTS = 2
 MAX_CUTS = 4
-MOST_BYTES = 300
-"""That are read before a cut: no answer is as short."""
+MAX_BYTES = 300
+"""Maximum number of bytes that are read before a cut; each answer is longer."""
 TIMEOUT_S = 30
 ENDED = "trained dropped pooled failed lost"
 
@@ -38,31 +40,31 @@ class Question:
     path: str
     streamed: bool
     is_marked: bool
-    """Its client's library says which try it is."""
+    """Whether retries have a header with the number of the attempt."""
     pace_s: float = 0.0
-    """Of each token."""
+    """Seconds that the engine takes for each token."""
 
     @property
     def body(self) -> bytes:
         text = f"{self.number}: yes or no? [[slow {self.pace_s}]]"
-        asked: dict[str, Any] = {"model": "fake", "stream": self.streamed}
+        fields: dict[str, Any] = {"model": "fake", "stream": self.streamed}
         if self.path.endswith("responses"):
-            asked["input"] = text
+            fields["input"] = text
         else:
-            asked["messages"] = [{"role": "user", "content": text}]
+            fields["messages"] = [{"role": "user", "content": text}]
         if self.path.endswith("messages"):
-            asked["max_tokens"] = 64
-        return json.dumps(asked).encode()
+            fields["max_tokens"] = 64
+        return json.dumps(fields).encode()
 
     def headers(self, attempt: int) -> dict[str, str]:
-        told = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json"}
         if self.is_marked and attempt:
-            told["x-stainless-retry-count"] = str(attempt)
-        return told
+            headers["x-stainless-retry-count"] = str(attempt)
+        return headers
 
-    def sent(self, attempt: int) -> bytes:
-        told = {"Host": "localhost", "Content-Length": len(self.body), **self.headers(attempt)}
-        lines = [f"POST {self.path} HTTP/1.1", *(f"{name}: {told[name]}" for name in told)]
+    def as_bytes(self, attempt: int) -> bytes:
+        headers = {"Host": "localhost", "Content-Length": len(self.body), **self.headers(attempt)}
+        lines = [f"POST {self.path} HTTP/1.1", *(f"{name}: {headers[name]}" for name in headers)]
         return "\r\n".join([*lines, "", ""]).encode() + self.body
 
 
@@ -74,22 +76,25 @@ ENDS = {
 PATHS = [*ENDS]
 
 
-def questions(chance: random.Random) -> list[Question]:
+def questions(rng: random.Random) -> list[Question]:
     return [
         Question(
             number,
-            chance.choice(PATHS),
-            streamed=chance.random() < 0.5,
-            is_marked=chance.random() < 0.5,
-            pace_s=chance.choice([0.0, 0.01, 0.03]),
+            rng.choice(PATHS),
+            streamed=rng.random() < 0.5,
+            is_marked=rng.random() < 0.5,
+            pace_s=rng.choice([0.0, 0.01, 0.03]),
         )
         for number in range(NUM_REQUESTS)
     ]
 
 
-class Calm:
-    """Held by those who have read some of an answer and will hang up: nobody can know of that once
-    the proxy has ended. Restarts wait for them, and they for restarts."""
+class RestartGate:
+    """A lock between restarts of the proxy and clients that will hang up during an answer.
+
+    Restarts wait for these clients, and the clients wait for restarts. A proxy that has ended
+    cannot know that a client hung up.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -109,7 +114,7 @@ class Calm:
                 self._changed.notify_all()
 
     def wait(self) -> None:
-        """While the proxy is started anew."""
+        """Wait while the proxy is restarted."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_restarting)
 
@@ -129,38 +134,41 @@ class Calm:
 @dataclass
 class Storm:
     proxy: Process
-    chance: random.Random
-    calm: Calm = field(default_factory=Calm)
+    rng: random.Random
+    restart_gate: RestartGate = field(default_factory=RestartGate)
     num_cut: int = 0
     num_done: int = 0
 
-    def ask(self, question: Question) -> bytes:
-        """The whole answer, at last."""
-        num_cuts = self.chance.randint(1, MAX_CUTS)
+    def send_until_answered(self, question: Question) -> bytes:
+        """Send a request, cut its connection several times, and return the complete answer."""
+        num_cuts = self.rng.randint(1, MAX_CUTS)
         attempt = 0
         while True:
             try:
                 if attempt < num_cuts:
-                    with self.calm.reading():
+                    with self.restart_gate.reading():
                         self.cut(question, attempt)
                 else:
                     return self.read(question, attempt)
             except ConnectionError:
-                self.calm.wait()
+                self.restart_gate.wait()
             attempt += 1
 
     def cut(self, question: Question, attempt: int) -> None:
-        num_bytes = self.chance.choice([0, 1, self.chance.randrange(2, MOST_BYTES)])
+        num_bytes = self.rng.choice([0, 1, self.rng.randrange(2, MAX_BYTES)])
         with self.connected() as client:
-            client.sendall(question.sent(attempt))
+            client.sendall(question.as_bytes(attempt))
             while num_bytes > 0 and (read := client.recv(min(num_bytes, 64))):
                 num_bytes -= len(read)
         self.num_cut += 1
-        # An answer to another connection: the proxy knows by then that this one was closed.
+        # The answer to this second request shows that the proxy has noticed the closed connection.
         httpx.get(f"{self.proxy.url}/health", timeout=TIMEOUT_S)
 
     def read(self, question: Question, attempt: int) -> bytes:
-        """Raises ConnectionError where the answer is not whole, or an error that may heal."""
+        """Send a request and return its answer.
+
+        Raises ConnectionError for an incomplete answer and for an error that a retry may avoid.
+        """
         url, headers = self.proxy.url + question.path, question.headers(attempt)
         try:
             answer = httpx.post(url, content=question.body, headers=headers, timeout=TIMEOUT_S)
@@ -175,28 +183,28 @@ class Storm:
     @contextlib.contextmanager
     def connected(self) -> Generator[socket.socket]:
         with socket.socket() as client:
-            # What is not read stays with the kernel, and is missed by who closes.
+            # With a small buffer, the proxy notices that the client closes before reading all.
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             client.settimeout(TIMEOUT_S)
             client.connect(("127.0.0.1", self.proxy.port))
             yield client
 
     def restart(self) -> None:
-        with self.calm.restarting():
+        with self.restart_gate.restarting():
             self.proxy.stop()
             self.proxy.start()
             self.proxy.wait_until_healthy()
 
 
 def are_done(answers: list[Future[bytes]], num: int) -> bool:
-    return sum(one.done() for one in answers) >= num
+    return sum(answer.done() for answer in answers) >= num
 
 
 def groups_of(proxy: Process) -> list[Any]:
     return rows(proxy, "select *, cast(question as integer) as number from groups")
 
 
-def test_a_storm_of_retries_makes_one_group_of_each_request(
+def test_a_storm_of_retries_makes_one_group_per_request(
     processes: Processes, yes_hooks: Path
 ) -> None:
     config = processes.folder / "fakevllm.toml"
@@ -205,23 +213,26 @@ def test_a_storm_of_retries_makes_one_group_of_each_request(
     shared = ["--config", str(config), "--hooks", str(yes_hooks), "--n", "3", "--alias", "*"]
     storm = Storm(processes.proxy(server, *shared), random.Random(7))
     with ThreadPoolExecutor(NUM_CLIENTS) as clients:
-        answers = [clients.submit(storm.ask, one) for one in questions(random.Random(3))]
+        answers = [
+            clients.submit(storm.send_until_answered, question)
+            for question in questions(random.Random(3))
+        ]
         for number in range(1, NUM_RESTARTS + 1):
             due = NUM_REQUESTS * number // (NUM_RESTARTS + 1)
             wait_until(partial(are_done, answers, due), 120)
             storm.restart()
-        assert all(one.result() for one in answers)
+        assert all(answer.result() for answer in answers)
 
     def answered() -> list[Any]:
         return [group for group in groups_of(storm.proxy) if group["state"] != "failed"]
 
-    wait_until(lambda: all(one["state"] in ENDED.split() for one in groups_of(storm.proxy)), 60)
-    assert Counter(one["number"] for one in answered()) == dict.fromkeys(range(NUM_REQUESTS), 1)
-    assert not [one for one in answered() if one["state"] == "lost"]
-    assert {one["status"] for one in answered()} == {200}
-    assert sum(one["num_resent"] for one in answered()) >= NUM_REQUESTS // 3
+    wait_until(lambda: all(group["state"] in ENDED.split() for group in groups_of(storm.proxy)), 60)
+    assert Counter(group["number"] for group in answered()) == dict.fromkeys(range(NUM_REQUESTS), 1)
+    assert not [group for group in answered() if group["state"] == "lost"]
+    assert {group["status"] for group in answered()} == {200}
+    assert sum(group["num_resent"] for group in answered()) >= NUM_REQUESTS // 3
     assert storm.num_cut >= NUM_REQUESTS
-    assert_trained_once(server, {one["group_id"] for one in answered()})
+    assert_trained_once(server, {group["group_id"] for group in answered()})
 
 
 def assert_trained_once(server: Process, group_ids: set[str]) -> None:
@@ -231,13 +242,15 @@ def assert_trained_once(server: Process, group_ids: set[str]) -> None:
     assert set(trained) <= group_ids
 
 
-def test_what_was_not_read_outlives_a_killed_proxy(processes: Processes, yes_hooks: Path) -> None:
+def test_an_answer_that_was_not_read_survives_a_killed_proxy(
+    processes: Processes, yes_hooks: Path
+) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "3", "--alias", "*")
     question = Question(1, PATHS[0], streamed=False, is_marked=False, pace_s=0.3)
     storm = Storm(proxy, random.Random(0))
     with storm.connected() as client:
-        client.sendall(question.sent(0))
+        client.sendall(question.as_bytes(0))
         wait_until(lambda: "siblings_in_flight 2.0" in httpx.get(f"{proxy.url}/metrics").text, 20)
     wait_until(lambda: rows(proxy, "select * from kept_answers") != [], 20)
     proxy.kill()

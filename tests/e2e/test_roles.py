@@ -1,4 +1,7 @@
-"""A proxy with the key of a client: it starts no engine, and serves on one that runs."""
+"""A test of a proxy whose key has the role of a client.
+
+The proxy may not start the engine, but serves when the engine runs.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,21 @@ from tests.e2e.processes import Process, Processes, wait_until
 
 
 def command(proxy: Process, *words: str, name: str) -> subprocess.CompletedProcess[str]:
-    """What `fakevllm` says of that proxy to one of the team."""
-    asked = [sys.executable, "-m", "fakevllm", *words, "--url", proxy.url, "--key", KEYS[name][0]]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=60)
+    """Run a `fakevllm` command for that proxy with the key of a team member."""
+    arguments = [
+        sys.executable,
+        "-m",
+        "fakevllm",
+        *words,
+        "--url",
+        proxy.url,
+        "--key",
+        KEYS[name][0],
+    ]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60)
 
 
-def test_a_proxy_of_a_client_says_who_must_start_the_engine_and_serves_once_it_runs(
+def test_a_proxy_with_a_clients_key_says_who_may_start_the_engine_and_then_serves(
     processes: Processes, yes_hooks: Path
 ) -> None:
     keys = write_keys(processes.folder / "keys")
@@ -28,10 +40,10 @@ def test_a_proxy_of_a_client_says_who_must_start_the_engine_and_serves_once_it_r
     file.write_text(f"[swarm]\nkey = '{KEYS['alice'][0]}'\n[policy]\n")
     flags = ("--hooks", str(yes_hooks), "--n", "2", "--config", str(file), "--key-file", str(keys))
     proxy = processes.proxy(server, *flags, wait=False)
-    told = (
+    warning = (
         "the proxy's key may not start the engine: have an admin start it, or give an admin's key"
     )
-    wait_until(lambda: told in proxy.log, 30, lambda: proxy.log)
+    wait_until(lambda: warning in proxy.log, 30, lambda: proxy.log)
     status = " ".join(command(proxy, "status", name="alice").stdout.split())
     assert "the proxy's key may not start the engine" in status
 

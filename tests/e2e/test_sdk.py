@@ -1,4 +1,4 @@
-"""The SDK against a real server: claims, trains, and outlives the server's crashes."""
+"""Tests of the SDK with a real server: claims, training, and crashes of the server."""
 
 from __future__ import annotations
 
@@ -62,9 +62,7 @@ def answer(access: EpisodeAccess, text: str = "[[say yes]]") -> str:
     return reply.choices[0].message.content or ""
 
 
-def test_a_dataset_in_windows_of_a_batch_trains_a_step_each(
-    server: Process, client: SwarmClient
-) -> None:
+def test_a_dataset_trains_one_step_per_drained_batch(server: Process, client: SwarmClient) -> None:
     drawn = iter(range(1000))
 
     def rollout(task: Task) -> float:
@@ -83,7 +81,7 @@ def test_a_dataset_in_windows_of_a_batch_trains_a_step_each(
     assert client.get_global_step() == 4
 
 
-def test_a_whole_batch_at_once_and_a_callback_for_its_step(
+def test_a_batch_run_at_once_is_trained_and_its_weight_sync_calls_the_callback(
     server: Process, client: SwarmClient
 ) -> None:
     synced = threading.Event()
@@ -91,16 +89,16 @@ def test_a_whole_batch_at_once_and_a_callback_for_its_step(
 
     def rollout(task: Task) -> str:
         with client.episode(task) as episode:
-            told = answer(episode.access)
+            text = answer(episode.access)
             episode.end(reward=0.5, is_success=True)
-        return told
+        return text
 
     tasks = [Task(task_id=str(number // 2)) for number in range(4)]
     assert run_episodes_until_all_complete(tasks, rollout) == ["yes"] * 4
     assert synced.wait(WAIT_S)
 
 
-def test_an_agent_that_fails_gives_its_episode_up(server: Process, client: SwarmClient) -> None:
+def test_an_agent_that_fails_aborts_its_episode(server: Process, client: SwarmClient) -> None:
     uuid = ""
     with pytest.raises(ZeroDivisionError), client.episode(TASK) as episode:
         uuid = episode.uuid
@@ -112,13 +110,13 @@ def test_an_agent_that_fails_gives_its_episode_up(server: Process, client: Swarm
     assert again[:28] == uuid[:28] and again != uuid
 
 
-def test_a_block_without_an_end_gives_its_episode_up(client: SwarmClient) -> None:
+def test_a_block_without_an_end_aborts_its_episode(client: SwarmClient) -> None:
     with client.episode(TASK) as episode:
         assert client.can_continue_episode(episode.uuid)
     assert not client.can_continue_episode(episode.uuid)
 
 
-def test_an_end_waits_for_a_server_that_is_killed_and_counts_once(
+def test_an_end_waits_for_the_restart_of_a_killed_server_and_counts_once(
     server: Process, client: SwarmClient
 ) -> None:
     uuid, access = client.begin_episode()
@@ -140,15 +138,15 @@ def test_an_end_waits_for_a_server_that_is_killed_and_counts_once(
     assert [len(group["siblings"]) for group in steps(server)[0]["groups"]] == [2, 2]
 
 
-def test_a_claim_whose_answer_dies_with_its_server_is_had_from_the_next(
+def test_a_claim_whose_reply_is_lost_in_a_crash_succeeds_after_the_restart(
     processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CRASH_AT", "claim.after_commit")
     server = processes.server("--backend", "fake")
     with SwarmClient(server.url) as client:
         client.auto_sync_train_config_and_start_engine(JOB)
-        with ThreadPoolExecutor(1) as beside:
-            beginning = beside.submit(client.begin_episode)
+        with ThreadPoolExecutor(1) as pool:
+            beginning = pool.submit(client.begin_episode)
             wait_until(lambda: server.returncode == crash_points.EXIT_CODE, WAIT_S)
             server.kill()
             monkeypatch.delenv("CRASH_AT")
@@ -160,7 +158,7 @@ def test_a_claim_whose_answer_dies_with_its_server_is_had_from_the_next(
         client.end_episode(TASK, uuid, WorkflowOutput(reward=1.0))
 
 
-def test_who_plays_on_behind_the_last_step_is_told_at_each_end_and_hears_it_once(
+def test_episodes_after_the_last_step_are_warned_about_once(
     server: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     job = JOB.model_copy(update={"total_training_steps": 1})
@@ -171,11 +169,11 @@ def test_who_plays_on_behind_the_last_step_is_told_at_each_end_and_hears_it_once
         wait_until(lambda: len(steps(server)) == 1, WAIT_S)
         for task_id in ("late", "later"):
             _train(client, task_id)
-    told = [one for one in caplog.messages if "nothing more is trained" in one]
-    assert len(told) == 1 and "of task late: the run has taken its last step" in told[0]
+    warnings = [text for text in caplog.messages if "nothing more is trained" in text]
+    assert len(warnings) == 1 and "of task late: the run has taken its last step" in warnings[0]
 
 
-def test_a_block_that_ends_behind_its_client_says_nothing(
+def test_a_block_that_ends_after_its_client_was_closed_logs_no_warning(
     server: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = SwarmClient(server.url)
@@ -183,7 +181,7 @@ def test_a_block_that_ends_behind_its_client_says_nothing(
     with client.episode(TASK):
         client.close()
         server.kill()
-    assert not [one for one in caplog.messages if "was not aborted" in one]
+    assert not [text for text in caplog.messages if "was not aborted" in text]
 
 
 def _train(client: SwarmClient, task_id: str) -> None:
@@ -193,7 +191,7 @@ def _train(client: SwarmClient, task_id: str) -> None:
             episode.end(reward=reward)
 
 
-def test_an_engine_is_stopped_once_and_nobody_who_saw_it_run_waits_for_it(
+def test_an_engine_may_be_stopped_twice_and_a_claim_then_fails_at_once(
     client: SwarmClient,
 ) -> None:
     for _ in range(2):
@@ -203,14 +201,16 @@ def test_an_engine_is_stopped_once_and_nobody_who_saw_it_run_waits_for_it(
         client.begin_episode()
 
 
-def test_an_engine_that_cannot_start_says_why(processes: Processes) -> None:
+def test_the_error_of_an_engine_that_cannot_start_has_the_reason(processes: Processes) -> None:
     server = processes.server("--backend", "embedded")
     with SwarmClient(server.url) as client, pytest.raises(SwarmError, match="No model"):
         client.auto_sync_train_config_and_start_engine(JOB)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed")
-def test_an_engine_that_is_refused_at_once_says_why(processes: Processes) -> None:
+def test_the_error_of_an_engine_that_is_refused_at_once_has_the_reason(
+    processes: Processes,
+) -> None:
     server = processes.server("--backend", "vllm", "--model", "demo")
     with SwarmClient(server.url) as client:
         with pytest.raises(SwarmServerOfflineError, match="vLLM is not installed"):
@@ -219,7 +219,7 @@ def test_an_engine_that_is_refused_at_once_says_why(processes: Processes) -> Non
             client.start_engine(timeout_s=WAIT_S)
 
 
-def test_windows_end_with_the_engine(client: SwarmClient) -> None:
+def test_a_training_loop_ends_when_the_engine_is_stopped(client: SwarmClient) -> None:
     num_played = 0
 
     def execute_agent(task: Task, access: EpisodeAccess) -> WorkflowOutput:
@@ -233,10 +233,10 @@ def test_windows_end_with_the_engine(client: SwarmClient) -> None:
     assert num_played == 1
 
 
-def test_many_tasks_of_one_event_loop_train_too(server: Process, client: SwarmClient) -> None:
-    async def rollout(twin: AsyncSwarmClient, number: int) -> str:
+def test_tasks_of_one_event_loop_are_trained(server: Process, client: SwarmClient) -> None:
+    async def rollout(async_client: AsyncSwarmClient, number: int) -> str:
         async with (
-            twin.episode(Task(task_id=f"a{number // 2}")) as episode,
+            async_client.episode(Task(task_id=f"a{number // 2}")) as episode,
             episode.openai() as app,
         ):
             reply = await app.chat.completions.create(
@@ -246,24 +246,24 @@ def test_many_tasks_of_one_event_loop_train_too(server: Process, client: SwarmCl
         return reply.choices[0].message.content or ""
 
     async def run() -> list[str]:
-        async with AsyncSwarmClient(server.url) as twin:
-            assert (await twin.get_engine_status())[0] == "ENGINE.ROLLING"
-            return await asyncio.gather(*(rollout(twin, number) for number in range(4)))
+        async with AsyncSwarmClient(server.url) as async_client:
+            assert (await async_client.get_engine_status())[0] == "ENGINE.ROLLING"
+            return await asyncio.gather(*(rollout(async_client, number) for number in range(4)))
 
     assert asyncio.run(run()) == ["yes"] * 4
     wait_until(lambda: len(steps(server)) == 1, WAIT_S)
 
 
-def test_an_async_agent_that_is_cancelled_gives_its_episode_up(
+def test_an_async_agent_that_is_cancelled_aborts_its_episode(
     server: Process, client: SwarmClient
 ) -> None:
     async def run() -> str:
-        async with AsyncSwarmClient(server.url) as twin:
+        async with AsyncSwarmClient(server.url) as async_client:
             begun = asyncio.Event()
             uuids: list[str] = []
 
             async def rollout() -> None:
-                async with twin.episode(TASK) as episode:
+                async with async_client.episode(TASK) as episode:
                     uuids.append(episode.uuid)
                     begun.set()
                     await asyncio.Event().wait()
@@ -277,7 +277,9 @@ def test_an_async_agent_that_is_cancelled_gives_its_episode_up(
     assert not client.can_continue_episode(asyncio.run(run()))
 
 
-def test_a_workflow_function_and_a_dataset_are_enough(server: Process, client: SwarmClient) -> None:
+def test_a_workflow_function_and_a_dataset_are_enough_to_train(
+    server: Process, client: SwarmClient
+) -> None:
     drawn = iter(range(1000))
 
     def execute_agent(task: Task, access: EpisodeAccess) -> WorkflowOutput:
@@ -314,7 +316,9 @@ def test_episodes_of_two_servers_end_together(two: list[tuple[Process, SwarmClie
         wait_until(lambda server=server: len(steps(server)) == 1, WAIT_S)
 
 
-def test_where_one_claim_is_gone_both_are_aborted(two: list[tuple[Process, SwarmClient]]) -> None:
+def test_if_one_of_two_claims_is_lost_both_episodes_are_aborted(
+    two: list[tuple[Process, SwarmClient]],
+) -> None:
     clients = [client for _, client in two]
     with (
         pytest.raises(EpisodeLost),
@@ -328,14 +332,14 @@ def test_where_one_claim_is_gone_both_are_aborted(two: list[tuple[Process, Swarm
     assert pools == [[], []]
 
 
-def test_engines_that_cannot_start_are_told_by_their_address_and_not_by_their_key(
+def test_the_error_of_engines_that_cannot_start_has_their_address_but_no_key(
     two: list[tuple[Process, SwarmClient]],
 ) -> None:
     server, client = two[0]
     with (
-        SwarmClient("http://me:secret@127.0.0.1:9") as nobody,
-        pytest.raises(SwarmError, match=r"127\.0\.0\.1:9: No swarm server") as told,
+        SwarmClient("http://me:secret@127.0.0.1:9") as unreachable,
+        pytest.raises(SwarmError, match=r"127\.0\.0\.1:9: No swarm server") as error,
     ):
-        start_engines([(client, JOB), (nobody, JOB)])
-    assert "secret" not in str(told.value)
+        start_engines([(client, JOB), (unreachable, JOB)])
+    assert "secret" not in str(error.value)
     assert server.returncode is None

@@ -1,4 +1,4 @@
-"""Keys that are used or tried stand in no log and in no file that a run leaves."""
+"""A test that no log and no file of a run contains a key that was used or tried."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "fake", "messages": [{"role": "user", "content": "yes or no?"}]}
 
 
-def found_in(folder: Path, secret: str) -> list[Path]:
+def files_with(folder: Path, secret: str) -> list[Path]:
     files = [file for file in folder.rglob("*") if file.is_file()]
     assert len(files) > 3
     return [file for file in files if secret.encode() in file.read_bytes()]
 
 
-def test_no_key_that_was_used_or_tried_stands_in_a_log_or_in_the_ledger(
+def test_no_key_that_was_used_or_tried_is_in_a_log_or_in_the_ledger(
     processes: Processes, yes_hooks: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     keys = tmp_path_factory.mktemp("keys")
@@ -43,4 +43,4 @@ def test_no_key_that_was_used_or_tried_stands_in_a_log_or_in_the_ledger(
     proxy.stop()
     server.stop()
     for secret in (APP, SWARM, WRONG):
-        assert found_in(processes.folder, secret) == []
+        assert files_with(processes.folder, secret) == []

@@ -1,4 +1,4 @@
-"""Conversations through the real proxy, told from nothing but their content."""
+"""Tests of sessions that the proxy recognizes only by the content of the requests."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from tests.e2e.processes import Process, Processes
 Json = dict[str, Any]
 
 
-def ask(proxy: Process, messages: list[Any]) -> None:
-    """Asks, and remembers the answer."""
+def chat(proxy: Process, messages: list[Any]) -> None:
+    """Send the conversation, and append the answer to it."""
     with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key="sk-app", max_retries=0) as app:
         answer = app.chat.completions.create(model="fake", messages=messages)
     messages.append({"role": "assistant", "content": answer.choices[0].message.content})
 
 
 @pytest.mark.parametrize("num_siblings", [1, 2])
-def test_a_conversation_goes_on_across_a_kill_of_the_proxy(
+def test_a_conversation_continues_after_a_kill_of_the_proxy(
     processes: Processes, yes_hooks: Path, num_siblings: int
 ) -> None:
     server = processes.server("--backend", "fake")
@@ -33,16 +33,16 @@ def test_a_conversation_goes_on_across_a_kill_of_the_proxy(
     proxy = processes.proxy(server, *hooks, "--n", str(num_siblings))
     one: list[Any] = [{"role": "user", "content": "[[say first]]"}]
     other: list[Any] = [{"role": "user", "content": "[[say first]]"}]
-    ask(proxy, one)
-    ask(proxy, other)
+    chat(proxy, one)
+    chat(proxy, other)
     one.append({"role": "user", "content": "[[say second]]"})
-    ask(proxy, one)
+    chat(proxy, one)
     wait_for_groups(proxy, 3)
     proxy.kill()
     proxy.start()
     proxy.wait_until_healthy()
     one.append({"role": "user", "content": "[[say third]]"})
-    ask(proxy, one)
+    chat(proxy, one)
 
     groups = wait_for_groups(proxy, 4)
     kinds = [(row["kind"], row["turn"], row["evidence"]) for row in groups]
@@ -62,11 +62,11 @@ def test_a_conversation_goes_on_across_a_kill_of_the_proxy(
     ]
     assert httpx.get(f"{proxy.url}/fakevllm/groups/nobody").status_code == 404
     command = [sys.executable, "-m", "fakevllm", "sessions", groups[2]["session_id"][:10]]
-    told = subprocess.run(
+    result = subprocess.run(
         [*command, "--run-dir", str(proxy.folder)], capture_output=True, text=True, timeout=60
     )
-    assert told.returncode == 0, told.stderr
-    assert "3 turns, 3 groups" in told.stdout and "[[say third]]" in told.stdout
+    assert result.returncode == 0, result.stderr
+    assert "3 turns, 3 groups" in result.stdout and "[[say third]]" in result.stdout
 
 
 def test_every_format_has_sessions(processes: Processes) -> None:
@@ -77,14 +77,14 @@ def test_every_format_has_sessions(processes: Processes) -> None:
         app.responses.create(model="fake", input="[[say two]]", previous_response_id=first.id)
         text = app.completions.create(model="fake", prompt="Bot: [[say hello]]").choices[0].text
         app.completions.create(model="fake", prompt=f"Bot: [[say hello]]{text}\n[[say more]]")
-    told: list[Json] = [{"role": "user", "content": "[[say yes]]"}]
+    messages: list[Json] = [{"role": "user", "content": "[[say yes]]"}]
     for _ in range(2):
-        body = {"model": "fake", "max_tokens": 20, "messages": told}
-        said = httpx.post(
+        body = {"model": "fake", "max_tokens": 20, "messages": messages}
+        reply = httpx.post(
             f"{proxy.url}/v1/messages", json=body, headers={"x-api-key": "sk-app"}
         ).json()
-        told += [
-            {"role": "assistant", "content": said["content"]},
+        messages += [
+            {"role": "assistant", "content": reply["content"]},
             {"role": "user", "content": "[[say no]]"},
         ]
     groups = wait_for_groups(proxy, 6)

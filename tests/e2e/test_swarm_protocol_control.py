@@ -1,6 +1,7 @@
-"""The swarm protocol's control plane, on the wire: state, jobs, start and stop, the pool's
-statistics. Written from the protocol alone; one server for all, so each test says which state it
-needs.
+"""Conformance tests of the swarm protocol's control plane: state, jobs, start, stop, pool.
+
+The tests are written from the protocol's description only. They share one server, and the fixtures
+`offline` and `online` bring its engine into the state that a test needs.
 """
 
 from __future__ import annotations
@@ -52,21 +53,21 @@ def test_a_server_without_a_job_does_not_start_its_engine(wire: Wire) -> None:
     assert wire.status == OFFLINE
 
 
-def test_nobody_has_called_yet(wire: Wire) -> None:
+def test_before_the_first_call_there_is_no_latest_call(wire: Wire) -> None:
     assert wire.refused("/replay_latest_llm_call") == (404, "No LLM call has been made yet")
 
 
-def test_health_and_status_have_the_clients_members(offline: Wire) -> None:
+def test_health_and_status_have_the_fields_that_clients_read(offline: Wire) -> None:
     assert offline.get("/health") == {"status": "ok"}
-    told = offline.get("/get_engine_status")
-    assert told["engine_status"] == OFFLINE
-    assert isinstance(told["engine_status_detail"], str | None)
-    assert isinstance(told["global_step"], int | None)
+    status = offline.get("/get_engine_status")
+    assert status["engine_status"] == OFFLINE
+    assert isinstance(status["engine_status_detail"], str | None)
+    assert isinstance(status["global_step"], int | None)
 
 
-def test_a_claim_on_an_engine_that_is_off_says_how_to_start_it(offline: Wire) -> None:
+def test_a_claim_at_an_offline_engine_is_refused_with_the_way_to_start_it(offline: Wire) -> None:
     refused = offline.post("/claim_episode", offline.claim_body(episode_type="magic"))
-    assert refused["success"] is False  # the state is looked at before the type
+    assert refused["success"] is False  # the state is checked before the type
     assert refused["fail_cause"] == (
         "Engine not ready. Current status: [ENGINE.OFFLINE]. Please start the engine first. Please "
         "use one of the client to run `client.sync_train_config() + client.start_engine()` to "
@@ -76,22 +77,22 @@ def test_a_claim_on_an_engine_that_is_off_says_how_to_start_it(offline: Wire) ->
     assert all(isinstance(refused[name], str) for name in strings)
 
 
-def test_a_started_engine_is_never_off_again_while_a_client_waits(offline: Wire) -> None:
+def test_an_engine_is_not_offline_again_between_its_start_and_rolling(offline: Wire) -> None:
     offline.sync(stock_job())
     started = offline.post("/start_engine")
     assert started["success"] is True and isinstance(started["pid"], int)
-    seen: list[str] = []
+    statuses: list[str] = []
 
     def rolls() -> bool:
-        seen.append(offline.status)
-        return seen[-1] == ROLLING
+        statuses.append(offline.status)
+        return statuses[-1] == ROLLING
 
     wait_until(rolls, BOOT_S)
-    assert {name.removeprefix("ENGINE.") for name in seen} <= NAMES - {"OFFLINE"}
+    assert {name.removeprefix("ENGINE.") for name in statuses} <= NAMES - {"OFFLINE"}
     assert offline.get("/get_engine_status")["global_step"] is not None
 
 
-def test_the_latest_job_that_was_synced_is_the_one_that_starts(offline: Wire) -> None:
+def test_the_engine_starts_with_the_job_that_was_synced_last(offline: Wire) -> None:
     offline.sync(small_job(batch_size=7))
     offline.sync(small_job(batch_size=3))
     offline.start(small_job(batch_size=5, num_repeat=2))
@@ -99,12 +100,12 @@ def test_the_latest_job_that_was_synced_is_the_one_that_starts(offline: Wire) ->
     assert (pool["completed_task_target"], pool["task_expected_num_repeat"]) == (5, 2)
 
 
-def test_a_running_engine_takes_no_job_no_code_and_no_second_start(online: Wire) -> None:
+def test_a_running_engine_refuses_a_job_and_a_second_start(online: Wire) -> None:
     job = {"yaml_as_string": stock_job()}
     assert online.refused("/sync_train_config", job) == (400, f"{ALREADY}configuration.")
     code, detail = online.refused("/start_engine")
-    told = "Cannot start engine when engine is not offline. Current status: ENGINE.ROLLING"
-    assert code == 400 and detail.removesuffix(".") == told
+    expected = "Cannot start engine when engine is not offline. Current status: ENGINE.ROLLING"
+    assert code == 400 and detail.removesuffix(".") == expected
 
 
 def test_training_code_is_refused(online: Wire) -> None:
@@ -119,16 +120,16 @@ def test_training_code_is_refused(online: Wire) -> None:
     assert sent.status_code == 403 and isinstance(sent.json()["detail"], str)
 
 
-def test_a_body_that_lacks_a_field_is_422(online: Wire) -> None:
+def test_a_body_without_a_required_field_is_refused_with_422(online: Wire) -> None:
     for path in ("/sync_train_config", "/claim_episode", "/end_episode", "/abort_episode"):
         assert online.send(path).status_code == 422, path
 
 
-def test_the_experiment_has_a_folder(online: Wire) -> None:
+def test_the_server_names_its_experiment_directory(online: Wire) -> None:
     assert isinstance(online.get("/get_server_experiment_dir")["server_experiment_dir"], str)
 
 
-def test_stopping_forgets_all_episodes_and_is_always_a_success(online: Wire) -> None:
+def test_stopping_discards_all_episodes_and_always_succeeds(online: Wire) -> None:
     claimed = online.claim()
     assert online.post("/stop_engine") == {"success": True, "failure_reason": ""}
     wait_until(lambda: online.status == OFFLINE, BOOT_S)
@@ -158,28 +159,33 @@ POOL: Json = {
 }
 
 
-def test_the_pool_is_told_in_every_state(offline: Wire) -> None:
-    of_off = offline.pool()
+def test_the_pools_statistics_are_available_in_every_state(offline: Wire) -> None:
+    offline_pool = offline.pool()
     offline.start(stock_job())
-    told = offline.pool()
-    for pool in (of_off, told):
+    online_pool = offline.pool()
+    for pool in (offline_pool, online_pool):
         assert {
             name: pool[name] for name, kind in POOL.items() if not isinstance(pool[name], kind)
         } == {}
-    assert told["running_episode_details"] is None  # not {}: a stock client branches on it
-    assert told["sample_collection_method"] == "rollout_until_finish_enough_tasks"
-    assert told["completed_task_target"] == 32 and told["completed_episode_target"] == 128
+    assert (
+        online_pool["running_episode_details"] is None
+    )  # not {}: AgentJet's client distinguishes the two
+    assert online_pool["sample_collection_method"] == "rollout_until_finish_enough_tasks"
+    assert (
+        online_pool["completed_task_target"] == 32
+        and online_pool["completed_episode_target"] == 128
+    )
 
 
-def test_notes_are_kept_for_all(online: Wire) -> None:
-    noted = online.post("/push_verbose_log", {"tag": "mine", "message": "hello"})
-    assert noted["success"] is True and noted["failure_reason"] == ""
+def test_verbose_log_entries_are_available_to_all_clients(online: Wire) -> None:
+    reply = online.post("/push_verbose_log", {"tag": "mine", "message": "hello"})
+    assert reply["success"] is True and reply["failure_reason"] == ""
     assert online.post("/push_verbose_log")["success"] is True
-    newest = [note for note in online.get("/get_verbose_logs")["entries"] if note["tag"] == "mine"]
-    assert newest[-1]["message"] == "hello" and isinstance(newest[-1]["timestamp"], float)
+    entries = [note for note in online.get("/get_verbose_logs")["entries"] if note["tag"] == "mine"]
+    assert entries[-1]["message"] == "hello" and isinstance(entries[-1]["timestamp"], float)
 
 
-def test_only_who_took_part_may_agree_and_only_where_the_job_asks(offline: Wire) -> None:
+def test_only_active_clients_may_agree_and_only_if_the_job_demands_agreement(offline: Wire) -> None:
     offline.start(stock_job())
     me = {"client_uuid": offline.client_uuid}
     code, detail = offline.refused("/agree_sync_weight", me)  # the public server: 500
@@ -194,12 +200,12 @@ def test_only_who_took_part_may_agree_and_only_where_the_job_asks(offline: Wire)
         "least one rewarded (non-abort) episode since the last weight sync before agreeing."
     )
     claimed = offline.claim()
-    assert offline.ask(claimed).status_code == 200
+    assert offline.chat(claimed).status_code == 200
     offline.end(claimed["episode_uuid"], "t")
     assert offline.post("/agree_sync_weight", me) == {"success": True, "failure_reason": ""}
 
 
-TRAINERS_ROUTES = {
+TRAINER_ROUTES = {
     "/register_episode": {"episode_uuid": "0" * 32, "zmq_listen_result_addr": "ipc://x"},
     "/is_episode_claimed": {"episode_uuid": "0" * 32, "unregister_if_not_claimed": True},
     "/update_engine_status": {"engine_status": OFFLINE},
@@ -208,15 +214,15 @@ TRAINERS_ROUTES = {
 }
 
 
-@pytest.mark.parametrize("path", TRAINERS_ROUTES)
-def test_a_trainers_routes_refuse_in_the_protocols_shape(online: Wire, path: str) -> None:
-    for body in (TRAINERS_ROUTES[path], {}):
+@pytest.mark.parametrize("path", TRAINER_ROUTES)
+def test_the_routes_for_trainers_refuse_in_the_protocols_format(online: Wire, path: str) -> None:
+    for body in (TRAINER_ROUTES[path], {}):
         answer = online.post(path, body)
         assert answer["success"] is False and answer["failure_reason"].startswith(path)
     assert online.status == ROLLING and online.pool()["completed_tasks"] == 0
 
 
-def test_a_stock_client_polls_over_one_connection(online: Wire) -> None:
+def test_a_client_can_poll_over_one_connection(online: Wire) -> None:
     with httpx.Client(base_url=online.url) as polls:
         streams = [polls.get("/get_engine_status").extensions["network_stream"] for _ in range(20)]
-        assert len({one.get_extra_info("client_addr") for one in streams}) == 1
+        assert len({stream.get_extra_info("client_addr") for stream in streams}) == 1

@@ -1,4 +1,4 @@
-"""Claims, ends and aborts of the swarm protocol, on the wire. Written from the protocol alone."""
+"""Conformance tests of claims, ends and aborts, written from the swarm protocol's description."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def claimed(wire: Wire) -> Iterator[Json]:
     wire.abort(claimed["episode_uuid"])
 
 
-def test_a_claim_has_six_members(wire: Wire, claimed: Json) -> None:
+def test_the_reply_to_a_claim_has_six_fields(wire: Wire, claimed: Json) -> None:
     assert claimed["success"] is True and claimed["fail_cause"] == ""
     assert claimed["client_uuid"] == wire.client_uuid
     uuid = claimed["episode_uuid"]
@@ -45,12 +45,12 @@ def test_a_claim_has_six_members(wire: Wire, claimed: Json) -> None:
     assert uuid and claimed["openai_api_key"]
 
 
-def test_an_unknown_kind_of_episode_is_400(wire: Wire) -> None:
+def test_an_unknown_type_of_episode_is_refused_with_400(wire: Wire) -> None:
     refused = wire.refused("/claim_episode", wire.claim_body(episode_type="magic"))
     assert refused == (400, "Unknown episode_type: magic")
 
 
-def test_a_policy_may_be_absent_null_or_whole(wire: Wire) -> None:
+def test_a_throttle_policy_may_be_absent_null_or_complete(wire: Wire) -> None:
     bodies: list[Json] = [wire.claim_body(), wire.claim_body(throttle_policy=POLICY)]
     bodies.append({key: value for key, value in bodies[0].items() if key != "throttle_policy"})
     for body in bodies:
@@ -59,21 +59,21 @@ def test_a_policy_may_be_absent_null_or_whole(wire: Wire) -> None:
         assert wire.abort(answer["episode_uuid"]) == {"success": True}
 
 
-def test_an_end_is_acknowledged_in_one_word(wire: Wire) -> None:
+def test_an_end_is_acknowledged_with_success_only(wire: Wire) -> None:
     claimed = wire.claim()
-    wire.ask(claimed)
+    wire.chat(claimed)
     assert wire.end(claimed["episode_uuid"], "acknowledged") == {"success": True}
     assert not wire.can_continue(claimed["episode_uuid"])
 
 
-def test_members_that_a_newer_client_may_send_are_passed_over(wire: Wire) -> None:
+def test_unknown_fields_of_newer_clients_are_ignored(wire: Wire) -> None:
     claimed = wire.claim(newer="member")
-    wire.ask(claimed)
+    wire.chat(claimed)
     body = wire.end_body(claimed["episode_uuid"], "newer", another=1)
     assert wire.post("/end_episode", body) == {"success": True}
 
 
-def test_an_end_of_another_task_than_its_outputs_is_refused(wire: Wire, claimed: Json) -> None:
+def test_an_end_whose_task_differs_from_its_outputs_is_refused(wire: Wire, claimed: Json) -> None:
     body = wire.end_body(claimed["episode_uuid"], "mine")
     for metadata in ({}, {"task_id": "another"}):
         body["workflow_output"]["metadata"] = metadata
@@ -96,7 +96,7 @@ def test_another_clients_end_and_abort_change_nothing(wire: Wire, claimed: Json)
             f"{other.client_uuid}.",
         )
         assert other.abort(uuid) == {"success": True}
-    assert wire.can_continue(uuid) and wire.ask(claimed).status_code == 200
+    assert wire.can_continue(uuid) and wire.chat(claimed).status_code == 200
 
 
 def test_an_episode_that_was_aborted_cannot_be_ended(wire: Wire) -> None:
@@ -107,36 +107,36 @@ def test_an_episode_that_was_aborted_cannot_be_ended(wire: Wire) -> None:
     assert wire.refused("/end_episode", wire.end_body(uuid, "t")) == (400, TOO_LONG.format(uuid))
 
 
-def test_an_abort_is_always_a_success(wire: Wire) -> None:
+def test_an_abort_always_succeeds(wire: Wire) -> None:
     assert wire.abort("f" * 32) == {"success": True}
 
 
-def test_a_claim_without_a_call_runs_out_and_says_why(wire: Wire) -> None:
+def test_a_claim_without_a_call_expires_with_a_reason(wire: Wire) -> None:
     claimed = wire.claim(discard_episode_timeout=0.2)
     uuid = claimed["episode_uuid"]
     wait_until(lambda: not wire.can_continue(uuid), 15)
     assert wire.refused("/end_episode", wire.end_body(uuid, "t")) == (400, TOO_LONG.format(uuid))
-    assert wire.ask(claimed).status_code == 404
+    assert wire.chat(claimed).status_code == 404
 
 
 def test_an_unknown_episode_cannot_be_continued(wire: Wire) -> None:
     assert wire.can_continue("f" * 32) is False
 
 
-def test_an_eval_episode_ends_and_is_in_no_batch(wire: Wire) -> None:
+def test_an_eval_episode_is_in_no_batch(wire: Wire) -> None:
     claimed = wire.claim(episode_type="eval")
-    assert wire.ask(claimed).status_code == 200
+    assert wire.chat(claimed).status_code == 200
     assert wire.end(claimed["episode_uuid"], "eval task", 0.5) == {"success": True}
     assert "eval task" not in wire.pool()["completed_tasks_details"]
 
 
-def test_running_episodes_are_told_in_strings(wire: Wire) -> None:
+def test_the_details_of_running_episodes_are_strings(wire: Wire) -> None:
     claimed = wire.claim(throttle_policy=POLICY)
     uuid = claimed["episode_uuid"]
-    wire.ask(claimed)
-    told = wire.pool()["running_episode_details"][uuid]
+    wire.chat(claimed)
+    details = wire.pool()["running_episode_details"][uuid]
     assert (
-        told.items()
+        details.items()
         >= {
             "episode_status": "claimed",
             "discard_episode_timeout": "240.0s",
@@ -145,8 +145,8 @@ def test_running_episodes_are_told_in_strings(wire: Wire) -> None:
             "optional_task_id": "throttled",
         }.items()
     )
-    assert told["time_since_last_activity"].endswith("s")
-    float(told["time_since_last_activity"].removesuffix("s"))
+    assert details["time_since_last_activity"].endswith("s")
+    float(details["time_since_last_activity"].removesuffix("s"))
     (live,) = wire.post("/get_episode_buffer")["buffer"]
     assert live["optional_task_id"] == "throttled"
     wire.end(uuid, "throttled")
@@ -156,9 +156,9 @@ def test_running_episodes_are_told_in_strings(wire: Wire) -> None:
     assert pool["completed_tasks_client_uuids"]["throttled"] == [wire.client_uuid]
 
 
-def test_the_buffer_has_claimed_episodes_and_no_key(wire: Wire, claimed: Json) -> None:
+def test_the_buffer_lists_claimed_episodes_without_their_keys(wire: Wire, claimed: Json) -> None:
     buffer = wire.post("/get_episode_buffer")["buffer"]
-    (told,) = [one for one in buffer if one["episode_uuid"] == claimed["episode_uuid"]]
+    (entry,) = [entry for entry in buffer if entry["episode_uuid"] == claimed["episode_uuid"]]
     kinds: dict[str, Any] = {
         "episode_status": str,
         "episode_type": str,
@@ -172,17 +172,17 @@ def test_the_buffer_has_claimed_episodes_and_no_key(wire: Wire, claimed: Json) -
         "debug_log": list,
         "optional_task_id": str,
     }
-    assert {name for name, kind in kinds.items() if not isinstance(told[name], kind)} == set()
-    assert (told["episode_status"], told["episode_type"]) == ("claimed", "train")
+    assert {name for name, kind in kinds.items() if not isinstance(entry[name], kind)} == set()
+    assert (entry["episode_status"], entry["episode_type"]) == ("claimed", "train")
     assert claimed["openai_api_key"] not in str(buffer)
 
 
-def test_many_clients_play_at_once(wire: Wire) -> None:
+def test_many_clients_run_episodes_at_once(wire: Wire) -> None:
     def play(number: int) -> str:
         with Wire(wire.url) as me:
             claimed = me.claim()
             assert me.get("/get_engine_status")["engine_status"] == ROLLING
-            answer = me.ask(claimed, f"[[say {number}]]").json()
+            answer = me.chat(claimed, f"[[say {number}]]").json()
             assert answer["choices"][0]["message"]["content"] == str(number)
             assert me.end(claimed["episode_uuid"], f"many {number}") == {"success": True}
         return claimed["episode_uuid"]
@@ -198,21 +198,21 @@ def small(processes: Processes) -> Iterator[Wire]:
         yield wire
 
 
-def test_no_more_episodes_than_slots_are_claimed(small: Wire) -> None:
+def test_no_more_episodes_than_slots_can_be_claimed(small: Wire) -> None:
     first = small.claim()
     small.claim()
-    told = small.post("/claim_episode", small.claim_body())
-    assert told["success"] is False
+    refused = small.post("/claim_episode", small.claim_body())
+    assert refused["success"] is False
     known = "No available episodes to claim. Try again (maybe 1 minute) later."
-    assert told["fail_cause"].startswith(known)  # stock clients look for its first words
+    assert refused["fail_cause"].startswith(known)  # AgentJet's client looks for these words
     small.abort(first["episode_uuid"])
     small.claim()
 
 
-def test_a_full_batch_waits_for_claimed_episodes_and_takes_no_new_ones(small: Wire) -> None:
+def test_a_full_batch_waits_for_claimed_episodes_and_refuses_new_claims(small: Wire) -> None:
     episodes = [small.claim(), small.claim()]
     for claimed in episodes:
-        small.ask(claimed)
+        small.chat(claimed)
     small.end(episodes[0]["episode_uuid"], "t", 1.0)
     late = small.claim()
     small.end(episodes[1]["episode_uuid"], "t", 0.0)
@@ -224,13 +224,13 @@ def test_a_full_batch_waits_for_claimed_episodes_and_takes_no_new_ones(small: Wi
     )
     assert small.can_continue(late["episode_uuid"])
     before = small.get("/get_engine_status")["global_step"]
-    assert small.ask(late).status_code == 200
+    assert small.chat(late).status_code == 200
     assert small.end(late["episode_uuid"], "u", 1.0) == {"success": True}
     wait_until(lambda: small.status == ROLLING, BOOT_S)
     assert small.get("/get_engine_status")["global_step"] == before + 1
 
 
-def test_an_engine_that_is_off_ends_nothing(small: Wire) -> None:
+def test_an_offline_engine_refuses_ends_and_calls(small: Wire) -> None:
     claimed = small.claim()
     small.post("/stop_engine")
     body = small.end_body(claimed["episode_uuid"], "t")
@@ -239,5 +239,5 @@ def test_an_engine_that_is_off_ends_nothing(small: Wire) -> None:
         "Engine is not in rolling state. Current status: [ENGINE.OFFLINE]. Cannot end episode.",
     )
     assert small.abort(claimed["episode_uuid"]) == {"success": True}
-    late = small.ask(claimed)  # the public server: 404
+    late = small.chat(claimed)  # the public server: 404
     assert late.status_code == 503 and late.headers["retry-after"]

@@ -1,5 +1,7 @@
-"""An episode's model calls by the swarm protocol, on the wire. Written from the protocol alone, of
-which the table of deliberate differences wins: samplings are honoured, streams are real.
+"""Conformance tests of an episode's model calls, written from the swarm protocol's description.
+
+Where docs/differences.md lists a deliberate difference, the tests expect the difference: sampling
+parameters are applied, and streams are real.
 """
 
 from __future__ import annotations
@@ -35,9 +37,9 @@ def json_of(answer: httpx.Response) -> Json:
     return answer.json()
 
 
-def test_a_stock_client_puts_its_own_host_before_the_path(wire: Wire, claimed: Json) -> None:
+def test_a_client_may_replace_the_host_of_the_base_url(wire: Wire, claimed: Json) -> None:
     own = re.sub(r"^https?://[^/]+", wire.url, claimed["openai_base_url"])
-    answer = json_of(wire.ask(claimed | {"openai_base_url": own}, "[[say yes]]"))
+    answer = json_of(wire.chat(claimed | {"openai_base_url": own}, "[[say yes]]"))
     assert answer["object"] == "chat.completion"
     (choice,) = answer["choices"]
     assert choice["message"]["role"] == "assistant" and choice["message"]["content"] == "yes"
@@ -45,30 +47,34 @@ def test_a_stock_client_puts_its_own_host_before_the_path(wire: Wire, claimed: J
     assert answer["usage"]["prompt_tokens"] > 0 and answer["usage"]["completion_tokens"] > 0
 
 
-def test_the_key_alone_names_the_episode(wire: Wire, claimed: Json) -> None:
+def test_the_key_alone_identifies_the_episode(wire: Wire, claimed: Json) -> None:
     by_key = claimed | {"openai_base_url": f"{wire.url}/v1"}
-    json_of(wire.ask(by_key))
-    told = wire.pool()["running_episode_details"][claimed["episode_uuid"]]
-    assert told["llm_call_count"] == "1"
+    json_of(wire.chat(by_key))
+    details = wire.pool()["running_episode_details"][claimed["episode_uuid"]]
+    assert details["llm_call_count"] == "1"
 
 
-def test_no_system_prompt_is_put_before_the_agents(wire: Wire, claimed: Json) -> None:
+def test_no_system_prompt_is_added_to_the_agents_messages(wire: Wire, claimed: Json) -> None:
     system = {"role": "system", "content": "x"}
-    without = json_of(wire.ask(claimed, messages=[USER]))["usage"]["prompt_tokens"]
-    with_one = json_of(wire.ask(claimed, messages=[system, USER]))["usage"]["prompt_tokens"]
+    without = json_of(wire.chat(claimed, messages=[USER]))["usage"]["prompt_tokens"]
+    with_one = json_of(wire.chat(claimed, messages=[system, USER]))["usage"]["prompt_tokens"]
     assert without < with_one
     assert wire.post("/replay_latest_llm_call")["input"]["messages"] == [system, USER]
 
 
-def test_a_cut_answer_says_so(wire: Wire, claimed: Json) -> None:
-    cut = json_of(wire.ask(claimed, messages=[USER], max_tokens=1))
+def test_an_answer_cut_off_by_max_tokens_has_the_finish_reason_length(
+    wire: Wire, claimed: Json
+) -> None:
+    cut = json_of(wire.chat(claimed, messages=[USER], max_tokens=1))
     assert cut["choices"][0]["finish_reason"] == "length"
     assert cut["usage"]["completion_tokens"] == 1
 
 
-def test_a_stream_is_real_and_ends_as_clients_know_it(wire: Wire, claimed: Json) -> None:
+def test_a_stream_has_several_chunks_and_ends_with_usage_and_done(
+    wire: Wire, claimed: Json
+) -> None:
     usage = {"include_usage": True}
-    answer = wire.ask(claimed, messages=[USER], stream=True, stream_options=usage)
+    answer = wire.chat(claimed, messages=[USER], stream=True, stream_options=usage)
     assert answer.headers["content-type"].startswith("text/event-stream")
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     assert lines[-1] == "[DONE]"
@@ -81,14 +87,14 @@ def test_a_stream_is_real_and_ends_as_clients_know_it(wire: Wire, claimed: Json)
 
 def test_calls_of_one_episode_may_run_at_once(wire: Wire, claimed: Json) -> None:
     def say(number: int) -> str:
-        answer = json_of(wire.ask(claimed, f"[[say {number}]]"))
+        answer = json_of(wire.chat(claimed, f"[[say {number}]]"))
         return answer["choices"][0]["message"]["content"]
 
     with ThreadPoolExecutor(4) as calls:
         assert list(calls.map(say, range(4))) == ["0", "1", "2", "3"]
 
 
-def test_responses_are_spoken(wire: Wire, claimed: Json) -> None:
+def test_the_responses_api_is_served(wire: Wire, claimed: Json) -> None:
     body = {"model": "m", "input": "[[say yes]]", "instructions": "be kind"}
     answer = json_of(wire.call(claimed, "responses", body))
     (item,) = answer["output"]
@@ -96,9 +102,9 @@ def test_responses_are_spoken(wire: Wire, claimed: Json) -> None:
     assert answer["status"] == "completed"
 
 
-def test_messages_are_spoken_with_either_header(wire: Wire, claimed: Json) -> None:
-    said = {"role": "user", "content": "[[say yes]]"}
-    body: Json = {"model": "m", "max_tokens": 50, "system": "be kind", "messages": [said]}
+def test_the_messages_api_is_served_with_either_key_header(wire: Wire, claimed: Json) -> None:
+    message = {"role": "user", "content": "[[say yes]]"}
+    body: Json = {"model": "m", "max_tokens": 50, "system": "be kind", "messages": [message]}
     by_bearer = json_of(wire.call(claimed, "messages", body))
     url = f"{claimed['openai_base_url']}/messages"
     key = {"x-api-key": claimed["openai_api_key"]}
@@ -108,7 +114,7 @@ def test_messages_are_spoken_with_either_header(wire: Wire, claimed: Json) -> No
         assert answer["stop_reason"] == "end_turn"
 
 
-def test_models_and_completions_are_served_too(wire: Wire, claimed: Json) -> None:
+def test_models_and_completions_are_served(wire: Wire, claimed: Json) -> None:
     bearer = {"Authorization": f"Bearer {claimed['openai_api_key']}"}
     models = json_of(wire.http.get(f"{claimed['openai_base_url']}/models", headers=bearer))
     assert len(models["data"]) == 1
@@ -116,32 +122,34 @@ def test_models_and_completions_are_served_too(wire: Wire, claimed: Json) -> Non
     assert text["object"] == "text_completion"
 
 
-def test_a_key_is_good_while_its_claim_is(wire: Wire) -> None:
+def test_the_key_of_an_ended_claim_is_refused(wire: Wire) -> None:
     claimed = wire.claim()
-    json_of(wire.ask(claimed))
+    json_of(wire.chat(claimed))
     wire.end(claimed["episode_uuid"], "key")
     by_key = claimed | {"openai_base_url": f"{wire.url}/v1"}
     for late in (claimed, by_key):
-        assert wire.ask(late).status_code == 404
+        assert wire.chat(late).status_code == 404
 
 
-def test_a_call_without_a_key_is_answered_and_in_no_episode(wire: Wire, claimed: Json) -> None:
+def test_a_call_without_a_key_is_answered_but_belongs_to_no_episode(
+    wire: Wire, claimed: Json
+) -> None:
     body = {"model": "fake", "messages": [USER]}
     json_of(wire.http.post("/v1/chat/completions", json=body))  # the public server: 401
-    told = wire.pool()["running_episode_details"][claimed["episode_uuid"]]
-    assert told["llm_call_count"] == "0"
+    details = wire.pool()["running_episode_details"][claimed["episode_uuid"]]
+    assert details["llm_call_count"] == "0"
 
 
-def test_another_episodes_key_opens_nothing(wire: Wire, claimed: Json) -> None:
+def test_the_key_of_another_episode_is_refused(wire: Wire, claimed: Json) -> None:
     other = wire.claim()
-    foreign = wire.ask(claimed | {"openai_api_key": other["openai_api_key"]})
+    foreign = wire.chat(claimed | {"openai_api_key": other["openai_api_key"]})
     wire.abort(other["episode_uuid"])
     assert foreign.status_code == 404
 
 
-def test_the_latest_call_can_be_looked_at(wire: Wire, claimed: Json) -> None:
-    answer = json_of(wire.ask(claimed, "[[say seen]]"))
+def test_the_latest_call_can_be_inspected(wire: Wire, claimed: Json) -> None:
+    answer = json_of(wire.chat(claimed, "[[say seen]]"))
     latest = wire.post("/replay_latest_llm_call")
     assert latest["input"]["messages"][0]["content"] == "[[say seen]]"
-    said = latest["output"]["choices"][0]["message"]["content"]
-    assert said == answer["choices"][0]["message"]["content"] == "seen"
+    content = latest["output"]["choices"][0]["message"]["content"]
+    assert content == answer["choices"][0]["message"]["content"] == "seen"

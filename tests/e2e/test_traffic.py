@@ -1,5 +1,4 @@
-"""Which requests train, and who answers when the model is not there: real processes, killed and
-started again."""
+"""Tests of admission and outages with real processes, which are killed and restarted."""
 
 from __future__ import annotations
 
@@ -36,27 +35,27 @@ UP_S = 40.0
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One fake server for the tests that do it no harm."""
+    """A fake server that tests share if they do not damage it."""
     with Processes(tmp_path_factory.mktemp("shared")) as started:
         server = started.server("--backend", "fake")
         started.proxy(server)  # its job starts the engine
         yield server
 
 
-def ask(proxy: Process, body: dict[str, Any] = HI, **headers: str) -> httpx.Response:
+def send(proxy: Process, body: dict[str, Any] = HI, **headers: str) -> httpx.Response:
     return httpx.post(f"{proxy.url}{CHAT}", json=body, headers=headers, timeout=UP_S)
 
 
 def answered(proxy: Process, body: dict[str, Any] = HI, **headers: str) -> str:
-    answer = ask(proxy, body, **headers)
+    answer = send(proxy, body, **headers)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]["content"]
 
 
 def command(proxy: Process, *words: str) -> str:
-    """What `fakevllm` says of that proxy."""
-    asked = [sys.executable, "-m", "fakevllm", *words, "--url", proxy.url]
-    return subprocess.run(asked, capture_output=True, text=True, timeout=60, check=True).stdout
+    """Run a `fakevllm` command for that proxy, and return its output."""
+    arguments = [sys.executable, "-m", "fakevllm", *words, "--url", proxy.url]
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
 def config(processes: Processes, text: str) -> tuple[str, str]:
@@ -69,13 +68,10 @@ def ends(proxy: Process, count: int) -> list[tuple[str, str | None]]:
     return [(group["state"], group["reason"]) for group in wait_for_groups(proxy, count)]
 
 
-TRAINS = "pooled trained"
+# --- admission
 
 
-# --- the policy
-
-
-def test_a_paused_proxy_serves_once_also_after_a_restart_until_it_is_resumed(
+def test_a_paused_proxy_uses_one_sibling_also_after_a_restart_until_it_is_resumed(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "3")
@@ -99,7 +95,7 @@ def test_a_paused_proxy_serves_once_also_after_a_restart_until_it_is_resumed(
     assert "2 paused" in command(proxy, "status")
 
 
-def test_the_switch_asks_for_a_key_where_there_are_keys(
+def test_pause_and_resume_demand_a_key_if_the_proxy_has_keys(
     processes: Processes, server: Process
 ) -> None:
     keys = processes.folder / "of-apps"
@@ -107,26 +103,26 @@ def test_the_switch_asks_for_a_key_where_there_are_keys(
     proxy = processes.proxy(server, "--key-file", str(keys))
     for path in ("/fakevllm/pause", "/fakevllm/resume"):
         assert httpx.post(f"{proxy.url}{path}").status_code == 401
-        of_another_page = {"Origin": "https://evil.example", "Authorization": "Bearer sk-one"}
-        assert httpx.post(f"{proxy.url}{path}", headers=of_another_page).status_code == 403
+        cross_origin = {"Origin": "https://evil.example", "Authorization": "Bearer sk-one"}
+        assert httpx.post(f"{proxy.url}{path}", headers=cross_origin).status_code == 403
     assert not (proxy.folder / "paused").exists()
     assert "paused" in command(proxy, "pause", "--key", "sk-one")
 
 
-def test_a_side_call_is_served_once_beside_a_main_call_that_trains(
+def test_a_side_call_gets_one_sibling_while_the_main_call_trains(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "3")
     session = {"x-session-id": "ses_1"}
     with ThreadPoolExecutor() as threads:  # as opencode sends them
-        for told in (threads.submit(answered, proxy, body, **session) for body in (TITLE, HI)):
-            told.result()
+        for request in [threads.submit(answered, proxy, body, **session) for body in (TITLE, HI)]:
+            request.result()
     side, main = sorted(wait_for_groups(proxy, 2), key=lambda group: group["num_siblings"])
     assert (side["state"], side["reason"]) == ("served", "side_call: marker")
     assert (side["num_siblings"], main["num_siblings"]) == (1, 3)
 
 
-def test_what_the_policy_leaves_out_says_why(
+def test_requests_that_admission_leaves_out_have_a_reason(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     policy = """
@@ -154,7 +150,7 @@ def test_what_the_policy_leaves_out_says_why(
     assert ends(sampled, 1) == [("served", "not_sampled")]
 
 
-def test_in_shadow_the_app_gets_its_own_answer_and_its_siblings_are_scored(
+def test_in_shadow_mode_the_app_gets_the_leads_answer_and_all_siblings_are_scored(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     shadow = config(processes, "[policy]\nshadow = true\n")
@@ -171,19 +167,19 @@ def test_in_shadow_the_app_gets_its_own_answer_and_its_siblings_are_scored(
     assert scored[0] == 32
 
 
-# --- never an outage
+# --- outages
 
 
-def test_a_server_whose_engine_is_not_up_sends_the_reason_that_proxies_wait_for(
+def test_a_server_without_a_running_engine_sends_the_reason_for_which_proxies_hold_requests(
     processes: Processes,
 ) -> None:
-    answer = ask(processes.server("--backend", "fake"))
+    answer = send(processes.server("--backend", "fake"))
     assert answer.status_code == 503
     assert answer.headers[REASON_HEADER] == OutageReason.ENGINE_NOT_READY
 
 
 @pytest.mark.parametrize("num_siblings", ["1", "3"])
-def test_a_request_that_comes_before_its_server_is_held_and_then_answered(
+def test_a_request_before_the_servers_start_is_held_and_then_answered(
     processes: Processes, yes_hooks: Path, num_siblings: str
 ) -> None:
     port = free_port()
@@ -196,30 +192,32 @@ def test_a_request_that_comes_before_its_server_is_held_and_then_answered(
     )
     wait_until(lambda: "listening" in proxy.log, UP_S)
     with ThreadPoolExecutor() as threads:
-        body = HI | {"model": "gpt"}  # what it stands for is not known yet
-        asking = [threads.submit(answered, proxy, body | {"stream": False}) for _ in range(3)]
+        body = HI | {"model": "gpt"}  # the served model is not known yet
+        requests = [threads.submit(answered, proxy, body | {"stream": False}) for _ in range(3)]
         processes.server("--backend", "fake", port=port)
-        texts = [one.result() for one in asking]
+        texts = [request.result() for request in requests]
     assert all(text in ("yes.", "no.") for text in texts)
     for group in wait_for_groups(proxy, 3):
         assert group["status"] == 200 and group["num_siblings"] == int(num_siblings)
 
 
 @pytest.mark.parametrize("num_siblings", ["1", "2"])
-def test_a_held_stream_that_gets_no_answer_ends_in_a_status(
+def test_a_held_stream_without_an_answer_ends_with_an_error_status(
     processes: Processes, yes_hooks: Path, num_siblings: str
 ) -> None:
-    held = config(processes, "[upstream]\nhold_s = 2.5")  # longer than a stream waits to begin
+    held = config(
+        processes, "[upstream]\nhold_s = 2.5"
+    )  # longer than the delay before the first keep-alive
     arguments = ("--hooks", str(yes_hooks), "--n", num_siblings, *held)
     proxy = processes.proxy(f"http://127.0.0.1:{free_port()}", *arguments, wait=False)
     wait_until(lambda: "listening" in proxy.log, UP_S)
-    answer = ask(proxy, HI | {"stream": True})
+    answer = send(proxy, HI | {"stream": True})
     assert answer.status_code == 503 and answer.headers["retry-after"] == "2"
     assert ends(proxy, 1) == [("failed", "upstream_unreachable")]
 
 
 @pytest.mark.parametrize("num_siblings", ["1", "2"])
-def test_the_fallback_answers_while_the_server_is_dead_and_training_goes_on_behind_it(
+def test_the_fallback_answers_while_the_server_is_down_and_training_continues_afterwards(
     processes: Processes, server: Process, yes_hooks: Path, num_siblings: str
 ) -> None:
     own = processes.server("--backend", "fake", folder="own")
@@ -230,7 +228,7 @@ def test_the_fallback_answers_while_the_server_is_dead_and_training_goes_on_behi
     wait_for_groups(proxy, 1)
     own.kill()
     for stream in (False, True):
-        answer = ask(proxy, HI | {"stream": stream})
+        answer = send(proxy, HI | {"stream": stream})
         assert answer.status_code == 200 and (
             "yes." in answer.text or "no." in answer.text or '"content":"' in answer.text
         )
@@ -249,7 +247,7 @@ def test_the_fallback_answers_while_the_server_is_dead_and_training_goes_on_behi
 
 @contextlib.contextmanager
 def frozen(process: Process) -> Generator[None]:
-    """That process keeps its connections and says nothing, as one does whose host is gone."""
+    """Suspend a process, so that it keeps its connections but sends nothing."""
     process.signal(signal.SIGSTOP)
     try:
         yield
@@ -258,7 +256,7 @@ def frozen(process: Process) -> Generator[None]:
 
 
 @pytest.mark.parametrize("num_siblings", ["1", "2"])
-def test_a_server_that_freezes_is_told_its_apps_as_one_that_is_gone(
+def test_apps_get_the_same_error_for_a_frozen_server_as_for_a_dead_one(
     processes: Processes, yes_hooks: Path, num_siblings: str
 ) -> None:
     own = processes.server("--backend", "fake", folder="own")
@@ -268,26 +266,28 @@ def test_a_server_that_freezes_is_told_its_apps_as_one_that_is_gone(
     wait_for_groups(proxy, 1)
     both = [HI | {"stream": stream} for stream in (False, True)]
     with frozen(own), ThreadPoolExecutor() as threads:
-        whole, streamed = threads.map(ask, [proxy] * 2, both)  # before its link knows
+        whole, streamed = threads.map(
+            send, [proxy] * 2, both
+        )  # before the proxy's link detects the outage
         assert whole.status_code == 503 and whole.headers["retry-after"] == "2"
         assert '"code":503' in streamed.text
-        for later in threads.map(ask, [proxy] * 2, both):
+        for later in threads.map(send, [proxy] * 2, both):
             assert later.status_code == 503 and later.headers["retry-after"] == "2"
         assert ends(proxy, 5)[1:] == [("failed", "upstream_unreachable")] * 4
     proxy.wait_until_healthy()
     answered(proxy)
 
 
-def test_a_request_that_kills_the_engine_is_not_sent_into_it_for_as_long_as_it_may_be_held(
+def test_a_request_that_kills_the_engine_is_not_retried_for_the_whole_hold_time(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     own = processes.server("--backend", "fake", folder="own")
     arguments = ("--hooks", str(yes_hooks), "--n", "2", *config(processes, "[upstream]\nhold_s=60"))
     proxy = processes.proxy(own, *arguments)
     crash = HI | {"messages": [{"role": "user", "content": "[[crash]]"}]}
-    assert ask(proxy, crash).status_code == 503
+    assert send(proxy, crash).status_code == 503
     num_starts = own.log.count("starting it again")
-    assert num_starts <= 4, "two siblings, twice each by the server"
+    assert num_starts <= 4, "two siblings, each sent twice by the server"
     answered(proxy)
 
 
@@ -296,7 +296,7 @@ def test_a_request_that_kills_the_engine_is_not_sent_into_it_for_as_long_as_it_m
 
 @contextlib.contextmanager
 def full_disk(process: Process) -> Generator[None]:
-    """That process can write into no file, its log among them."""
+    """Let a process fail to write to any file, including its log."""
     soft, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
     try:
@@ -306,7 +306,7 @@ def full_disk(process: Process) -> Generator[None]:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs Linux")
-def test_a_full_disk_costs_the_ledger_and_no_answer_and_both_are_told(
+def test_with_a_full_disk_apps_get_answers_and_the_ledgers_error_is_reported(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")

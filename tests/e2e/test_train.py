@@ -1,4 +1,4 @@
-"""`fakevllm train`: one command from a file to the last step, on the fake engine."""
+"""Tests of `fakevllm train` on the fake engine."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ numbers = itertools.count(1)
 
 
 def turn(task):
-    """0 and 1 in each task's two episodes, so that every group has a signal."""
+    """Return 0 and 1 as the rewards of a task's two episodes, so that each group has a signal."""
     with turning:
         turns[task.task_id] += 1
         return turns[task.task_id] % 2
@@ -79,7 +79,7 @@ def is_perfect(task, access):
     return 1
 
 
-def forgets(task, access):
+def returns_nothing(task, access):
     ask(task, access)
 
 
@@ -93,7 +93,7 @@ all_begun = threading.Barrier(4, action=kill_server, timeout=30)
 
 
 def kills(task, access):
-    """The server, once, while the third step's four episodes are played."""
+    """Kill the server once, after all four episodes of the third step have begun."""
     if next(played) // 4 == 2:
         all_begun.wait()
     ask(task, access)
@@ -101,7 +101,7 @@ def kills(task, access):
 
 
 def kills_while_others_claim(task, access):
-    """The same, as the first of the four has begun."""
+    """Kill the server once, after the first of the third step's four episodes has begun."""
     if next(played) == 8:
         kill_server()
     ask(task, access)
@@ -122,13 +122,13 @@ def write(
     num_steps: int,
     server: str = SERVER,
     more: str = "",
-    of_job: str = "",
+    job_fields: str = "",
 ) -> None:
     (folder / "agent.py").write_text(AGENT)
     rows = ['{"question": "[[say yes]] %d"}\n' % number for number in range(4)]  # noqa: UP031
     (folder / "rows.jsonl").write_text("".join(rows))
     (folder / "night.yaml").write_text(
-        f"job: {{batch_size: 2, num_repeat: 2, total_training_steps: {num_steps}{of_job}}}\n"
+        f"job: {{batch_size: 2, num_repeat: 2, total_training_steps: {num_steps}{job_fields}}}\n"
         f"train: {{workflow: 'agent.py:{workflow}', dataset: rows.jsonl{more}}}\n{server}\n"
     )
 
@@ -143,32 +143,34 @@ def command(folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def finished(folder: Path) -> tuple[int, str, str]:
-    """Exit code, what it said, and what it complained of."""
+def run_to_end(folder: Path) -> tuple[int, str, str]:
+    """Run the command, and return its exit code, output and errors."""
     with command(folder) as process:
         try:
-            said, complained = process.communicate(timeout=WAIT_S)
+            output, errors = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
-    return process.returncode, said, complained
+    return process.returncode, output, errors
 
 
-def test_it_trains_to_the_last_step_and_a_second_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+def test_a_run_trains_to_the_last_step_and_a_second_run_trains_nothing_more(tmp_path: Path) -> None:
     write(tmp_path, "run", 3, more=", eval_dataset: rows.jsonl")
-    code, said, complained = finished(tmp_path)
-    assert (code, complained.count("Traceback")) == (0, 1)
-    assert "ZeroDivisionError: the first one fails" in complained
-    assert "step 3 of 3: mean reward 0.50" in said
-    assert "Evaluation, 4 tasks:" in said
+    code, output, errors = run_to_end(tmp_path)
+    assert (code, errors.count("Traceback")) == (0, 1)
+    assert "ZeroDivisionError: the first one fails" in errors
+    assert "step 3 of 3: mean reward 0.50" in output
+    assert "Evaluation, 4 tasks:" in output
     steps = read_step_entries(tmp_path / "run")
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert [[len(group["siblings"]) for group in step["groups"]] for step in steps] == [[2, 2]] * 3
-    code, said, _ = finished(tmp_path)
-    assert code == 0 and "All 3 steps were trained by earlier runs." in said
+    code, output, _ = run_to_end(tmp_path)
+    assert code == 0 and "All 3 steps were trained by earlier runs." in output
     assert len(read_step_entries(tmp_path / "run")) == 3
 
 
-def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_path: Path) -> None:
+def test_ctrl_c_saves_a_checkpoint_and_the_same_command_continues_in_the_middle_of_a_step(
+    tmp_path: Path,
+) -> None:
     port = free_port()
     server = f"server: {{backend: fake, run_dir: run, port: {port}}}"
     write(tmp_path, "is_cut_off", 4, server)
@@ -177,23 +179,25 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_in_the_middle_of_a_step(tmp_p
         wait_until(lambda: client.get_rollout_stat().completed_episodes == 3, WAIT_S)
         running = client.get_rollout_stat().running_episode_details or {}
         process.send_signal(signal.SIGINT)
-        said, complained = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130 and "Traceback" not in complained
-    assert "To continue: fakevllm train --conf night.yaml" in said
+        output, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert "To continue: fakevllm train --conf night.yaml" in output
     (tmp_path / "again").touch()
-    code, said, _ = finished(tmp_path)
-    assert code == 0 and "2 steps (of 4; earlier runs trained the rest)" in said
+    code, output, _ = run_to_end(tmp_path)
+    assert code == 0 and "2 steps (of 4; earlier runs trained the rest)" in output
     steps = read_step_entries(tmp_path / "run")
     assert [step["step"] for step in steps] == [1, 2, 3, 4]
     settings = load(tmp_path / "night.yaml")
     tasks = load_inputs(settings).tasks
     planned = itertools.islice(step_tasks(tasks, settings.job, 0), 4)
-    tasks_of_steps = [sorted({task.task_id for task in one}) for one in planned]
-    assert [names(step) for step in steps] == tasks_of_steps
-    assert [one["optional_task_id"] in tasks_of_steps[2] for one in running.values()] == [True]
+    tasks_of_steps = [sorted({task.task_id for task in window}) for window in planned]
+    assert [task_ids(step) for step in steps] == tasks_of_steps
+    assert [details["optional_task_id"] in tasks_of_steps[2] for details in running.values()] == [
+        True
+    ]
 
 
-def test_a_file_that_is_edited_after_a_crash_of_the_machine_holds(tmp_path: Path) -> None:
+def test_a_job_that_is_edited_after_a_crash_of_the_machine_takes_effect(tmp_path: Path) -> None:
     write(tmp_path, "is_cut_off", 4)
     with command(tmp_path) as process:
         wait_until(lambda: len(read_step_entries(tmp_path / "run")) == 2, WAIT_S)
@@ -203,28 +207,28 @@ def test_a_file_that_is_edited_after_a_crash_of_the_machine_holds(tmp_path: Path
     file = tmp_path / "night.yaml"
     file.write_text(file.read_text().replace("num_repeat: 2", "num_repeat: 4"))
     (tmp_path / "again").touch()
-    code, said, complained = finished(tmp_path)
-    assert code == 0, complained
-    assert "step 4 of 4" in said
+    code, output, errors = run_to_end(tmp_path)
+    assert code == 0, errors
+    assert "step 4 of 4" in output
     steps = surviving_steps(read_log_entries(tmp_path / "run"))
     sizes = [{len(group["siblings"]) for group in step["groups"]} for step in steps]
     assert sizes == [{2}, {2}, {4}, {4}]
 
 
-def names(step: dict[str, Any]) -> list[str]:
-    """Of its tasks."""
+def task_ids(step: dict[str, Any]) -> list[str]:
+    """Return the ids of the step's tasks, sorted."""
     groups = [group["group_id"] for group in step["groups"]]
     return sorted(group.partition(":")[2].rpartition("#")[0] for group in groups)
 
 
 @pytest.mark.parametrize("workflow", ["kills", "kills_while_others_claim"])
-def test_a_server_that_is_killed_is_started_again_and_every_step_is_made_once(
+def test_a_server_that_is_killed_is_restarted_and_every_step_is_made_once(
     tmp_path: Path, workflow: str
 ) -> None:
     write(tmp_path, workflow, 5)
-    code, said, complained = finished(tmp_path)
-    assert code == 0, complained
-    before, killed, after = said.partition("the server died (exit code -9) and was started again")
+    code, output, errors = run_to_end(tmp_path)
+    assert code == 0, errors
+    before, killed, after = output.partition("the server died (exit code -9) and was started again")
     assert killed and "step 2 of 5" in before and "step 5 of 5" in after
     entries = read_log_entries(tmp_path / "run")
     assert [entry["kind"] for entry in entries].count("restored") == 1
@@ -233,48 +237,47 @@ def test_a_server_that_is_killed_is_started_again_and_every_step_is_made_once(
     assert [[len(group["siblings"]) for group in step["groups"]] for step in steps] == [[2, 2]] * 5
 
 
-def test_a_workflow_that_returns_nothing_is_one_line(tmp_path: Path) -> None:
-    write(tmp_path, "forgets", 3)
-    code, _, complained = finished(tmp_path)
-    assert code == 2 and "Traceback" not in complained
-    assert "fakevllm: agent.py:forgets returned None: return the reward" in complained
+def test_a_workflow_without_a_reward_is_reported_in_one_line(tmp_path: Path) -> None:
+    write(tmp_path, "returns_nothing", 3)
+    code, _, errors = run_to_end(tmp_path)
+    assert code == 2 and "Traceback" not in errors
+    assert "fakevllm: agent.py:returns_nothing returned None: return the reward" in errors
 
 
-def test_an_engine_that_goes_off_in_the_middle_of_a_step_ends_it(tmp_path: Path) -> None:
+def test_a_run_ends_when_its_engine_is_stopped(tmp_path: Path) -> None:
     write(tmp_path, "stops_the_engine", 3)
-    code, _, complained = finished(tmp_path)
-    assert code == 2 and "fakevllm: The engine is off: somebody stopped it" in complained
+    code, _, errors = run_to_end(tmp_path)
+    assert code == 2 and "fakevllm: The engine is off: somebody stopped it" in errors
 
 
-def test_tasks_of_which_nothing_can_be_trained_end_it_with_the_reason(tmp_path: Path) -> None:
-    write(tmp_path, "is_perfect", 3, of_job=", filter_groups: drop")
-    code, said, complained = finished(tmp_path)
-    assert code == 2 and "step 0" not in said
+def test_a_run_ends_with_the_reason_when_no_task_can_be_trained(tmp_path: Path) -> None:
+    write(tmp_path, "is_perfect", 3, job_fields=", filter_groups: drop")
+    code, output, errors = run_to_end(tmp_path)
+    assert code == 2 and "step 0" not in output
     assert (
-        "10 batches in a row could not be trained; the last one: no step: 2 groups tied"
-        in complained
+        "10 batches in a row could not be trained; the last one: no step: 2 groups tied" in errors
     )
 
 
-def test_a_server_that_refuses_its_flags_is_one_line_with_its_own_words(tmp_path: Path) -> None:
+def test_flags_that_the_server_refuses_are_reported_with_its_own_error(tmp_path: Path) -> None:
     write(tmp_path, "run", 3, "server: {backend: fake, run_dir: run, flags: [--no-such-flag]}")
-    code, _, complained = finished(tmp_path)
-    assert code == 2 and "does not stay up (exit code 2)" in complained
-    assert "No such option" in complained and complained.count("server.log") == 1
+    code, _, errors = run_to_end(tmp_path)
+    assert code == 2 and "does not stay up (exit code 2)" in errors
+    assert "No such option" in errors and errors.count("server.log") == 1
 
 
-def test_a_server_that_runs_already_is_trained_and_left_running(
+def test_a_server_that_already_runs_is_used_and_left_running(
     tmp_path: Path, processes: Processes
 ) -> None:
     server = processes.server("--backend", "fake")
     write(tmp_path, "run_async", 2, f"server: {{url: '{server.url}'}}")
-    code, said, _ = finished(tmp_path)
-    assert code == 0 and "step 2 of 2" in said
+    code, output, _ = run_to_end(tmp_path)
+    assert code == 0 and "step 2 of 2" in output
     assert len(read_step_entries(tmp_path / "server")) == 2 and server.returncode is None
     status = httpx.get(f"{server.url}/get_engine_status").json()
     assert (status["engine_status"], status["closed"]) == ("ENGINE.ROLLING", "training_finished")
     write(tmp_path, "run_async", 2, f"server: {{url: '{server.url}'}}")
     text = (tmp_path / "night.yaml").read_text().replace("num_repeat: 2", "num_repeat: 3")
     (tmp_path / "night.yaml").write_text(text)
-    code, _, complained = finished(tmp_path)
-    assert code == 2 and "runs with batch_size 2 and num_repeat 2, not 2 and 3" in complained
+    code, _, errors = run_to_end(tmp_path)
+    assert code == 2 and "runs with batch_size 2 and num_repeat 2, not 2 and 3" in errors

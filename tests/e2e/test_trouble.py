@@ -1,4 +1,4 @@
-"""What the app sees when something behind the proxy goes wrong, and what the ledger says of it."""
+"""Tests of faults behind the proxy: the app's answer and the ledger's row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SLOW: Any = [{"role": "user", "content": "[[say abcdefghij]] [[slow 0.3]]"}]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    """One fake server for the tests that do it no harm."""
+    """A fake server that tests share if they do not damage it."""
     with Processes(tmp_path_factory.mktemp("shared")) as started:
         server = started.server("--backend", "fake")
         started.proxy(server)  # its job starts the engine
@@ -69,7 +69,7 @@ def post(
         ("return [None] * 3", "fewer_than_two_rewards"),
     ],
 )
-def test_a_hook_that_fails_costs_the_training_and_not_the_answer(
+def test_with_a_failing_hook_the_app_gets_an_answer_and_the_group_is_dropped(
     processes: Processes, server: Process, reward: str, reason: str
 ) -> None:
     source = f"def on_compute_relative_reward(results, answers):\n    {reward}\n"
@@ -83,11 +83,11 @@ def test_a_hook_that_fails_costs_the_training_and_not_the_answer(
     assert group["served_index"] == 0 and group["best_index"] is None
 
 
-def test_without_a_server_the_app_is_told_to_come_back(processes: Processes) -> None:
+def test_without_a_server_the_app_gets_503_with_retry_after(processes: Processes) -> None:
     config = processes.folder / "fakevllm.toml"
     config.write_text("[upstream]\nhold_s = 0.5\n")
-    nobody = f"http://127.0.0.1:{free_port()}"
-    proxy = processes.proxy(nobody, "--config", str(config), wait=False)
+    unused_url = f"http://127.0.0.1:{free_port()}"
+    proxy = processes.proxy(unused_url, "--config", str(config), wait=False)
     url = f"{proxy.url}/v1/chat/completions"
     wait_until(lambda: "listening" in proxy.log, 20)
     status, body, headers = post(url, {"model": "fake", "messages": HI})
@@ -97,7 +97,7 @@ def test_without_a_server_the_app_is_told_to_come_back(processes: Processes) -> 
     assert (group["state"], group["reason"]) == ("failed", "upstream_unreachable")
 
 
-def test_a_client_that_leaves_is_noted_and_its_group_goes_on(
+def test_the_group_of_a_client_that_disconnects_is_finished_with_status_499(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
@@ -107,7 +107,7 @@ def test_a_client_that_leaves_is_noted_and_its_group_goes_on(
     assert (group["state"], group["status"]) == ("pooled", 499)
 
 
-def test_a_slow_stream_is_kept_alive_and_ends_with_the_answer(
+def test_a_slow_stream_has_keep_alives_and_ends_with_the_answer(
     processes: Processes, server: Process, yes_hooks: Path
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
@@ -124,15 +124,15 @@ def test_a_slow_stream_is_kept_alive_and_ends_with_the_answer(
     assert b'"finish_reason":"stop"' in raw
 
 
-def test_an_engine_that_dies_is_started_again_and_the_run_goes_on(
+def test_an_engine_that_dies_is_restarted_and_the_run_continues(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", "2")
     ask(proxy)
-    with pytest.raises(openai.InternalServerError) as trouble:
+    with pytest.raises(openai.InternalServerError) as error:
         ask(proxy, [{"role": "user", "content": "[[crash]]"}])
-    assert trouble.value.status_code == 503
+    assert error.value.status_code == 503
     proxy.wait_until_healthy()
     wait_until(lambda: "starting it again" in server.log, 5)
     with client(proxy, max_retries=5) as app:
@@ -140,39 +140,40 @@ def test_an_engine_that_dies_is_started_again_and_the_run_goes_on(
     assert answer.choices[0].finish_reason == "stop"
 
 
-def test_killed_servers_and_proxies_train_everything_once(
+def test_every_group_is_trained_once_although_server_and_proxy_are_killed(
     processes: Processes, yes_hooks: Path
 ) -> None:
     server = processes.server("--backend", "fake")
     config = processes.folder / "fakevllm.toml"
     job = "num_repeat = 2\nbatch_size = 2\nlr = 0.1\nsave_freq = 4\n"
-    config.write_text(f"[job]\n{job}max_staleness = 100\n")  # who waits for a partner is not late
+    config.write_text(
+        f"[job]\n{job}max_staleness = 100\n"
+    )  # groups that wait for a full batch are not stale
     arguments = ("--config", str(config), "--hooks", str(yes_hooks))
     proxy = processes.proxy(server, *arguments)
 
-    def asked(times: int) -> None:
+    def send_requests(times: int) -> None:
         with client(proxy, max_retries=10) as app:
             for _ in range(times):
                 app.chat.completions.create(model="fake", messages=HI)
 
-    asked(12)
+    send_requests(12)
     server.kill()
     server.start()
     server.wait_until_healthy()
     proxy.wait_until_healthy()
-    asked(6)
+    send_requests(6)
     proxy.kill()
     proxy.start()
     proxy.wait_until_healthy()
-    asked(6)
-    # A proxy that is killed takes the request along that it has just answered.
+    send_requests(6)
+    # A killed proxy loses the request that it has just answered.
     wait_for_groups(proxy, 22, states="trained")
     assert_consistent(server, proxy)
 
 
 def assert_consistent(server: Process, proxy: Process) -> None:
-    """Every group was trained at most once in the surviving line of weights, and the ledger agrees
-    with the server about which."""
+    """Check that no group was trained twice in the surviving steps, and that the ledger agrees."""
     assert any(entry["kind"] == "restored" for entry in read_log_entries(server.folder))
     groups = [
         group
@@ -183,8 +184,8 @@ def assert_consistent(server: Process, proxy: Process) -> None:
     assert len(groups) == len(trained), "a group was trained twice"
 
     def agreed() -> bool:
-        found = rows(proxy, "select group_id from groups where state = 'trained'")
-        return {row["group_id"] for row in found} == set(trained)
+        recorded = rows(proxy, "select group_id from groups where state = 'trained'")
+        return {row["group_id"] for row in recorded} == set(trained)
 
     wait_until(agreed, 20, "the ledger to agree with the server's log")
     marked = rows(proxy, 'select group_id, "index" from siblings where trained = 1')
@@ -213,7 +214,7 @@ def test_ctrl_c_stops_server_engine_and_proxy_and_leaves_a_checkpoint(
 
 
 @pytest.mark.parametrize("num_siblings", ["1", "2"])
-def test_a_stop_tells_the_apps_that_wait_and_leaves_a_row_for_each(
+def test_a_stop_answers_the_waiting_apps_with_503_and_writes_their_rows(
     processes: Processes, server: Process, yes_hooks: Path, num_siblings: str
 ) -> None:
     proxy = processes.proxy(server, "--hooks", str(yes_hooks), "--n", num_siblings)
@@ -224,7 +225,7 @@ def test_a_stop_tells_the_apps_that_wait_and_leaves_a_row_for_each(
     with ThreadPoolExecutor() as threads:
         whole = threads.submit(post, url, body, timeout_s=30)
         with urllib.request.urlopen(request, timeout=30) as stream:
-            first = stream.read(1)  # the other request is under way by now
+            first = stream.read(1)  # the other request has been sent by now
             proxy.signal(signal.SIGTERM)
             streamed = first + stream.read()
         status, error, headers = whole.result()
@@ -253,11 +254,11 @@ def test_a_second_proxy_attaches_and_reports_a_differing_job(
     job.write_text("[job]\nlr = 0.7\n")
     proxy = processes.proxy(server, "--n", "7", "--config", str(job))
     wait_until(lambda: "running with another job" in proxy.log, 10, lambda: proxy.log)
-    (told,) = [line for line in proxy.log.splitlines() if "running with another job" in line]
-    assert "lr = " in told and "num_repeat" not in told
+    (warning,) = [line for line in proxy.log.splitlines() if "running with another job" in line]
+    assert "lr = " in warning and "num_repeat" not in warning
 
 
-def test_task_keys_bring_the_reference_answer_to_the_hook(
+def test_a_task_key_gives_the_hook_the_reference_answer(
     processes: Processes, server: Process
 ) -> None:
     reward = (
@@ -276,7 +277,9 @@ def test_task_keys_bring_the_reference_answer_to_the_hook(
     assert group["task_id"] == "t1"
 
 
-def test_hooks_that_prefer_yes_are_obeyed(processes: Processes, server: Process) -> None:
+def test_the_app_gets_the_answer_that_the_hook_prefers(
+    processes: Processes, server: Process
+) -> None:
     hooks = write_hooks(processes.folder / "hooks", PREFER_YES)
     proxy = processes.proxy(server, "--hooks", str(hooks), "--n", "12")
     assert ask(proxy) == "yes."

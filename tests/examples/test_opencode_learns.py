@@ -12,7 +12,7 @@ from statistics import fmean
 import pytest
 
 from benchmarks.opencode_sessions import make_model, run
-from tests.e2e.npm_opencode import installed_opencode
+from tests.e2e.npm_opencode import install_opencode
 
 TIMEOUT_S = 1800
 """Seconds. Two busy cores needed more than 900."""
@@ -28,7 +28,7 @@ LAST = 20
 def test_opencodes_model_learns_from_its_users_and_learns_nothing_without_updates(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    opencode = str(installed_opencode(request.config))
+    opencode = str(install_opencode(request.config))
     model = make_model(tmp_path / "agent-tiny", opencode)
 
     def calls(control: str, steps: int, sessions: int) -> list[float]:

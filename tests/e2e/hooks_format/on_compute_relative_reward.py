@@ -1,5 +1,6 @@
-"""Rewards one of the three ways in which the demo model words its answers: a third of them at the
-start, whatever it is asked."""
+"""Reward one of the three formats of the demo model's answers.
+
+Before training, a third of the answers have this format, whatever the question is."""
 
 from __future__ import annotations
 
@@ -17,6 +18,6 @@ def on_compute_relative_reward(
 
 
 def score(answer: Json) -> float:
-    """1 for a finished answer in the format, right or wrong; else 0."""
-    said = answer.get("content") or ""
-    return float(answer["finish_reason"] == "stop" and FORMAT.fullmatch(said) is not None)
+    """Return 1 for a finished answer in the format, correct or not, and 0 otherwise."""
+    content = answer.get("content") or ""
+    return float(answer["finish_reason"] == "stop" and FORMAT.fullmatch(content) is not None)

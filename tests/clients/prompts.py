@@ -1,4 +1,4 @@
-"""What the sessions of all clients say, and what they get to hear."""
+"""Prompts, answers, model and key of the clients' sessions."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ class Person(pydantic.BaseModel):
 
 
 def say(text: str) -> str:
-    """Makes the fake engine answer `text`."""
+    """Return a prompt that makes the fake engine answer `text`."""
     return f"[[say {text}]]"
 
 
 def user(text: str) -> Any:
-    """The messages of a conversation that begins. Any: each client has types of its own."""
+    """Return the messages of a new conversation.
+
+    The result is Any, because each client has its own types.
+    """
     return [{"role": "user", "content": text}]
 
 
 def num_tokens(text: str) -> int:
-    """Of an answer: the fake engine counts bytes and an end."""
+    """Return the fake engine's number of tokens: the answer's bytes and one end token."""
     return len(text.encode()) + 1

@@ -1,5 +1,7 @@
-"""`fakevllm-server` whose rollout engine and trainer are two fake engines, each a process of its
-own: the pairs that users have need vLLM."""
+"""`fakevllm-server` with two fake engines, a rollout engine and a trainer, in separate processes.
+
+In production, the rollout engine of such a pair is vLLM.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a server's journal must say of ends that were sent to it, whoever died meanwhile."""
+"""Checks of a server's journal against the notes of the clients that ended episodes.
+
+The checks hold whichever process was killed meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +17,22 @@ from tests.e2e.active_client import NUM_REPEAT, Notes
 
 
 def check(run_dir: Path, notes: Sequence[Notes]) -> None:
-    """No acknowledged end is lost, none counts twice, and none appears that nobody sent."""
-    sent = {uuid: body for one in notes for uuid, body in one.sent.items()}
-    ended = {uuid for one in notes for uuid in one.ended}
-    refused = {uuid for one in notes for uuid in one.refused}
+    """Check that no acknowledged end is lost or counted twice, and that each end was sent."""
+    sent = {uuid: body for client in notes for uuid, body in client.sent.items()}
+    ended = {uuid for client in notes for uuid in client.ended}
+    refused = {uuid for client in notes for uuid in client.refused}
     samples = {
         owner: (reward, task_id, group_id)
         for owner, reward, task_id, group_id in rows(
             run_dir, "SELECT owner, reward, task_id, group_id FROM samples"
         )
     }
-    assert ended <= set(samples), "acknowledged, and lost"
-    assert set(samples) <= set(sent), "nobody sent it"
-    assert not refused & set(samples), "refused, and taken"
+    assert ended <= set(samples), "an acknowledged end is lost"
+    assert set(samples) <= set(sent), "an end was never sent"
+    assert not refused & set(samples), "a refused end was counted"
     for uuid, (reward, task_id, _) in samples.items():
-        told = sent[uuid]["workflow_output"]["reward"], sent[uuid]["task_id"]
-        assert told == (reward, task_id), uuid
+        expected = sent[uuid]["workflow_output"]["reward"], sent[uuid]["task_id"]
+        assert expected == (reward, task_id), uuid
     _check_episodes(run_dir, ended, samples)
     _check_groups(run_dir, samples)
 
@@ -43,8 +46,10 @@ def _check_episodes(run_dir: Path, ended: set[str], samples: dict[str, Any]) -> 
 
 
 def _check_groups(run_dir: Path, samples: dict[str, Any]) -> None:
-    """Each is of one task, whole, and trained in one step at most; each step is told once more only
-    where it was taken back."""
+    """Check that each group is complete, has one task, and is trained in at most one step.
+
+    The log has a step twice only if the step was rolled back.
+    """
     members: dict[str, list[str]] = {}
     for _, task_id, group_id in samples.values():
         if group_id is not None:
@@ -56,22 +61,22 @@ def _check_groups(run_dir: Path, samples: dict[str, Any]) -> None:
     assert all(len(set(tasks)) == 1 for tasks in members.values())
     assert all(reason for state, reason, _ in groups.values() if state == "dropped")
     consumed = {name: step for name, (state, _, step) in groups.items() if state == "consumed"}
-    steps = _standing_steps(run_dir)
-    told = Counter(name for names in steps.values() for name in names)
-    assert consumed and told == Counter(list(consumed)), "not each once"
+    steps = _valid_steps(run_dir)
+    logged = Counter(name for names in steps.values() for name in names)
+    assert consumed and logged == Counter(list(consumed)), "a group is not in the log once"
     assert all(name in steps[step] for name, step in consumed.items())
 
 
-def _standing_steps(run_dir: Path) -> dict[int, list[str]]:
-    """Groups by step, as the log tells it."""
-    standing: dict[int, list[str]] = {}
+def _valid_steps(run_dir: Path) -> dict[int, list[str]]:
+    """Return the groups of each step in the log that was not rolled back."""
+    valid: dict[int, list[str]] = {}
     for (entry_json,) in rows(run_dir, "SELECT entry_json FROM entries ORDER BY seq"):
         entry = LogEntry.model_validate_json(entry_json)
         if entry.kind == "restored":
-            standing = {step: names for step, names in standing.items() if step <= entry.step}
+            valid = {step: names for step, names in valid.items() if step <= entry.step}
         if entry.kind == "step":
-            standing[entry.step] = [one.group_id for one in entry.groups]
-    return standing
+            valid[entry.step] = [group.group_id for group in entry.groups]
+    return valid
 
 
 def rows(run_dir: Path, query: str) -> list[Any]:

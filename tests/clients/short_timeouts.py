@@ -1,4 +1,4 @@
-"""`fakevllm` with clocks a tenth as long, to see what keeps a client waiting: as a program."""
+"""The program `fakevllm` with shorter timeouts, so that tests of waiting clients are fast."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of every shape that an openai client can make of the demo's model."""
+"""The variants of chat requests that an openai client can send to the demo's model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolPara
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 
 QUESTION = "What is 2 plus 3?"
-ASKED: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": QUESTION}]
 ADD: ChatCompletionToolParam = {
     "type": "function",
     "function": {
@@ -40,56 +40,59 @@ SCHEMA: Any = {
 }
 
 
-def ask_in_every_shape(app: openai.OpenAI) -> None:
+def send_each_variant(app: openai.OpenAI) -> None:
     create = app.chat.completions.create
-    auto = create(model="demo", messages=ASKED, tools=[ADD], max_tokens=24)
+    auto = create(model="demo", messages=MESSAGES, tools=[ADD], max_tokens=24)
     assert auto.choices[0].finish_reason in ("stop", "length", "tool_calls")
     named: Any = {"type": "function", "function": {"name": "add"}}
-    for wanted in (named, "required"):
+    for tool_choice in (named, "required"):
         reply = create(
             model="demo",
-            messages=ASKED,
+            messages=MESSAGES,
             tools=[ADD],
-            tool_choice=wanted,
+            tool_choice=tool_choice,
             max_tokens=100,
-            logit_bias=no_white_space(),
+            logit_bias=forbid_white_space(),
         )
         assert reply.choices[0].message.tool_calls, reply
         for call in reply.choices[0].message.tool_calls:
             assert call.type == "function" and call.function.name == "add"
             assert set(json.loads(call.function.arguments)) == {"a", "b"}
-    formed = create(
+    structured = create(
         model="demo",
-        messages=ASKED,
+        messages=MESSAGES,
         response_format=SCHEMA,
         max_tokens=100,
-        logit_bias=no_white_space(),
+        logit_bias=forbid_white_space(),
     )
-    assert json.loads(formed.choices[0].message.content or "")["sum"] in (4, 5, 6)
-    scored = create(model="demo", messages=ASKED, logprobs=True, top_logprobs=2, max_tokens=24)
+    assert json.loads(structured.choices[0].message.content or "")["sum"] in (4, 5, 6)
+    scored = create(model="demo", messages=MESSAGES, logprobs=True, top_logprobs=2, max_tokens=24)
     logprobs = scored.choices[0].logprobs
     assert logprobs is not None and logprobs.content is not None and scored.usage is not None
     assert len(logprobs.content) == scored.usage.completion_tokens
     assert all(len(token.top_logprobs) >= 2 for token in logprobs.content)
-    ask_streaming(app)
+    send_streaming(app)
 
 
 @cache
-def no_white_space() -> dict[str, int]:
-    """Grammars allow any amount of it between tokens, and so small a model likes it until it is
-    cut off. What the grammar demands is sampled all the same."""
+def forbid_white_space() -> dict[str, int]:
+    """Return a `logit_bias` against tokens of white space.
+
+    Grammars allow any amount of white space between tokens. So small a model would sample it until
+    the answer is cut off. White space that the grammar demands is still sampled.
+    """
     vocabulary: dict[str, int] = json.loads((DEMO_MODEL_DIR / "tokenizer.json").read_text())[
         "model"
     ]["vocab"]
-    spaces = set("ĠĊĉč")  # how a byte-level tokenizer spells blank, newline, tab, return
+    spaces = set("ĠĊĉč")  # blank, newline, tab and return in a byte-level vocabulary
     return {str(id): -100 for token, id in vocabulary.items() if set(token) <= spaces}
 
 
-def ask_streaming(app: openai.OpenAI) -> None:
+def send_streaming(app: openai.OpenAI) -> None:
     chunks = list(
         app.chat.completions.create(
             model="demo",
-            messages=ASKED,
+            messages=MESSAGES,
             max_tokens=24,
             stream=True,
             stream_options={"include_usage": True},
