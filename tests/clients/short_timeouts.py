@@ -6,7 +6,7 @@ from fakevllm.cli import main
 from fakevllm.transport import app_response
 
 app_response.KEEP_ALIVE_EVERY_S /= 10
-app_response.PATIENCE_S /= 50
+app_response.WHITE_SPACE_AFTER_S /= 50
 
 if __name__ == "__main__":
     main.main()

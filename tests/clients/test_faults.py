@@ -28,7 +28,7 @@ pytestmark = SESSION
 
 VALID_ENDS = {"stop", "end_turn", "completed", "turn.completed"}
 EARLY_S = 0.9
-"""Seconds until a proxy commits to a stream; before that, an error is an HTTP status."""
+"""Latency in seconds below which a proxy can still send an error as an HTTP status."""
 MIN_PAUSE_S = 1.0
 """Minimum pause of a client that retries forever; opencode's first pause is two seconds."""
 NUM_AT_ONCE = 16
@@ -136,7 +136,7 @@ def check_answer(result: CaseResult, num_requests: int) -> None:
 
 
 def check_refusal(result: CaseResult, status: int) -> None:
-    """Check that a refusal before the proxy commits to a stream is a status and is not retried."""
+    """Check that a refusal within `EARLY_S` is an HTTP status and is not retried."""
     assert result.outcome.error
     is_early = all(row["latency_s"] < EARLY_S for row in result.rows)
     client = CLIENTS[result.case.client]

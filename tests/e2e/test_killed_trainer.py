@@ -49,7 +49,9 @@ def test_no_request_fails_while_the_trainer_is_killed_and_training_continues(
                 is_over.set()
             answers = [answer for app in apps for answer in app.result()]
         assert set(answers) <= {"yes.", "no."} and len(answers) >= NUM_APPS * NUM_KILLS
-        restored = [entry for entry in read_log_entries(server.folder) if entry["kind"] == "restored"]
+        restored = [
+            entry for entry in read_log_entries(server.folder) if entry["kind"] == "restored"
+        ]
         assert len(restored) >= NUM_KILLS
         steps = [entry["step"] for entry in surviving_steps(read_log_entries(server.folder))]
         assert steps == list(range(1, len(steps) + 1))

@@ -75,7 +75,7 @@ def test_a_run_can_be_inspected_while_it_runs_and_afterwards(
     proxy.stop()
     charts = Charts(server.folder)
     assert charts.steps() == [1]
-    assert charts.of("val/reward/mean") == [(1, 0.5)]
+    assert charts.points("val/reward/mean") == [(1, 0.5)]
     output = fakevllm("fakevllm_server", server.folder, "curves", "--run-dir", ".")
     assert "2 points written" in output
     assert Charts(server.folder).steps() == [1]
