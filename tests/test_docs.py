@@ -27,7 +27,7 @@ from fakevllm_adapters.job.ajet_yaml import AJET_KEYS
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 from fakevllm_server.cli import main as server_cli
-from fakevllm_server.config.job_warnings import EVERYWHERE
+from fakevllm_server.config.job_warnings import NEVER_USED
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
 from fakevllm_server.web.routes.access import ADMIN_PATHS
@@ -124,7 +124,7 @@ def test_the_table_of_the_job_is_its_schema() -> None:
         of_vllm = on_engines == ["no", "argument", "argument", "no"]
         assert of_vllm is (name in JOB_ARGUMENTS.values()), f"{name} is an argument of vLLM, or not"
         is_no = set(on_engines) == {"no"}
-        assert is_no is (name in {*EVERYWHERE, "backbone"}), f"{name} is without effect, or not"
+        assert is_no is (name in {*NEVER_USED, "backbone"}), f"{name} is without effect, or not"
 
 
 @pytest.mark.parametrize("page", page_names())

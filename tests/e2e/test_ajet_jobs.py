@@ -44,7 +44,7 @@ def test_settings_without_effect_are_in_the_reply_and_in_the_log(server: Process
     for expected in (
         "ajet.rollout.top_p = 0.9 is not read",
         "backbone = 'verl' is without effect: the server was started with --backend fake",
-        "model = 'Qwen/Qwen2.5-7B-Instruct' is without effect: the fake engine has none",
+        "model = 'Qwen/Qwen2.5-7B-Instruct' is without effect: the fake engine has no model",
         "n_gpu = 8 is without effect",
     ):
         assert len([line for line in warnings if line.startswith(expected)]) == 1, warnings

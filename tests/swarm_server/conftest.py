@@ -1,4 +1,4 @@
-"""Lives of an intake, and a run with checkpoints."""
+"""Fixtures: an intake that can crash and restart, and a run with checkpoints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from swarm_server.cli.saved_runs import GROUPS, life
+from swarm_server.cli.saved_runs import GROUPS, running_server
 from swarm_server.training.intakes import Lives
 
 from fakevllm_server.journal import writer
@@ -24,13 +24,13 @@ async def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 @pytest.fixture(scope="module")
 def five_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Saved after steps 2, 4 and 5; the highest rewards are those up to step 2."""
+    """A run with checkpoints of steps 2, 4 and 5, of which step 2 has the highest mean reward."""
     run_dir = tmp_path_factory.mktemp("run") / "run"
 
     async def train() -> None:
-        async with life(run_dir) as one:
+        async with running_server(run_dir) as server:
             for name in GROUPS:
-                await one.train(name, *((1.0, 0.5) if name in "ab" else (1.0, 0.0)))
+                await server.train(name, *((1.0, 0.5) if name in "ab" else (1.0, 0.0)))
 
     asyncio.run(train())
     return run_dir

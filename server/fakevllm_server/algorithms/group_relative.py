@@ -1,7 +1,7 @@
 """Advantage estimators that compare an episode with its group.
 
-All tokens of an episode get the same advantage. The only episode of a group gets advantage 0. verl's grpo, rloo, opo and gpg use its raw reward
-instead.
+All tokens of an episode get the same advantage. The only episode of a group gets advantage 0;
+verl's grpo, rloo, opo and gpg use its raw reward instead.
 """
 
 from __future__ import annotations

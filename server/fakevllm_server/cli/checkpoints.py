@@ -1,5 +1,7 @@
-"""`fakevllm-server checkpoints`: what a run has saved, looked at, exported, gone back to. Nothing
-heavy is imported before a command runs."""
+"""`fakevllm-server checkpoints`: list, verify and export a run's checkpoints, or go back to one.
+
+Slow imports are inside the commands' functions, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -26,31 +28,32 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="checkpoints",
-    help="What a run has saved: list, verify, export, restore.",
+    help="List, verify and export a run's checkpoints, or go back to one.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
 
-RunDir = Annotated[Path, typer.Option("--run-dir", help="The server's.")]
+RunDir = Annotated[Path, typer.Option("--run-dir", help="Run directory of the server.")]
 RUN_DIR = Path("runs/default")
 LARGE_BYTES = 1 << 28
-"""What takes long enough to read that one wants to see it go on."""
-STRANGER = (
-    "no checkpoint: a server is at work on it, or one that died left it; the next start removes it"
+"""Number of bytes above which reading shows a progress bar."""
+NOT_A_CHECKPOINT = (
+    "not a checkpoint: a running server is writing it, or a server that died left it; the next "
+    "start deletes it"
 )
-MERGER = (
-    "verl's own merger needs no GPU, and rounds to bfloat16: `python -m verl.model_merger merge "
-    "--backend fsdp --local_dir {checkpoint} --target_dir {to}`; then copy tokenizer and chat "
-    "template of {model} there."
+MERGER_HINT = (
+    "verl's merger can export without a GPU, in bfloat16: `python -m verl.model_merger merge "
+    "--backend fsdp --local_dir {checkpoint} --target_dir {to}`; then copy the tokenizer and the "
+    "chat template from {model} to that folder."
 )
 
 
 @app.command("list")
 def list_checkpoints(
     run_dir: RunDir = RUN_DIR,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Show what is saved. Also while a server runs."""
+    """Show the saved checkpoints. Also works while a server runs."""
 
     def run() -> None:
         import json
@@ -59,14 +62,14 @@ def list_checkpoints(
 
         from fakevllm_server.cli.run_archive import RunArchive
 
-        saved = RunArchive(run_dir)
-        rows = _rows(saved)
+        archive = RunArchive(run_dir)
+        rows = _rows(archive)
         if as_json:
             print(json.dumps(rows, indent=2))
         elif not rows:
             print(f"{run_dir} has no checkpoint yet.")
         else:
-            print(f"{run_dir} stands at step {saved.last_step()}.")
+            print(f"{run_dir} is at step {archive.last_step()}.")
             Console().print(_table(rows))
 
     run_server_command(run)
@@ -74,29 +77,31 @@ def list_checkpoints(
 
 @app.command()
 def verify(
-    step: Annotated[int | None, typer.Argument(help="Of one; else all are read.")] = None,
+    step: Annotated[
+        int | None, typer.Argument(help="Step of the checkpoint to verify. Default: all.")
+    ] = None,
     run_dir: RunDir = RUN_DIR,
 ) -> None:
-    """Read what is saved, and tell whether it is what was written. Exit code 1 where it is not."""
+    """Check that the files are those that were written. Exit code 1 if one is not."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import Integrity, RunArchive
 
-        saved = RunArchive(run_dir)
-        asked = saved.checkpoints() if step is None else [saved.checkpoint(step)]
-        total = sum(saved.num_bytes(one) or 0 for one in asked)
-        is_well = True
+        archive = RunArchive(run_dir)
+        selected = archive.checkpoints() if step is None else [archive.checkpoint(step)]
+        total = sum(archive.num_bytes(checkpoint) or 0 for checkpoint in selected)
+        is_intact = True
         with _progress(total, "reading") as on_read:
-            for one in reversed(asked):
-                found = saved.verify(one, on_read)
-                is_well &= found.verdict in (Integrity.WHOLE, Integrity.REPLACED)
-                print(f"{one.saved.folder}  {found}")
+            for checkpoint in reversed(selected):
+                report = archive.verify(checkpoint, on_read)
+                is_intact &= report.verdict in (Integrity.WHOLE, Integrity.REPLACED)
+                print(f"{checkpoint.saved.folder}  {report}")
         if step is None:
-            for name in saved.strangers():
-                print(f"{name}  {STRANGER}")
-            if not asked:
+            for name in archive.unknown_names():
+                print(f"{name}  {NOT_A_CHECKPOINT}")
+            if not selected:
                 print(f"{run_dir} has no checkpoint yet.")
-        if not is_well:
+        if not is_intact:
             raise typer.Exit(1)
 
     run_server_command(run)
@@ -104,22 +109,27 @@ def verify(
 
 @app.command()
 def export(
-    step: Annotated[str, typer.Argument(metavar="STEP", help="Left out with --best.")],
+    step: Annotated[
+        str, typer.Argument(metavar="STEP", help="Step of the checkpoint; omit it with --best.")
+    ],
     folder: Annotated[
-        str | None, typer.Argument(metavar="FOLDER", help="A new one, or empty.")
+        str | None, typer.Argument(metavar="FOLDER", help="New or empty folder for the model.")
     ] = None,
-    best: Annotated[bool, typer.Option("--best", help="Of the highest mean reward.")] = False,
+    best: Annotated[
+        bool, typer.Option("--best", help="Export the checkpoint with the highest mean reward.")
+    ] = False,
     model: Annotated[
-        str | None, typer.Option(help="The model that was trained, where it lies elsewhere now.")
+        str | None,
+        typer.Option(help="Folder or hub name of the model that the run started from, if moved."),
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Default: float32, which loses nothing; not for verl."),
+        typer.Option(help="Type of the exported weights. Default: float32. Not for verl."),
     ] = None,
-    allow_hub: Annotated[bool, typer.Option(help="The model is a hub name.")] = False,
+    allow_hub: Annotated[bool, typer.Option(help="Load the model by its name on the hub.")] = False,
     run_dir: RunDir = RUN_DIR,
 ) -> None:
-    """Make a model folder of a checkpoint, adapters merged in. Also while a server runs."""
+    """Export a checkpoint as a model folder, adapters merged in. Also while a server runs."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import RunArchive
@@ -128,70 +138,73 @@ def export(
         to = Path(step if folder is None else folder)
         if best is not (folder is None) or not (best or step.isdecimal()):
             raise ConfigError("export takes STEP FOLDER, or --best FOLDER.")
-        saved = RunArchive(run_dir)
-        one = saved.best() if best else saved.checkpoint(int(step))
+        archive = RunArchive(run_dir)
+        checkpoint = archive.best() if best else archive.checkpoint(int(step))
         if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-            raise ConfigError(f"{to} is there, and is no empty folder: name another.")
-        trained = saved.trained_model(model, allow_hub)
+            raise ConfigError(f"{to} exists and is not an empty folder: choose another folder.")
+        trained = archive.trained_model(model, allow_hub)
         if dtype is not None and trained.trainer == "verl":
             raise ConfigError(
-                "--dtype is the embedded trainer's; verl's exports bfloat16 on GPUs: leave it out."
+                "--dtype is only for the embedded trainer: leave it out. The verl trainer exports "
+                "in bfloat16 on GPUs."
             )
-        _check(saved, one)
-        _export(saved, one, trained, to, dtype or "float32")
-        print(f"Step {one.step} is exported: start a server with --model {to}")
+        _verify(archive, checkpoint)
+        _export(archive, checkpoint, trained, to, dtype or "float32")
+        print(f"Step {checkpoint.step} is exported: start a server with --model {to}")
 
     run_server_command(run)
 
 
 @app.command()
 def restore(
-    step: Annotated[int, typer.Argument(help="Of the checkpoint to go on from.")],
+    step: Annotated[int, typer.Argument(help="Step of the checkpoint to continue from.")],
     run_dir: RunDir = RUN_DIR,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Let the next start go on from a checkpoint. What was trained since is given up for good."""
+    """Continue from a checkpoint at the next start. Discards all later training."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import CheckpointRestore
 
-        with contextlib.closing(CheckpointRestore(run_dir, step)) as way:
-            if way.is_none:
-                print(f"The run stands at step {step} already: nothing to restore.")
+        with contextlib.closing(CheckpointRestore(run_dir, step)) as restore:
+            if restore.is_unnecessary:
+                print(f"The run is at step {step} already: there is nothing to restore.")
                 return
-            _check(way.run, way.to)
-            print(_given_up(way))
-            if not (yes or _is_sure()):
-                print("Nothing is changed.")
+            _verify(restore.archive, restore.checkpoint)
+            print(_discarded(restore))
+            if not (yes or _is_confirmed()):
+                print("Nothing was changed.")
                 raise typer.Exit(1)
-            way.go()
-        print(f"The next start of a server with --run-dir {run_dir} goes on from step {step}.")
+            restore.apply()
+        print(f"The next server with --run-dir {run_dir} continues from step {step}.")
 
     run_server_command(run)
 
 
-def _rows(run: RunArchive) -> list[dict[str, Any]]:
+def _rows(archive: RunArchive) -> list[dict[str, Any]]:
+    """Return the rows of `list --json`, one for each checkpoint, oldest first."""
     from datetime import UTC, datetime
 
-    known = run.checkpoints()
-    best = run.best() if known else None
+    known = archive.checkpoints()
+    best = archive.best() if known else None
     return [
         {
-            "step": one.step,
-            "version": one.saved.version,
-            "folder": str(run.folder(one)),
-            "saved_at": datetime.fromtimestamp(one.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "bytes": run.num_bytes(one),
-            "reward_mean": one.saved.reward_mean,
-            "is_best": best is not None and one.step == best.step,
-            "is_newest": one is known[0],
-            "is_published": one.is_published,
+            "step": checkpoint.step,
+            "version": checkpoint.saved.version,
+            "folder": str(archive.folder(checkpoint)),
+            "saved_at": datetime.fromtimestamp(checkpoint.at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "bytes": archive.num_bytes(checkpoint),
+            "reward_mean": checkpoint.saved.reward_mean,
+            "is_best": best is not None and checkpoint.step == best.step,
+            "is_newest": checkpoint is known[0],
+            "is_published": checkpoint.is_published,
         }
-        for one in reversed(known)
+        for checkpoint in reversed(known)
     ]
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Return the table of `list` from the rows of `list --json`."""
     from rich.filesize import decimal
     from rich.table import Table
 
@@ -217,22 +230,28 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _check(run: RunArchive, one: CheckpointInfo) -> None:
-    """Raises ConfigError for a checkpoint that is not what was written."""
+def _verify(archive: RunArchive, checkpoint: CheckpointInfo) -> None:
+    """Raise ConfigError if the files of a checkpoint are not those that were written."""
     from fakevllm_server.cli.run_archive import Integrity
     from fakevllm_server.config.model import ConfigError
 
-    with _progress(run.num_bytes(one) or 0, "verifying") as on_read:
-        found = run.verify(one, on_read)
-    if found.verdict is not Integrity.WHOLE:
+    with _progress(archive.num_bytes(checkpoint) or 0, "verifying") as on_read:
+        report = archive.verify(checkpoint, on_read)
+    if report.verdict is not Integrity.WHOLE:
         raise ConfigError(
-            f"{run.folder(one)} is {found}: take another step; "
-            "`fakevllm-server checkpoints verify` tells which are whole."
+            f"{archive.folder(checkpoint)} is {report}: choose another step. "
+            "`fakevllm-server checkpoints verify` shows which checkpoints are whole."
         )
 
 
-def _export(run: RunArchive, one: CheckpointInfo, of: TrainedModel, to: Path, dtype: str) -> None:
-    """Raises ConfigError."""
+def _export(
+    archive: RunArchive, checkpoint: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
+) -> None:
+    """Export a checkpoint to the folder `to`.
+
+    Raises ConfigError if the folder cannot be written. If the trainer fails, the error is printed
+    and typer.Exit is raised.
+    """
     import asyncio
 
     from rich.console import Console
@@ -242,52 +261,61 @@ def _export(run: RunArchive, one: CheckpointInfo, of: TrainedModel, to: Path, dt
     from fakevllm_server.types.backend import BackendError, BackendRefused
 
     try:
-        with Console(stderr=True).status(f"exporting step {one.step} of {run.run_dir}"):
-            asyncio.run(export(run, one, of, to.resolve(), dtype))
+        with Console(stderr=True).status(f"exporting step {checkpoint.step} of {archive.run_dir}"):
+            asyncio.run(export(archive, checkpoint, trained, to.resolve(), dtype))
     except OSError as error:
-        raise ConfigError(f"{to} cannot be written ({error}): name another folder.") from None
+        raise ConfigError(f"{to} cannot be written ({error}): choose another folder.") from None
     except BackendError as error:
         is_refused = isinstance(error, BackendRefused)
-        log_file = "" if is_refused else f" ({run.run_dir / 'export.log'} is the log)"
-        told = [f"step {one.step} cannot be exported: {error}{log_file}"]
-        if of.trainer == "verl":
-            told.append(MERGER.format(checkpoint=run.folder(one), to=to, model=of.model))
-        print("\n".join(f"fakevllm-server: {line}" for line in told), file=sys.stderr)
+        log_hint = "" if is_refused else f"; see {archive.run_dir / 'export.log'}"
+        lines = [f"Step {checkpoint.step} cannot be exported: {error}{log_hint}"]
+        if trained.trainer == "verl":
+            folder = archive.folder(checkpoint)
+            lines.append(MERGER_HINT.format(checkpoint=folder, to=to, model=trained.model))
+        print("\n".join(f"fakevllm-server: {line}" for line in lines), file=sys.stderr)
         raise typer.Exit(2 if is_refused else 1) from None
 
 
-def _given_up(way: CheckpointRestore) -> str:
-    step, groups = way.to.step, len(way.lost)
-    lines = [f"To go on from step {step}, this is given up for good:"]
-    if way.last_step > step:
-        lines.append(f"  what was trained after it, up to step {way.last_step}")
-    if groups:
-        lines.append(f"  {groups} group{'s'[: groups > 1]}, told as lost and never trained again")
-    if way.newer:
-        newer = ", ".join(str(one.step) for one in reversed(way.newer))
-        lines.append(f"  the checkpoint{'s'[: len(way.newer) > 1]} of step {newer}")
+def _discarded(restore: CheckpointRestore) -> str:
+    """Return a text that lists everything that a restore discards."""
+    step, num_groups = restore.checkpoint.step, len(restore.lost)
+    lines = [f"To continue from step {step}, the following is discarded for good:"]
+    if restore.last_step > step:
+        lines.append(f"  all training after step {step}, up to step {restore.last_step}")
+    if num_groups:
+        plural = "s"[: num_groups > 1]
+        lines.append(f"  {num_groups} group{plural}, marked as lost and never trained again")
+    if restore.newer:
+        newer = ", ".join(str(checkpoint.step) for checkpoint in reversed(restore.newer))
+        lines.append(f"  the checkpoint{'s'[: len(restore.newer) > 1]} of step {newer}")
     return "\n".join(lines)
 
 
-def _is_sure() -> bool:
+def _is_confirmed() -> bool:
+    """Ask the user for confirmation. Raises ConfigError if stdin has no answer."""
     from fakevllm_server.config.model import ConfigError
 
     try:
-        return typer.confirm("Go on?")
+        return typer.confirm("Continue?")
     except typer.Abort:
         print()
-        raise ConfigError("Nobody answered, and nothing is changed: give --yes.") from None
+        raise ConfigError(
+            "The question was not answered and nothing was changed: give --yes."
+        ) from None
 
 
 @contextlib.contextmanager
-def _progress(total: int, what: str) -> Generator[OnRead]:
-    """A bar on the terminal, where reading that much takes its time."""
+def _progress(total: int, label: str) -> Generator[OnRead]:
+    """Show a progress bar on a terminal if there are many bytes to read.
+
+    `total` is the number of bytes. Call the yielded function with each number of bytes read.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (what, BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    is_idle = total < LARGE_BYTES or not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=is_idle) as progress:
-        task = progress.add_task(what, total=total)
+    columns = (label, BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    is_hidden = total < LARGE_BYTES or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as progress:
+        task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)

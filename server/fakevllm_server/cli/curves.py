@@ -1,4 +1,4 @@
-"""`fakevllm-server curves`: a run's curves for TensorBoard, made of its journal."""
+"""`fakevllm-server curves`: write a run's TensorBoard curves from its journal."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from fakevllm_server.cli.exits import run_server_command
 
 
 def curves(
-    run_dir: Annotated[Path, typer.Option(help="The server's.")] = Path("runs/default"),
+    run_dir: Annotated[Path, typer.Option(help="Run directory of the server.")] = Path(
+        "runs/default"
+    ),
 ) -> None:
-    """Write a run's curves for TensorBoard anew, all of them. Not while its server runs, which
-    writes them itself."""
+    """Write all TensorBoard curves of a run again. Its server must be stopped.
+
+    A running server writes the curves itself.
+    """
 
     def run() -> None:
         import time
@@ -23,16 +27,16 @@ def curves(
         from fakevllm_server.curves.follower import FOLDER, Curves
         from fakevllm_server.run.folder import RunFolder
 
-        RunArchive(run_dir)  # that there is one
+        RunArchive(run_dir)  # raises ConfigError if the folder has no run
         lock = RunFolder(run_dir)
         try:
-            made = Curves(run_dir)
-            made.clear()
-            num = made.catch_up(time.time(), is_last=True)
-            made.close()
+            run_curves = Curves(run_dir)
+            run_curves.clear()
+            num_points = run_curves.catch_up(time.time(), is_last=True)
+            run_curves.close()
         finally:
             lock.close()
         folder = run_dir / FOLDER
-        print(f"{num} points written: tensorboard --logdir {folder}")
+        print(f"{num_points} points written; show them with `tensorboard --logdir {folder}`")
 
     run_server_command(run)

@@ -1,4 +1,7 @@
-"""`fakevllm-server`: the command line. Nothing heavy is imported before a command runs."""
+"""The command line of `fakevllm-server`.
+
+Slow imports are inside the commands' functions, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # drawing the help with rich doubles the time it takes
+    rich_markup_mode=None,  # with rich, `--help` takes twice as long
 )
 app.add_typer(checkpoints.app)
 app.command()(curves.curves)
 
 
-NOT_IN_A_FILE = ("config", "until_stdin_closes", "listen_fd")
+NOT_IN_CONFIG_FILE = ("config", "until_stdin_closes", "listen_fd")
+"""Parameters of `start` that a configuration file cannot set."""
 
 
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         from importlib.metadata import version
 
         print(f"fakevllm-server {version('fakevllm')}")
@@ -36,22 +40,29 @@ def _tell_version(is_asked: bool) -> None:
 def about(
     version: Annotated[
         bool,
-        typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version."),
+        typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version."),
     ] = False,
 ) -> None:
     """The swarm server: owns the engine, captures every call, trains the model."""
 
 
-def _take_file(context: typer.Context, file: Path | None) -> Path | None:
-    """Its values become the defaults of the other flags, so that the command line wins."""
+def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
+    """Use the values in a configuration file as the defaults of the flags of `start`.
+
+    Flags on the command line override defaults.
+    """
     if file is None:
         return None
-    from fakevllm_server.config.file import flag_types, read
+    from fakevllm_server.config.config_file import flag_types, read_config_file
 
-    flags = {name: kind for name, kind in flag_types(start).items() if name not in NOT_IN_A_FILE}
+    flags = {
+        name: flag_type
+        for name, flag_type in flag_types(start).items()
+        if name not in NOT_IN_CONFIG_FILE
+    }
 
     def load() -> None:
-        context.default_map = read(file, flags)
+        context.default_map = read_config_file(file, flags)
 
     run_server_command(load)
     return file
@@ -62,60 +73,73 @@ def start(
     config: Annotated[
         Path | None,
         typer.Option(
-            callback=_take_file, is_eager=True, help="YAML with these flags; those given here win."
+            callback=_load_config_file,
+            is_eager=True,
+            help="YAML file with these flags; the command line overrides the file.",
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(help="A pair of engines: embedded | vllm | verl | fake.")
+        str, typer.Option(help="Rollout engine and trainer: embedded | vllm | verl | fake.")
     ] = "embedded",
     rollout: Annotated[
-        str | None, typer.Option(help="Samples, instead of the pair's: embedded | vllm | fake.")
+        str | None,
+        typer.Option(help="Rollout engine, if not the backend's: embedded | vllm | fake."),
     ] = None,
     trainer: Annotated[
-        str | None, typer.Option(help="Trains, instead of the pair's: embedded | verl | fake.")
+        str | None, typer.Option(help="Trainer, if not the backend's: embedded | verl | fake.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model folder, or `demo`; wins over the job's.")
+        str | None, typer.Option(help="Model folder, or `demo`; overrides the job's model.")
     ] = None,
     run_dir: Annotated[
-        Path, typer.Option(help="Checkpoints, logs and the engine's socket.")
+        Path, typer.Option(help="Folder for checkpoints, logs and the engine's socket.")
     ] = Path("runs/default"),
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 10086,
     served_model_name: Annotated[
-        str | None, typer.Option(help="Default: the folder's name.")
+        str | None,
+        typer.Option(help="Name of the model for apps. Default: the model folder's name."),
     ] = None,
-    key_file: Annotated[Path | None, typer.Option(help="One API key a line.")] = None,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Further names in `Host`.")] = None,
-    allow_hub: Annotated[bool, typer.Option(help="Let --model be a hub name.")] = False,
+    key_file: Annotated[Path | None, typer.Option(help="File with one API key per line.")] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option(help="Additional name allowed in the `Host` header.")
+    ] = None,
+    allow_hub: Annotated[
+        bool, typer.Option(help="Allow --model to be a name on the Hugging Face hub.")
+    ] = False,
     allow_train_code: Annotated[
-        bool, typer.Option(help="Keep what clients send as training code; it is never run.")
+        bool, typer.Option(help="Keep training code that clients upload; it is never run.")
     ] = False,
     keep_latest_call: Annotated[
         bool,
         typer.Option(help="Keep the latest call for /replay_latest_llm_call (debugging)."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the engine.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the engine.")] = 0,
     engine_arg: Annotated[
-        list[str] | None, typer.Option(help="Passed to the rollout engine as is.")
+        list[str] | None, typer.Option(help="Additional argument for the rollout engine.")
     ] = None,
     trainer_arg: Annotated[
-        list[str] | None, typer.Option(help="Passed to a trainer with a process of its own.")
+        list[str] | None,
+        typer.Option(help="Additional argument for a trainer with a process of its own."),
     ] = None,
     rollout_url: Annotated[
-        str | None, typer.Option(help="A vLLM that runs already; none is started.")
+        str | None, typer.Option(help="URL of a running vLLM to use instead of starting one.")
     ] = None,
-    rollout_key_file: Annotated[Path | None, typer.Option(help="Its API key, in a file.")] = None,
+    rollout_key_file: Annotated[
+        Path | None, typer.Option(help="File with the API key for --rollout-url.")
+    ] = None,
     weights_dir: Annotated[
-        Path | None, typer.Option(help="Folder shared with that vLLM; default: in memory.")
+        Path | None,
+        typer.Option(help="Folder for weights, shared with the vLLM. Default: in memory."),
     ] = None,
     log_format: Annotated[
-        Literal["human", "json"], typer.Option(help="Lines for people, or one JSON object a line.")
+        Literal["human", "json"],
+        typer.Option(help="Log lines for people, or one JSON object per line."),
     ] = "human",
     until_stdin_closes: Annotated[bool, typer.Option(hidden=True)] = False,
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Start the server. A client's job starts the engine."""
+    """Start the server. The engine starts when a client sends a job."""
     from fakevllm_server.config.model import ServerConfig, read_key, read_keys
     from fakevllm_server.web.http_server import serve
 
@@ -153,7 +177,7 @@ def start(
 
 
 def _parts(arguments: list[str] | None) -> list[str]:
-    """`--flag=value` as two; a value of its own stays whole."""
+    """Split each `--flag=value` into a flag and a value. Other arguments are not split."""
     return [
         part
         for argument in arguments or ()

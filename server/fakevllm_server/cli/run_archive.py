@@ -1,6 +1,6 @@
-"""The checkpoints of one run, for whoever looks at them, goes back to one or takes one away.
+"""Reads, exports and restores the checkpoints of a run, without the server.
 
-Looking needs no lock and changes nothing: it may be done beside the server that writes.
+Reading takes no lock and changes nothing. It is safe while a server uses the run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,18 @@ from fakevllm_server.types.engine_spec import EngineSpec
 P = ParamSpec("P")
 T = TypeVar("T")
 OnRead = Callable[[int], object]
-"""Hears of each number of bytes that was read."""
+"""Function that is called with the size of each chunk that was read, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
+    """A checkpoint that is recorded in the journal."""
+
     saved: SavedCheckpoint
     at: float
-    """Unix seconds."""
+    """Time at which the checkpoint was saved, in Unix seconds."""
     is_published: bool
-    """Whether its weights have been served."""
+    """Whether the weights of the checkpoint were served."""
 
     @property
     def step(self) -> int:
@@ -49,17 +51,22 @@ class CheckpointInfo:
 
 
 class Integrity(StrEnum):
+    """Whether the files of a checkpoint are those that were written."""
+
     WHOLE = "whole"
     DAMAGED = "damaged"
     MISSING = "missing"
     REPLACED = "replaced"
-    """By a server that keeps newer ones, while it was read."""
+    """While the checkpoint was read, a running server deleted it because it has newer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntegrityReport:
+    """The result of verifying a checkpoint."""
+
     verdict: Integrity
     detail: str = ""
+    """How the checkpoint is damaged; empty if it is not damaged."""
 
     def __str__(self) -> str:
         return f"{self.verdict} ({self.detail})" if self.detail else self.verdict
@@ -67,99 +74,120 @@ class IntegrityReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """Whose checkpoints they are."""
+    """The model that a run trains, before any training."""
 
     trainer: str
+    """Name of the trainer."""
     model: str
-    """A folder, or a name for the hub."""
+    """Model folder or hub name."""
     allow_hub: bool = False
 
 
 class RunArchive:
+    """Read access to the checkpoints of a run."""
+
     def __init__(self, run_dir: Path) -> None:
-        """Raises ConfigError where there is no run."""
+        """Raises ConfigError if the folder has no run."""
         self.run_dir = run_dir
         self._journal = run_dir / "journal.sqlite"
         if not self._journal.is_file():
-            raise ConfigError(f"{run_dir} holds no run: name a server's with --run-dir.")
+            raise ConfigError(
+                f"{run_dir} has no run: set --run-dir to the run directory of a server."
+            )
 
     def checkpoints(self) -> list[CheckpointInfo]:
-        """Newest first."""
-        return self._read(_kept)
+        """Return all checkpoints, newest first."""
+        return self._read(_read_checkpoints)
 
     def checkpoint(self, step: int) -> CheckpointInfo:
-        """Raises ConfigError where there is none of this step."""
+        """Return the checkpoint of a step. Raises ConfigError if it does not exist."""
         known = self.checkpoints()
-        for one in known:
-            if one.step == step:
-                return one
-        steps = ", ".join(str(one.step) for one in reversed(known))
-        there = f"there are those of steps {steps}" if known else "there is none yet"
-        raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {there}.")
+        for checkpoint in known:
+            if checkpoint.step == step:
+                return checkpoint
+        steps = ", ".join(str(checkpoint.step) for checkpoint in reversed(known))
+        hint = f"it has those of steps {steps}" if known else "it has no checkpoint yet"
+        raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {hint}.")
 
     def best(self) -> CheckpointInfo:
-        """Raises ConfigError where there is none."""
+        """Return the checkpoint with the highest mean reward.
+
+        Raises ConfigError if there is no checkpoint.
+        """
         known = self.checkpoints()
-        found = best_checkpoint([one.saved for one in known])
-        if found is None:
+        best = best_checkpoint([checkpoint.saved for checkpoint in known])
+        if best is None:
             raise ConfigError(f"{self.run_dir} has no checkpoint yet.")
-        return next(one for one in known if one.saved is found)
+        return next(checkpoint for checkpoint in known if checkpoint.saved is best)
 
     def last_step(self) -> int:
-        """Where the run stands, saved or not."""
+        """Return the last step that was trained. It may be later than the newest checkpoint."""
         return self._read(reads.log_position).last_step
 
-    def folder(self, one: CheckpointInfo) -> Path:
-        return self.run_dir / "checkpoints" / one.saved.folder
+    def folder(self, checkpoint: CheckpointInfo) -> Path:
+        """Return the folder of a checkpoint."""
+        return self.run_dir / "checkpoints" / checkpoint.saved.folder
 
-    def num_bytes(self, one: CheckpointInfo) -> int | None:
-        """None where it is missing."""
-        folder = self.folder(one)
+    def num_bytes(self, checkpoint: CheckpointInfo) -> int | None:
+        """Return the size of a checkpoint's files, or None if its folder is missing."""
+        folder = self.folder(checkpoint)
         if not folder.is_dir():
             return None
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
-    def strangers(self) -> list[str]:
-        """Names beside the checkpoints that are none. A server that runs has such for a moment."""
+    def unknown_names(self) -> list[str]:
+        """Return the names in the folder `checkpoints` that are not in the journal.
+
+        While a running server writes or deletes a checkpoint, there is such a name for a moment.
+        """
         folder = self.run_dir / "checkpoints"
-        found = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        known = {one.saved.folder for one in self.checkpoints()}
-        return [name for name in found if name not in known]
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        known = {checkpoint.saved.folder for checkpoint in self.checkpoints()}
+        return [name for name in names if name not in known]
 
-    def verify(self, one: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
-        finding = self._look(one, on_read)
-        if finding.verdict is not Integrity.WHOLE and one not in self.checkpoints():
+    def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
+        """Read a checkpoint's files and compare them with those that were written."""
+        report = self._verify_files(checkpoint, on_read)
+        if report.verdict is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)
-        return finding
+        return report
 
-    def trained_model(self, given: str | None, allow_hub: bool) -> TrainedModel:
-        """`given` is for a model that lies elsewhere than when the run was begun. Raises
-        ConfigError."""
+    def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
+        """Return the model that the run trains.
+
+        `moved_to` is the model's folder or hub name if it is no longer the one that the run was
+        started with. Raises ConfigError if the model does not exist or is another model.
+        """
         try:
             known = json.loads((self.run_dir / "model.json").read_bytes())
         except FileNotFoundError:
-            raise ConfigError(f"{self.run_dir} does not say which model it trains.") from None
-        if known["backend"] == "fake":
-            raise ConfigError(f"{self.run_dir} is the fake engine's: there is no model to export.")
-        if given is None and not (allow_hub or Path(known["model"]).is_dir()):
             raise ConfigError(
-                f"The model of this run, {known['model']}, is not there any more: "
-                "name its folder with --model."
+                f"{self.run_dir} has no model.json, so its model is not known: start the server "
+                "once with the run's model."
+            ) from None
+        if known["backend"] == "fake":
+            raise ConfigError(
+                f"{self.run_dir} is a run of the fake engine: there is no model to export."
             )
-        model = find_model(given or known["model"], allow_hub)
+        if moved_to is None and not (allow_hub or Path(known["model"]).is_dir()):
+            raise ConfigError(
+                f"The model folder of this run, {known['model']}, does not exist any more: set "
+                "--model to its new path."
+            )
+        model = find_model(moved_to or known["model"], allow_hub)
         if fingerprint(model) != known["fingerprint"]:
             raise ConfigError(
-                f"{model} is not the model that this run trains ({known['model']} when it was "
-                "begun): name that one with --model."
+                f"{model} is not the model that this run trains. The run was started with "
+                f"{known['model']}: set --model to that model."
             )
         return TrainedModel(known["backend"], model, allow_hub)
 
-    def _look(self, one: CheckpointInfo, on_read: OnRead) -> IntegrityReport:
-        folder = self.folder(one)
+    def _verify_files(self, checkpoint: CheckpointInfo, on_read: OnRead) -> IntegrityReport:
+        folder = self.folder(checkpoint)
         if not folder.is_dir():
             return IntegrityReport(Integrity.MISSING)
         try:
-            if digest(folder, on_read) == one.saved.digest:
+            if digest(folder, on_read) == checkpoint.saved.digest:
                 return IntegrityReport(Integrity.WHOLE)
         except OSError as error:
             return IntegrityReport(
@@ -174,13 +202,15 @@ class RunArchive:
 
 
 class CheckpointRestore:
-    """From where a run stands to one of its checkpoints. Holds the run's directory until closed, so
-    that no server starts meanwhile."""
+    """A planned return of a run to one of its checkpoints.
+
+    It locks the run directory until it is closed, so that no server can start meanwhile.
+    """
 
     def __init__(self, run_dir: Path, step: int) -> None:
-        """Raises ConfigError where there is no such checkpoint, or a server runs."""
-        self.run = RunArchive(run_dir)
-        self.to = self.run.checkpoint(step)
+        """Raises ConfigError if the checkpoint does not exist or a server uses the run."""
+        self.archive = RunArchive(run_dir)
+        self.checkpoint = self.archive.checkpoint(step)
         try:
             self._lock = RunFolder(run_dir)
         except RunInUse:
@@ -193,28 +223,37 @@ class CheckpointRestore:
             self._lock.close()
             raise
         self._folders = CheckpointFolders(run_dir / "checkpoints")
-        self.newer = [one for one in self.run.checkpoints() if one.step > step]
-        """Checkpoints that are given up."""
-        self.last_step = self.run.last_step()
+        self.newer = [
+            checkpoint for checkpoint in self.archive.checkpoints() if checkpoint.step > step
+        ]
+        """Checkpoints that are deleted."""
+        self.last_step = self.archive.last_step()
+        """The last step that was trained."""
         self.lost = self._journal.read(reads.groups_trained_after, step)
-        """Groups that are given up."""
+        """Ids of the groups that are discarded."""
 
     @property
-    def is_none(self) -> bool:
-        """Whether the next start goes on from there anyway."""
-        return not (self.newer or self.lost or self.last_step > self.to.step)
+    def is_unnecessary(self) -> bool:
+        """Whether the next start continues from the checkpoint without a restore."""
+        return not (self.newer or self.lost or self.last_step > self.checkpoint.step)
 
-    def go(self) -> None:
-        """In the journal first: a folder that a crash leaves is swept away at the next start.
-        Raises ConfigError."""
+    def apply(self) -> None:
+        """Discard everything after the checkpoint.
+
+        The journal is written before the folders are deleted. If the process dies in between, the
+        next start deletes the remaining folders. Raises ConfigError if the journal cannot be
+        written.
+        """
         log = RunLog(self._journal)
-        log.record_abandoned(self.to.step, log.version + 1, "gone_back")
+        log.record_abandoned(self.checkpoint.step, log.version + 1, "gone_back")
         if not self._journal.drain():
             raise ConfigError(
                 f"The journal cannot be written ({self._journal.error or 'the disk is slow'}): "
-                "mend that, and restore again."
+                "fix the cause, then run the command again."
             )
-        self._folders.delete_except([one.folder for one in self._journal.read(reads.checkpoints)])
+        self._folders.delete_except(
+            [saved.folder for saved in self._journal.read(reads.checkpoints)]
+        )
 
     def close(self) -> None:
         self._journal.close()
@@ -222,44 +261,57 @@ class CheckpointRestore:
 
 
 async def export(
-    run: RunArchive, one: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
+    archive: RunArchive, checkpoint: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
 ) -> None:
-    """As the trainer itself exports, in a process like its own; `to` appears when it is whole.
-    Raises BackendError, OSError."""
+    """Export a checkpoint with a trainer process of its own to the folder `to`.
+
+    The folder appears under its name when it is complete. Raises BackendError if the trainer fails,
+    and OSError if the disk fails. After an error, `export.log` in the run directory has the
+    trainer's log.
+    """
     to.parent.mkdir(parents=True, exist_ok=True)
-    with _scratch(to.parent, f".{to.name}-") as aside, _scratch(None, "fakevllm-") as scratch:
+    checkpoint_folder = archive.folder(checkpoint)
+    with (
+        _temporary_folder(to.parent, f".{to.name}-") as temporary,
+        _temporary_folder(None, "fakevllm-") as trainer_dir,
+    ):
         spec = EngineSpec(
             trained.trainer,
-            scratch,  # not the run's own folder: there a server may have its socket
+            trainer_dir,  # the run directory may have the socket of a running server's trainer
             trained.model,
             "export",
             allow_hub=trained.allow_hub,
-            extra_args=_arguments(trained.trainer, run.folder(one), dtype),
+            extra_args=_export_arguments(trained.trainer, checkpoint_folder, dtype),
             train_only=True,
         )
         trainer = ChildEngine(spec)
         try:
             await trainer.launch()
-            await trainer.restore(run.folder(one).resolve())
-            await trainer.export(aside / "model")
+            await trainer.restore(checkpoint_folder.resolve())
+            await trainer.export(temporary / "model")
         except BaseException:
             with contextlib.suppress(OSError):
-                shutil.copyfile(spec.log_file, run.run_dir / "export.log")
+                shutil.copyfile(spec.log_file, archive.run_dir / "export.log")
             raise
         finally:
             await trainer.close()
-        (aside / "model").rename(to)
+        (temporary / "model").rename(to)
 
 
-def _arguments(trainer: str, checkpoint: Path, dtype: str) -> list[str]:
-    """Of a trainer that only exports: beside one that trains, so not where that computes."""
+def _export_arguments(trainer: str, checkpoint: Path, dtype: str) -> list[str]:
+    """Return the arguments of a trainer that only exports.
+
+    The embedded trainer exports on the CPU, because a running server may use the GPU. The verl
+    trainer needs as many workers as wrote the checkpoint.
+    """
     if trainer != "verl":
         return ["--device=cpu", f"--dtype={dtype}"]
     workers = json.loads((checkpoint / "fsdp_config.json").read_bytes())["world_size"]
     return [f"--num-workers={workers}"]
 
 
-def _kept(db: Connection) -> list[CheckpointInfo]:
+def _read_checkpoints(db: Connection) -> list[CheckpointInfo]:
+    """Return the checkpoints in the journal, newest first."""
     query = (
         "SELECT step, folder, version, digest, reward_mean, at, EXISTS (SELECT 1 FROM "
         "publications p WHERE p.step = c.step AND p.version >= c.version) "
@@ -270,6 +322,7 @@ def _kept(db: Connection) -> list[CheckpointInfo]:
 
 
 @contextlib.contextmanager
-def _scratch(parent: Path | None, prefix: str) -> Generator[Path]:
+def _temporary_folder(parent: Path | None, prefix: str) -> Generator[Path]:
+    """Create a folder in `parent`, or in the system's temporary folder, and delete it later."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         yield Path(name).resolve()

@@ -1,4 +1,4 @@
-"""The server's settings, checked when made."""
+"""The settings of the server, which are checked when ServerConfig is created."""
 
 from __future__ import annotations
 
@@ -26,48 +26,61 @@ log = logging.getLogger("fakevllm.server.config")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
+    """Settings of one server. The constructor raises ConfigError for invalid combinations."""
+
     backend: str
-    """A pair of engines by name."""
+    """Name of a pair of engines: a rollout engine and a trainer."""
     run_dir: Path
     rollout: str | None = None
-    """Instead of the pair's."""
+    """Name of the rollout engine; None: the backend's."""
     trainer: str | None = None
-    """Instead of the pair's."""
+    """Name of the trainer; None: the backend's."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = DEFAULT_PORT
     model: str | None = None
-    """Model folder, or `demo` for the shipped one; wins over the job's."""
+    """Model folder, or `demo` for the shipped model. Overrides the job's model."""
     served_model_name: str | None = None
+    """Name of the model for apps; None: the name of the model folder."""
     key_file: Path | None = None
-    """API keys, one a line. Without it everybody on this machine is served."""
+    """File with one API key per line. Without a key file, every client on this machine is
+    served."""
     allowed_hosts: Sequence[str] = ()
+    """Additional names that the `Host` header of a request may have."""
     allow_hub: bool = False
+    """Whether a model may be loaded by name from the Hugging Face hub."""
     allow_train_code: bool = False
     """Whether the server keeps training code that clients upload. The code is never run."""
     keep_latest_call: bool = False
     """Whether the server keeps the latest call for `/replay_latest_llm_call`."""
     seed: int = 0
     engine_args: Sequence[str] = ()
-    """Passed to the rollout engine's process as they are."""
+    """Additional command-line arguments for the rollout engine."""
     trainer_args: Sequence[str] = ()
-    """Passed to the trainer's process, where it has one of its own."""
+    """Additional command-line arguments for a trainer with a process of its own."""
     rollout_url: str | None = None
-    """Of a vLLM that somebody else runs."""
+    """URL of a vLLM that the user runs. The server then starts no rollout engine."""
     rollout_key: str | None = field(default=None, repr=False)
+    """API key for the vLLM at `rollout_url`."""
     weights_dir: Path | None = None
-    """Through which trained weights reach the rollout engine; in memory where none is named."""
+    """Folder in which the trainer writes the weights for the rollout engine; None: a folder in
+    memory."""
     keys: KeyRing = field(default_factory=KeyRing)
+    """The API keys that may call the server."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= MAX_PORT:
             raise ConfigError(f"--port must be 0 to {MAX_PORT}, got {self.port}.")
-        _one_of("--backend", self.backend, PAIRS)
-        _one_of("--rollout", self.rollout or self.rollout_name, ROLLOUTS)
-        _one_of("--trainer", self.trainer or self.trainer_name, TRAINERS)
+        _check_name("--backend", self.backend, PAIRS)
+        _check_name("--rollout", self.rollout or self.rollout_name, ROLLOUTS)
+        _check_name("--trainer", self.trainer or self.trainer_name, TRAINERS)
         names = {self.rollout_name, self.trainer_name}
         if "fake" in names and len(names) > 1:
-            raise ConfigError("The fake engine has no tokens in common with any other: use both.")
-        self._refuse_idle_settings()
+            raise ConfigError(
+                "The fake engine's tokens are not those of other engines: use it as --rollout and "
+                "as --trainer, or not at all."
+            )
+        self._refuse_unused_settings()
         if self.rollout_url is not None:
             check_url("--rollout-url", self.rollout_url)
         elif self.rollout_name == "vllm":
@@ -75,7 +88,7 @@ class ServerConfig:
         if not is_loopback(self.host) and not self.keys:
             raise ConfigError(
                 f"--host {self.host} is reachable from outside: add --key-file FILE with one API "
-                "key a line, made with `fakevllm keys add NAME --key-file FILE`."
+                "key per line, created with `fakevllm keys add NAME --key-file FILE`."
             )
         if self.model is not None:
             find_model(self.model, self.allow_hub)
@@ -85,72 +98,89 @@ class ServerConfig:
             if flag in REFUSED:
                 raise ConfigError(f"--engine-arg=--{flag}: {REFUSED[flag]}.")
 
-    def _refuse_idle_settings(self) -> None:
-        """A setting that would do nothing is a mistake about what runs."""
+    def _refuse_unused_settings(self) -> None:
+        """Refuse settings without effect: the user expects other engines than those that run."""
         is_one_process = self.rollout_name == self.trainer_name
-        idle = {
-            "--rollout-url is for --rollout vllm": self.rollout_url and self.rollout_name != "vllm",
-            "--rollout-key-file is for --rollout-url": self.rollout_key and not self.rollout_url,
-            "--engine-arg is for an engine started here, not for --rollout-url": (
+        unused = {
+            "--rollout-url is for --rollout vllm: add this, or leave the URL out": (
+                self.rollout_url and self.rollout_name != "vllm"
+            ),
+            "--rollout-key-file is for --rollout-url: add the URL, or leave the key out": (
+                self.rollout_key and not self.rollout_url
+            ),
+            "--engine-arg is for an engine that this server starts, not for --rollout-url": (
                 self.engine_args and self.rollout_url
             ),
-            "--trainer-arg is for a trainer apart: give --engine-arg, for there is one process": (
-                self.trainer_args and is_one_process
-            ),
-            "--weights-dir is for a trainer apart, and there is one process": (
-                self.weights_dir and is_one_process
-            ),
+            "--trainer-arg is for a trainer in a process of its own; here one process samples and "
+            "trains: give --engine-arg": self.trainer_args and is_one_process,
+            "--weights-dir is for a trainer in a process of its own; here one process samples and "
+            "trains: leave it out": self.weights_dir and is_one_process,
         }
-        for told, is_idle in idle.items():
-            if is_idle:
-                raise ConfigError(f"{told}.")
+        for message, is_unused in unused.items():
+            if is_unused:
+                raise ConfigError(f"{message}.")
 
     def engine_args_for(self, job: TrainJob) -> Sequence[str]:
-        """Raises ConfigError for a job in lockstep where these engines do not keep to it."""
+        """Return the rollout engine's additional arguments for a job.
+
+        Raises ConfigError for a job with `lockstep` if these engines do not support it.
+        """
         if not job.lockstep:
             return self.engine_args
         if {self.rollout_name, self.trainer_name} != {"embedded"}:
             raise ConfigError(
-                "lockstep is for the embedded engine, which decodes every answer alone: start the "
-                "server with --backend embedded, or take job.lockstep out."
+                "job.lockstep needs the embedded engine, which can decode each answer alone: start "
+                "the server with --backend embedded, or remove job.lockstep."
             )
         return [*self.engine_args, "--lockstep"]
 
     def trainer_args_for(self, job: TrainJob) -> Sequence[str]:
-        """The verl trainer keeps what it was given at its start, or could not find it again."""
-        keeps = job.needs_reference and self.trainer_name == "verl"
-        return [*self.trainer_args, "--keep-reference"] if keeps else self.trainer_args
+        """Return the trainer's additional arguments for a job.
+
+        The verl trainer must copy the initial weights at its start if the job needs a reference
+        policy. Later it does not have them any more.
+        """
+        keeps_reference = job.needs_reference and self.trainer_name == "verl"
+        return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
 
     @property
     def rollout_name(self) -> str:
+        """Name of the rollout engine that runs."""
         return self.rollout or PAIRS[self.backend][0]
 
     @property
     def trainer_name(self) -> str:
+        """Name of the trainer that runs."""
         return self.trainer or PAIRS[self.backend][1]
 
-    def model_for(self, named: str | None) -> str | None:
-        """`named` by the job, which counts where no flag does. The fake engine has no weights: a
-        job may name any model there."""
-        return self.model or (None if self.trainer_name == "fake" else named)
+    def model_for(self, job_model: str | None) -> str | None:
+        """Return the model to load for a job that names `job_model`.
+
+        The flag `--model` overrides the job. The fake engine ignores the job's model, because it
+        has no weights.
+        """
+        return self.model or (None if self.trainer_name == "fake" else job_model)
 
     def served_name_of(self, model: str | None) -> str:
+        """Return the name under which apps address a model."""
         return self.served_model_name or (
             Path(model).resolve().name if model else self.rollout_name
         )
 
     @property
     def hosts(self) -> frozenset[str]:
+        """The names that the `Host` header of a request may have."""
         return LOOPBACK | {self.host} | set(self.allowed_hosts)
 
 
-def _one_of(flag: str, name: str, known: Collection[str]) -> None:
+def _check_name(flag: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {name!r}.")
 
 
 def check_url(flag: str, url: str) -> None:
-    """Raises ConfigError for anything but http://HOST:PORT, with or without /v1."""
+    """Raise ConfigError unless `url` is http://HOST:PORT or https://HOST:PORT, optionally with
+    /v1."""
     try:
         parts = urlsplit(url)
         is_good = (
@@ -164,11 +194,15 @@ def check_url(flag: str, url: str) -> None:
     except ValueError:
         is_good = False
     if not is_good:
-        raise ConfigError(f"{flag} must read http://HOST:PORT, without user, path or query.")
+        raise ConfigError(f"{flag} must be http://HOST:PORT, without user, path or query.")
 
 
 def find_model(model: str, allow_hub: bool) -> str:
-    """What the engine is to load. Raises ConfigError for what cannot be a model."""
+    """Return the folder or hub name from which the engine loads a model.
+
+    `model` is `demo`, a folder or, with `allow_hub`, a hub name. Raises ConfigError if it is none
+    of these, or if the folder has no model.
+    """
     if model == "demo":
         return str(DEMO_MODEL_DIR)
     if Path(model).is_dir():
@@ -178,34 +212,41 @@ def find_model(model: str, allow_hub: bool) -> str:
         return model
     raise ConfigError(
         f"The model folder {model!r} does not exist. "
-        "Give --model a local folder, or --allow-hub to load by name."
+        "Give --model a local folder, or add --allow-hub to load the model from the hub."
     )
 
 
 def _check_folder(model: Path) -> None:
-    """No engine's start has to be waited for to see that it cannot load this."""
+    """Raise ConfigError if a folder has no model.
+
+    Without this check, the user would see the error only after the engine's start.
+    """
     for pattern in ("config.json", "*.safetensors"):
         if not any(model.glob(pattern)):
             raise ConfigError(
-                f"{model} holds no {pattern}: give --model a folder in Hugging Face form."
+                f"{model} has no {pattern}: give --model a folder in Hugging Face format."
             )
 
 
 def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic) -> KeyRing:
-    """The keys that count now and, from the file's later changes, then. Raises ConfigError."""
+    """Return the keys in a key file. The key ring follows later changes of the file.
+
+    Raises ConfigError if the file cannot be read or has no valid key.
+    """
     if key_file is None:
         return KeyRing()
     ring = follow_key_file(key_file, log, clock)
     if ring.num_valid == 0:
         raise ConfigError(
-            f"The key file {key_file} holds no key that is good: "
-            f"make one with `fakevllm keys add NAME --key-file {key_file}`."
+            f"The key file {key_file} has no valid key: "
+            f"create one with `fakevllm keys add NAME --key-file {key_file}`."
         )
     return ring
 
 
 def read_key(key_file: Path | None) -> str | None:
-    """The one key in a file, to be sent and not to be compared with."""
+    """Return the only API key in a file, which the server sends to an engine; None for an empty
+    file."""
     if key_file is None:
         return None
     try:

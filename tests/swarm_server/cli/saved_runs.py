@@ -1,4 +1,4 @@
-"""Runs that a whole server made with the fake engine, and what the command says of them."""
+"""Runs of a real server with the fake engine, and calls of the command `checkpoints`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ GROUPS = ["a", "b", "c", "d", "e"]
 YES, NO = [ord("y"), 5], [ord("n"), 5]
 
 
-class Life:
-    """A server with a fake engine that trains one group a step."""
+class RunningServer:
+    """A server with a fake engine that trains one group per step."""
 
     def __init__(self, state: ServerState) -> None:
         self.state = state
@@ -51,45 +51,45 @@ class Life:
         return reply
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Until it holds, and groups are taken."""
+        """Wait until the condition holds and the engine collects groups."""
         async with asyncio.timeout(30):
             while not (condition() and self.state.engine.status is EngineStatus.ROLLING):
                 await self.state.engine.next_move()
 
 
 @asynccontextmanager
-async def life(run_dir: Path, job: TrainJob = JOB) -> AsyncGenerator[Life]:
+async def running_server(run_dir: Path, job: TrainJob = JOB) -> AsyncGenerator[RunningServer]:
     state = ServerState(ServerConfig("fake", run_dir))
     try:
         state.job = job
         async with state.engine_lock:
             await state.start_engine()
-        one = Life(state)
-        await one.until(lambda: True)
-        yield one
+        server = RunningServer(state)
+        await server.until(lambda: True)
+        yield server
     finally:
         await state.close()
 
 
-def ask(run_dir: Path, *arguments: str, answer: str | None = None) -> Result:
+def run_command(run_dir: Path, *arguments: str, answer: str | None = None) -> Result:
     command = ["checkpoints", *arguments, "--run-dir", str(run_dir)]
     return CliRunner(env={"COLUMNS": "100"}).invoke(app, command, input=answer)
 
 
-def listed(run_dir: Path) -> list[dict[str, object]]:
-    return json.loads(ask(run_dir, "list", "--json").stdout)
+def list_json(run_dir: Path) -> list[dict[str, object]]:
+    return json.loads(run_command(run_dir, "list", "--json").stdout)
 
 
-def saved(run_dir: Path, step: int) -> Path:
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f"step-{step:08d}"
 
 
 def theta(run_dir: Path, step: int) -> float:
-    return json.loads((saved(run_dir, step) / "theta.json").read_text())["theta"]
+    return json.loads((checkpoint_folder(run_dir, step) / "theta.json").read_text())["theta"]
 
 
 @contextmanager
-def opened(run_dir: Path) -> Generator[sqlite3.Connection]:
+def open_journal(run_dir: Path) -> Generator[sqlite3.Connection]:
     with closing(sqlite3.connect(run_dir / "journal.sqlite")) as db, db:
         yield db
 

@@ -1,5 +1,5 @@
-"""`fakevllm-server checkpoints`, over runs that a whole server made with the fake engine. What is
-exported of a real model: tests/swarm_server/backends/embedded/test_export_command.py."""
+"""`fakevllm-server checkpoints` with runs of a real server and the fake engine. For the export of
+a real model, see tests/swarm_server/backends/embedded/test_export_command.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from swarm_server.cli.saved_runs import GROUPS, ask, contents, life, listed, opened, saved
+from swarm_server.cli.saved_runs import (
+    GROUPS,
+    checkpoint_folder,
+    contents,
+    list_json,
+    open_journal,
+    run_command,
+    running_server,
+)
 
 from fakevllm_server.cli import checkpoints
 from fakevllm_server.cli.run_archive import Integrity, RunArchive
@@ -20,35 +28,35 @@ from fakevllm_server.training.checkpointing import best_checkpoint
 # --- list
 
 
-def test_the_list_says_what_is_saved_and_how_good_it_was(run_dir: Path) -> None:
+def test_the_list_has_each_checkpoint_with_its_mean_reward(run_dir: Path) -> None:
     assert [
         (row["step"], row["version"], row["reward_mean"], row["is_best"], row["is_newest"])
-        for row in listed(run_dir)
+        for row in list_json(run_dir)
     ] == [(2, 2, 0.75, True, False), (4, 4, 0.5, False, False), (5, 5, 0.5, False, True)]
-    assert all(row["is_published"] for row in listed(run_dir))
-    shown = ask(run_dir, "list").stdout
-    assert "stands at step 5" in shown
+    assert all(row["is_published"] for row in list_json(run_dir))
+    shown = run_command(run_dir, "list").stdout
+    assert "is at step 5" in shown
     assert "0.750" in shown and "best" in shown and "newest" in shown
 
 
-async def test_the_list_is_shown_while_a_server_runs(tmp_path: Path) -> None:
-    async with life(tmp_path) as one:
-        assert "has no checkpoint yet" in ask(tmp_path, "list").stdout
+async def test_the_list_works_while_a_server_runs(tmp_path: Path) -> None:
+    async with running_server(tmp_path) as server:
+        assert "has no checkpoint yet" in run_command(tmp_path, "list").stdout
         for name in GROUPS[:2]:
-            await one.train(name)
-        assert [row["step"] for row in await asyncio.to_thread(listed, tmp_path)] == [2]
+            await server.train(name)
+        assert [row["step"] for row in await asyncio.to_thread(list_json, tmp_path)] == [2]
 
 
-def test_weights_that_were_saved_and_never_served_are_told(run_dir: Path) -> None:
-    with opened(run_dir) as db:
+def test_a_checkpoint_that_was_never_served_is_not_published(run_dir: Path) -> None:
+    with open_journal(run_dir) as db:
         db.execute("DELETE FROM publications WHERE version = 5")
-    assert [row["is_published"] for row in listed(run_dir)] == [True, True, False]
+    assert [row["is_published"] for row in list_json(run_dir)] == [True, True, False]
 
 
-def test_looking_leaves_the_run_as_it_is(run_dir: Path) -> None:
+def test_list_and_verify_change_nothing(run_dir: Path) -> None:
     before = contents(run_dir)
     for command in ("list", "verify"):
-        assert ask(run_dir, command).exit_code == 0
+        assert run_command(run_dir, command).exit_code == 0
     assert contents(run_dir) == before
 
 
@@ -56,59 +64,59 @@ def test_looking_leaves_the_run_as_it_is(run_dir: Path) -> None:
     ("rewards", "expected"),
     [([-2.0, -1.0, None], 2), ([None, -1.0], 2), ([0.5, 0.5], 2), ([None, None], 2)],
 )
-def test_the_best_is_of_the_highest_reward_and_never_of_none(
+def test_the_best_checkpoint_has_the_highest_reward(
     rewards: list[float | None], expected: int
 ) -> None:
     known = [
         SavedCheckpoint(step, "", step, "", mean) for step, mean in enumerate(rewards, start=1)
     ]
-    found = best_checkpoint(known)
-    assert found is not None and found.step == expected
+    best = best_checkpoint(known)
+    assert best is not None and best.step == expected
 
 
 # --- verify
 
 
-def test_what_was_written_is_whole(run_dir: Path) -> None:
-    result = ask(run_dir, "verify")
+def test_undamaged_checkpoints_are_whole(run_dir: Path) -> None:
+    result = run_command(run_dir, "verify")
     assert result.exit_code == 0
     assert result.stdout.count("  whole\n") == 3
 
 
-def test_what_is_damaged_or_missing_is_named(run_dir: Path) -> None:
-    (saved(run_dir, 2) / "theta.json").write_text("{}")
-    shutil.rmtree(saved(run_dir, 4))
-    result = ask(run_dir, "verify")
+def test_damaged_and_missing_checkpoints_are_listed_with_exit_code_1(run_dir: Path) -> None:
+    (checkpoint_folder(run_dir, 2) / "theta.json").write_text("{}")
+    shutil.rmtree(checkpoint_folder(run_dir, 4))
+    result = run_command(run_dir, "verify")
     assert result.exit_code == 1
     assert result.stdout.splitlines() == [
         "step-00000002  damaged (its files are not those that were written)",
         "step-00000004  missing",
         "step-00000005  whole",
     ]
-    assert ask(run_dir, "verify", "5").exit_code == 0
-    assert ask(run_dir, "verify", "4").exit_code == 1
-    assert "missing" in ask(run_dir, "list").stdout
+    assert run_command(run_dir, "verify", "5").exit_code == 0
+    assert run_command(run_dir, "verify", "4").exit_code == 1
+    assert "missing" in run_command(run_dir, "list").stdout
 
 
-def test_a_folder_that_is_no_checkpoint_is_named_and_is_no_damage(run_dir: Path) -> None:
+def test_a_folder_that_is_not_a_checkpoint_is_listed_with_exit_code_0(run_dir: Path) -> None:
     for name in ("step-00000003", "step-00000006.tmp"):
         (run_dir / "checkpoints" / name).mkdir()
-    result = ask(run_dir, "verify")
+    result = run_command(run_dir, "verify")
     assert result.exit_code == 0
     for name in ("step-00000003", "step-00000006.tmp"):
-        assert f"{name}  {checkpoints.STRANGER}" in result.stdout
+        assert f"{name}  {checkpoints.NOT_A_CHECKPOINT}" in result.stdout
 
 
-def test_what_a_server_takes_away_meanwhile_is_no_damage(run_dir: Path) -> None:
+def test_a_checkpoint_that_a_server_deleted_meanwhile_is_not_damaged(run_dir: Path) -> None:
     run = RunArchive(run_dir)
     first = run.checkpoint(2)
-    with opened(run_dir) as db:
+    with open_journal(run_dir) as db:
         db.execute("DELETE FROM checkpoints WHERE step = 2")
-    shutil.rmtree(saved(run_dir, 2))
+    shutil.rmtree(checkpoint_folder(run_dir, 2))
     assert run.verify(first).verdict is Integrity.REPLACED
 
 
-def test_reading_tells_how_far_it_is(run_dir: Path) -> None:
+def test_verify_reports_the_bytes_read(run_dir: Path) -> None:
     run, read = RunArchive(run_dir), list[int]()
     run.verify(run.checkpoint(2), read.append)
     assert sum(read) == run.num_bytes(run.checkpoint(2))
@@ -118,41 +126,46 @@ def test_reading_tells_how_far_it_is(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
-        (("verify", "3"), "has no checkpoint of step 3: there are those of steps 2, 4, 5."),
+        (("verify", "3"), "has no checkpoint of step 3: it has those of steps 2, 4, 5."),
         (("restore", "3", "--yes"), "has no checkpoint of step 3"),
         (("export", "2"), "takes STEP FOLDER, or --best FOLDER"),
         (("export", "two", "out"), "takes STEP FOLDER, or --best FOLDER"),
         (("export", "2", "out", "--best"), "takes STEP FOLDER, or --best FOLDER"),
-        (("export", "2", "."), "is no empty folder: name another"),
-        (("export", "2", "{run_dir}/new"), "is the fake engine's: there is no model to export"),
+        (("export", "2", "."), "is not an empty folder: choose another folder"),
+        (
+            ("export", "2", "{run_dir}/new"),
+            "is a run of the fake engine: there is no model to export",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(
-    run_dir: Path, arguments: tuple[str, ...], told: str
+    run_dir: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    result = ask(run_dir, *[one.format(run_dir=run_dir) for one in arguments])
+    result = run_command(run_dir, *[argument.format(run_dir=run_dir) for argument in arguments])
     assert result.exit_code == 2
-    assert told in result.stderr and result.stderr.count("\n") == 1
+    assert message in result.stderr and result.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("command", [["list"], ["verify"], ["restore", "2"], ["export", "2", "x"]])
-def test_a_folder_without_a_run_is_told_and_left_alone(tmp_path: Path, command: list[str]) -> None:
-    result = ask(tmp_path / "nothing", *command)
+def test_a_folder_without_a_run_is_refused_and_not_changed(
+    tmp_path: Path, command: list[str]
+) -> None:
+    result = run_command(tmp_path / "nothing", *command)
     assert result.exit_code == 2
-    assert "holds no run: name a server's with --run-dir" in result.stderr
+    assert "has no run: set --run-dir to the run directory of a server" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_journal_that_is_none_is_one_line(run_dir: Path) -> None:
+def test_an_unreadable_journal_is_one_line_and_exit_code_2(run_dir: Path) -> None:
     (run_dir / "journal.sqlite").write_bytes(b"no database" * 1000)
-    result = ask(run_dir, "list")
+    result = run_command(run_dir, "list")
     assert result.exit_code == 2
     assert "cannot be read (file is not a database)" in result.stderr
 
 
-def test_the_help_loads_nothing_heavy() -> None:
+def test_the_help_imports_no_slow_packages() -> None:
     script = (
         "import sys; from typer.testing import CliRunner\n"
         "from fakevllm_server.cli.main import app\n"

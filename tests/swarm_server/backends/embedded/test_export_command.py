@@ -128,7 +128,7 @@ def test_an_export_needs_the_new_path_of_a_moved_model_and_refuses_another_model
 
     result = export(run_dir, 1, tmp_path / "model")
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-    assert "is not there any more: name its folder with --model" in result.stderr
+    assert "does not exist any more: set --model to its new path" in result.stderr
     result = export(run_dir, 1, tmp_path / "model", "--model", demo_folder)
     assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
     assert "is not the model that this run trains" in result.stderr
@@ -144,7 +144,7 @@ def test_a_checkpoint_that_the_trainer_refuses_leaves_no_folder_behind(
     result = export(run_dir, 1, tmp_path / "model")
 
     assert result.exit_code == 1
-    assert "step 1 cannot be exported: restore: BackendError: checkpoint" in result.stderr
+    assert "Step 1 cannot be exported: restore: BackendError: checkpoint" in result.stderr
     assert "is of another model than --model" in result.stderr
     assert (run_dir / "export.log").is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -1,4 +1,4 @@
-"""`start --config`: a file sets flags, the command line wins, a mistake is one line."""
+"""The file of `start --config`: it sets flags, and the command line overrides it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ CONFIGS = sorted((Path(__file__).parents[3] / "server/configs").iterdir())
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    """What would be served; nothing is."""
+    """The configurations of servers that would have been started. No server is started."""
     settings: list[ServerConfig] = []
 
-    def keep(config: ServerConfig, **_: object) -> None:
+    def record(config: ServerConfig, **_: object) -> None:
         settings.append(config)
 
-    monkeypatch.setattr("fakevllm_server.web.http_server.serve", keep)
+    monkeypatch.setattr("fakevllm_server.web.http_server.serve", record)
     return settings
 
 
@@ -43,9 +43,7 @@ def test_a_shipped_configuration_starts_a_server(file: Path, served: list[Server
     assert served[0].engine_args and all(part for part in served[0].engine_args)
 
 
-def test_a_file_may_choose_the_logs_format_of_those_there_are(
-    tmp_path: Path, served: list[ServerConfig]
-) -> None:
+def test_a_file_sets_a_valid_log_format(tmp_path: Path, served: list[ServerConfig]) -> None:
     assert started(written(tmp_path, "backend: fake\nlog-format: json\n")).exit_code == 0
     refused = started(written(tmp_path, "backend: fake\nlog-format: xml\n"))
     assert refused.exit_code == 2 and "human" in refused.output
@@ -67,7 +65,7 @@ def test_a_file_sets_flags_with_dashes_or_underscores(
     assert list(config.allowed_hosts) == ["a", "b"]
 
 
-def test_the_command_line_wins_over_the_file(tmp_path: Path, served: list[ServerConfig]) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path, served: list[ServerConfig]) -> None:
     file = written(tmp_path, "backend: fake\nport: 7\nseed: 3\nengine-arg: [--a]\n")
     arguments = ("--port", "8", "--engine-arg=--b=1", "--no-allow-hub")
     assert started(file, *arguments).exit_code == 0
@@ -86,7 +84,7 @@ def test_an_empty_file_leaves_the_defaults(tmp_path: Path, served: list[ServerCo
     [
         ("backnd: vllm\n", "Unknown key `backnd` in .*: write backend.$"),
         ("run-dirs: a\n", "Unknown key `run-dirs` in .*: write run-dir.$"),
-        ("folder: a\n", "Unknown key `folder` in .*known are backend, rollout"),
+        ("folder: a\n", "Unknown key `folder` in .*known keys are backend, rollout"),
         ("until-stdin-closes: true\n", "Unknown key `until-stdin-closes`"),
         ("config: other.yaml\n", "Unknown key `config`"),
         ("port: '7'\n", "`port` in .* must be a whole number, got '7'"),
@@ -96,9 +94,9 @@ def test_an_empty_file_leaves_the_defaults(tmp_path: Path, served: list[ServerCo
         ("allow-hub: maybe\n", "`allow-hub` in .* must be true or false, got 'maybe'"),
         ("engine-arg: --a=1\n", "`engine-arg` in .* must be a list of texts, got '--a=1'"),
         ("engine-arg: [--a, 1]\n", "`engine-arg` in .* must be a list of texts"),
-        ("run-dir: a\nrun_dir: b\n", "`run_dir` is twice in"),
-        ("port: [\n", r"is not YAML \(line 2\)"),
-        ("- port\n", "must hold one `flag: value` a line"),
+        ("run-dir: a\nrun_dir: b\n", "`run_dir` occurs twice in"),
+        ("port: [\n", r"is not valid YAML \(line 2\)"),
+        ("- port\n", "is not a YAML mapping: write one `flag: value` per line"),
         ("backend: nonesuch\n", "--backend must be one of"),
     ],
 )
@@ -112,7 +110,7 @@ def test_a_mistake_in_the_file_is_one_line_and_exit_code_2(
     assert re.search(message, result.output), result.output
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     result = started(tmp_path / "none.yaml")
     assert result.exit_code == 2
     assert "none.yaml cannot be read: No such file" in result.output
