@@ -1,4 +1,4 @@
-"""A server on the swarm's or the proxy's port that answers what a test wants."""
+"""A server that answers, in place of a swarm server or a proxy, with replies that a test sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ TIMEOUT_S = 10.0
 
 
 class ScriptedSwarm:
-    """Knows the routes a link follows; `answers` holds a test's own, by path."""
+    """A server with default replies for the routes that a link polls.
+
+    A test sets `answers` by path: a model or JSON value, a text (sent as HTML), a status, or a
+    response.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, Any] = {
@@ -31,7 +35,7 @@ class ScriptedSwarm:
         }
         self.calls: Counter[str] = Counter()
         self.bodies: dict[str, Any] = {}
-        """The latest, by path."""
+        """The latest request body by path."""
         self.headers: dict[str, str] = {}
         self.url = ""
 
@@ -72,8 +76,8 @@ class ScriptedSwarm:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Looks again and again. Raises AssertionError after a while."""
+    """Wait until the condition holds. Raises AssertionError after TIMEOUT_S seconds."""
     deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not become true"
         await asyncio.sleep(0.01)

@@ -27,7 +27,7 @@ def test_rows_become_tasks_with_the_whole_row_as_metadata(tmp_path: Path) -> Non
         ("[1]", "no text field 'question'"),
     ],
 )
-def test_a_bad_dataset_names_the_line_and_the_mend(
+def test_the_error_for_a_bad_dataset_names_the_line_and_the_fix(
     tmp_path: Path, content: str, message: str
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -36,6 +36,6 @@ def test_a_bad_dataset_names_the_line_and_the_mend(
         read_tasks(file, "question")
 
 
-def test_a_missing_dataset_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_missing_dataset_causes_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_tasks(tmp_path / "none.jsonl", "question")

@@ -1,3 +1,5 @@
+"""Admission rules: which requests are fanned out, and the reasons for serving only."""
+
 from pathlib import Path
 from typing import Any, get_args
 
@@ -21,23 +23,25 @@ from fakevllm.config.policy import PolicySection, SideRule
 from fakevllm.groups.traffic_gate import TrafficGate
 from fakevllm_adapters.protocol.reasons import OutageReason
 
-ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
 def facts(**changed: Any) -> RequestFacts:
-    known: dict[str, Any] = {"route": "chat", "model": "big", "headers": {}, "body": ASKED}
-    return RequestFacts(**known | changed)
+    defaults: dict[str, Any] = {"route": "chat", "model": "big", "headers": {}, "body": BODY}
+    return RequestFacts(**defaults | changed)
 
 
-def ruled(settings: dict[str, Any], subject: str = "s", paused: bool = False, **asked: Any) -> Any:
-    asking = AdmissionRules(PolicySection.model_validate(settings))
-    return asking.decide(facts(**asked), subject, is_paused=paused)
+def ruling_for(
+    settings: dict[str, Any], subject: str = "s", paused: bool = False, **changed: Any
+) -> Any:
+    rules = AdmissionRules(PolicySection.model_validate(settings))
+    return rules.decide(facts(**changed), subject, is_paused=paused)
 
 
 def test_an_ordinary_request_is_fanned_out() -> None:
-    assert why_only_served(ASKED, 4) is None
-    assert ruled({}) == Train()
+    assert why_only_served(BODY, 4) is None
+    assert ruling_for({}) == Train()
 
 
 @pytest.mark.parametrize(
@@ -46,20 +50,20 @@ def test_an_ordinary_request_is_fanned_out() -> None:
         ({}, "invalid_request"),
         ({"messages": []}, "invalid_request"),
         ({"messages": "hi"}, "invalid_request"),
-        (ASKED | {"temperature": 0}, "greedy_request"),
-        (ASKED | {"n": 2}, "several_choices_asked"),
-        (ASKED | {"use_beam_search": True}, "not_a_sample"),
-        (ASKED | {"max_tokens": 1}, "at_most_one_token"),
+        (BODY | {"temperature": 0}, "greedy_request"),
+        (BODY | {"n": 2}, "several_choices_asked"),
+        (BODY | {"use_beam_search": True}, "not_a_sample"),
+        (BODY | {"max_tokens": 1}, "at_most_one_token"),
     ],
 )
-def test_what_cannot_be_compared_is_only_served_and_says_why(
+def test_a_request_that_cannot_be_compared_is_only_served_with_a_reason(
     body: dict[str, Any], reason: str
 ) -> None:
     assert why_only_served(body, 4) == reason
 
 
-def test_one_sibling_has_nobody_to_be_compared_with() -> None:
-    assert why_only_served(ASKED, 1) == "one_sibling"
+def test_a_group_of_one_sibling_is_only_served() -> None:
+    assert why_only_served(BODY, 1) == "one_sibling"
 
 
 @pytest.mark.parametrize(
@@ -81,24 +85,24 @@ def test_one_sibling_has_nobody_to_be_compared_with() -> None:
         ({"first_message": "^h.$"}, {}, {"body": {"prompt": "oh hi"}}),
     ],
 )
-def test_a_rule_skips_what_it_names_and_nothing_else(
+def test_a_rule_skips_matching_requests_and_no_others(
     rule: dict[str, Any], hit: dict[str, Any], miss: dict[str, Any]
 ) -> None:
     settings = {"skip": [{"name": "mine", **rule}]}
-    assert ruled(settings, **hit) == ServeOnly(ServeOnlyReason.SKIP_RULE, "mine")
-    assert ruled(settings, **miss) == Train()
+    assert ruling_for(settings, **hit) == ServeOnly(ServeOnlyReason.SKIP_RULE, "mine")
+    assert ruling_for(settings, **miss) == Train()
 
 
-def test_all_that_one_rule_names_must_be_so_and_any_rule_is_enough() -> None:
+def test_all_conditions_of_a_rule_must_match_and_one_matching_rule_is_enough() -> None:
     both = {"skip": [{"route": "chat", "model": "small"}]}
-    assert ruled(both) == Train()
-    assert ruled(both, model="small", route="completions") == Train()
-    assert ruled(both, model="small") == ServeOnly(ServeOnlyReason.SKIP_RULE, "1")
+    assert ruling_for(both) == Train()
+    assert ruling_for(both, model="small", route="completions") == Train()
+    assert ruling_for(both, model="small") == ServeOnly(ServeOnlyReason.SKIP_RULE, "1")
     several = {"skip": [{"model": "small"}, {"route": "chat"}]}
-    assert ruled(several) == ServeOnly(ServeOnlyReason.SKIP_RULE, "2")
+    assert ruling_for(several) == ServeOnly(ServeOnlyReason.SKIP_RULE, "2")
 
 
-def test_the_first_message_is_the_users_first_behind_system_and_greeting() -> None:
+def test_the_first_message_is_the_first_user_message_after_system_and_greeting() -> None:
     messages = [
         {"role": "system", "content": "Translate."},
         {"role": "assistant", "content": "Hello!"},
@@ -106,37 +110,39 @@ def test_the_first_message_is_the_users_first_behind_system_and_greeting() -> No
         {"role": "user", "content": "no"},
     ]
     settings = {"skip": [{"first_message": "^Translate this$"}]}
-    assert ruled(settings, body={"messages": messages}) == ServeOnly(ServeOnlyReason.SKIP_RULE, "1")
-    assert ruled({"skip": [{"first_message": "no"}]}, body={"messages": messages}) == Train()
+    assert ruling_for(settings, body={"messages": messages}) == ServeOnly(
+        ServeOnlyReason.SKIP_RULE, "1"
+    )
+    assert ruling_for({"skip": [{"first_message": "no"}]}, body={"messages": messages}) == Train()
 
 
-def test_a_models_number_of_siblings_goes_before_its_routes() -> None:
+def test_the_number_of_siblings_of_a_model_takes_precedence_over_that_of_a_route() -> None:
     settings = {"n": {"chat": 2, "big": 8}}
-    assert ruled(settings) == Train(8)
-    assert ruled(settings, model="other") == Train(2)
-    assert ruled(settings, model="other", route="messages") == Train()
+    assert ruling_for(settings) == Train(8)
+    assert ruling_for(settings, model="other") == Train(2)
+    assert ruling_for(settings, model="other", route="messages") == Train()
 
 
-def test_shadow_is_part_of_what_is_decided() -> None:
-    assert ruled({"shadow": True, "n": {"chat": 3}}) == Train(3, shadow=True)
+def test_the_ruling_contains_the_shadow_mode() -> None:
+    assert ruling_for({"shadow": True, "n": {"chat": 3}}) == Train(3, shadow=True)
 
 
 def test_while_paused_nothing_is_fanned_out() -> None:
-    assert ruled({"n": {"chat": 3}}, paused=True) == ServeOnly(ServeOnlyReason.PAUSED)
+    assert ruling_for({"n": {"chat": 3}}, paused=True) == ServeOnly(ServeOnlyReason.PAUSED)
 
 
-def test_a_side_call_is_named_by_its_rule() -> None:
-    asking = AdmissionRules(PolicySection(side_models=("tiny",), side_markers=("Name it",)))
+def test_the_ruling_of_a_side_call_names_its_rule() -> None:
+    rules = AdmissionRules(PolicySection(side_models=("tiny",), side_markers=("Name it",)))
     named = {"messages": [{"role": "user", "content": "Name it: hi"}]}
-    known, side_call = SessionSummary(has_tools=True), ServeOnlyReason.SIDE_CALL
-    assert asking.side_call(facts(model="tiny"), None) == ServeOnly(side_call, "model")
-    assert asking.side_call(facts(body=named), None) == ServeOnly(side_call, "marker")
-    assert asking.side_call(facts(), known) == ServeOnly(side_call, "no_tools")
-    assert asking.side_call(facts(), None) is None
+    session, side_call = SessionSummary(has_tools=True), ServeOnlyReason.SIDE_CALL
+    assert rules.side_call(facts(model="tiny"), None) == ServeOnly(side_call, "model")
+    assert rules.side_call(facts(body=named), None) == ServeOnly(side_call, "marker")
+    assert rules.side_call(facts(), session) == ServeOnly(side_call, "no_tools")
+    assert rules.side_call(facts(), None) is None
 
 
 @given(subject=st.text(), low=st.floats(0, 1), high=st.floats(0, 1))
-def test_a_subject_is_drawn_alike_each_time_and_stays_in_when_more_are_taken(
+def test_sampling_is_deterministic_and_a_larger_fraction_contains_a_smaller_one(
     subject: str, low: float, high: float
 ) -> None:
     low, high = sorted((low, high))
@@ -145,20 +151,20 @@ def test_a_subject_is_drawn_alike_each_time_and_stays_in_when_more_are_taken(
     assert is_sampled(subject, 1.0) and not is_sampled(subject, 0.0)
 
 
-def test_of_many_subjects_the_asked_share_is_taken() -> None:
-    taken = sum(is_sampled(f"session {number}", 0.2) for number in range(5000))
-    assert 900 < taken < 1100
+def test_the_configured_fraction_of_many_subjects_is_sampled() -> None:
+    num_sampled = sum(is_sampled(f"session {number}", 0.2) for number in range(5000))
+    assert 900 < num_sampled < 1100
 
 
-def test_what_is_not_drawn_says_so() -> None:
-    rulings: list[Ruling] = [ruled({"sample_fraction": 0.5}, f"s{n}") for n in range(40)]
+def test_a_request_outside_the_fraction_is_ruled_not_sampled() -> None:
+    rulings: list[Ruling] = [ruling_for({"sample_fraction": 0.5}, f"s{n}") for n in range(40)]
     assert {str(ruling) for ruling in rulings} == {
         str(Train()),
         str(ServeOnly(ServeOnlyReason.NOT_SAMPLED)),
     }
 
 
-def test_every_reason_of_the_policy_is_explained() -> None:
+def test_every_reason_for_serving_only_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "traffic.md").read_text()
     detailed = {ServeOnlyReason.SIDE_CALL, ServeOnlyReason.SKIP_RULE}
     plain = [reason for reason in ServeOnlyReason if reason not in detailed]
@@ -167,10 +173,10 @@ def test_every_reason_of_the_policy_is_explained() -> None:
     assert all(f"`fallback: {reason}`" in page for reason in OutageReason)
 
 
-def test_a_name_in_n_that_is_spelt_nearly_as_a_route_is_told(
+def test_a_name_in_n_that_resembles_a_route_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = PolicySection(n={"chta": 4, "chat": 2, "qwen3-8b": 3})
     TrafficGate(settings, KillSwitch(tmp_path / "paused"))
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert "'chta' is not a route and is used as a model name; did you mean route chat?" in told
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "'chta' is not a route and is used as a model name; did you mean route chat?" in message

@@ -1,3 +1,5 @@
+"""Look-up of a request's task by key and by text."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,16 +17,16 @@ def index(*texts: str) -> TaskIndex:
 
 def test_a_task_key_names_its_task_whatever_the_text_says() -> None:
     tasks = index("What is 1 plus 1?", "What is 2 plus 2?")
-    found = tasks.find(task_key("1"), "What is 1 plus 1?")
-    assert found is not None and found.task_id == "1"
+    task = tasks.find(task_key("1"), "What is 1 plus 1?")
+    assert task is not None and task.task_id == "1"
 
 
 def test_an_ordinary_key_is_looked_up_by_text() -> None:
-    found = index("What is 1 plus 1?").find("sk-app", "Please: what is 1  PLUS 1? Thanks")
-    assert found is not None and found.task_id == "0"
+    task = index("What is 1 plus 1?").find("sk-app", "Please: what is 1  PLUS 1? Thanks")
+    assert task is not None and task.task_id == "0"
 
 
-def test_misses_and_ties_are_counted_and_give_no_task() -> None:
+def test_misses_and_ties_are_counted_and_return_no_task() -> None:
     tasks = index("one apple", "two pears", "two pears")
     assert tasks.find(None, "no fruit") is None
     assert tasks.find(None, "I have two pears") is None
@@ -33,8 +35,8 @@ def test_misses_and_ties_are_counted_and_give_no_task() -> None:
 
 
 def test_a_row_inside_a_longer_row_does_not_make_a_tie() -> None:
-    found = index("what is 1", "what is 1 plus 2").find(None, "so what is 1 plus 2 then")
-    assert found is not None and found.task_id == "1"
+    task = index("what is 1", "what is 1 plus 2").find(None, "so what is 1 plus 2 then")
+    assert task is not None and task.task_id == "1"
 
 
 def test_without_a_text_index_nothing_is_looked_up_or_counted() -> None:
@@ -48,7 +50,7 @@ LETTERS = st.text("ab ", min_size=1, max_size=40)
 
 
 @given(st.lists(LETTERS, max_size=20), LETTERS, st.data())
-def test_the_index_finds_the_rows_a_scan_of_all_would_find(
+def test_the_index_finds_the_same_rows_as_a_scan_of_all_rows(
     rows: list[str], around: str, data: st.DataObject
 ) -> None:
     quoted = data.draw(st.sampled_from(rows)) if rows else ""
@@ -59,14 +61,14 @@ def test_the_index_finds_the_rows_a_scan_of_all_would_find(
     assert index.contained_rows(text) == {row for row in rows if row in text}
 
 
-def test_many_rows_that_begin_alike_are_not_gone_through() -> None:
+def test_rows_of_equal_beginning_are_not_scanned_one_by_one() -> None:
     class Text(str):
-        """Counts how often it is looked into."""
+        """A text that counts the searches in it."""
 
-        looks = 0
+        num_searches = 0
 
         def __contains__(self, key: str) -> bool:
-            Text.looks += 1
+            Text.num_searches += 1
             return super().__contains__(key)
 
     index = TextIndex()
@@ -74,10 +76,10 @@ def test_many_rows_that_begin_alike_are_not_gone_through() -> None:
         index.add(f"what is the sum of {number} and one?")
     text = Text("so, what is the sum of 4999 and one? thanks")
     assert index.contained_rows(text) == {"what is the sum of 4999 and one?"}
-    assert Text.looks == 0
+    assert Text.num_searches == 0
 
 
-def test_a_key_is_known_where_its_task_is_registered() -> None:
+def test_a_key_is_known_if_its_task_is_registered() -> None:
     tasks = index("one")
     assert tasks.key("0") == "sk-task-0"
     assert tasks.knows("sk-task-0")
@@ -90,7 +92,7 @@ def test_with_a_secret_only_signed_keys_name_a_task() -> None:
         one.add([Task(task_id="rows.v1-7", main_query="hello")])
     key = tasks.key("rows.v1-7")
     assert key.startswith("sk-task-rows.v1-7.") and len(key.rpartition(".")[2]) == 16
-    found = tasks.find(key, "")
-    assert tasks.knows(key) and found is not None and found.task_id == "rows.v1-7"
+    task = tasks.find(key, "")
+    assert tasks.knows(key) and task is not None and task.task_id == "rows.v1-7"
     for wrong in (others.key("rows.v1-7"), "sk-task-rows.v1-7", "sk-task-.", "sk-task-é.é"):
         assert not tasks.knows(wrong) and tasks.find(wrong, "hello") is None

@@ -1,4 +1,4 @@
-"""The line to the swarm server outlives whatever it hears."""
+"""The link to the swarm server recovers from every reply and error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 
 
-def answered(status: int, message: str) -> aiohttp.ClientResponseError:
+def response_error(status: int, message: str) -> aiohttp.ClientResponseError:
     url = URL("http://localhost:10086/get_engine_status")
     request = aiohttp.RequestInfo(url, "GET", CIMultiDictProxy(CIMultiDict[str]()), url)
     return aiohttp.ClientResponseError(request, (), status=status, message=message)
@@ -39,9 +39,9 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 @asynccontextmanager
 async def following(
-    swarm: ScriptedSwarm, ledger: Ledger, queue: LoadProbe | None = None
+    swarm: ScriptedSwarm, ledger: Ledger, load_probe: LoadProbe | None = None
 ) -> AsyncGenerator[SwarmLink]:
-    link = SwarmLink(swarm.url, None, TrainJob(), ledger, queue)
+    link = SwarmLink(swarm.url, None, TrainJob(), ledger, load_probe)
     task = asyncio.create_task(link.run())
     try:
         yield link
@@ -52,7 +52,7 @@ async def following(
 
 
 @pytest.mark.parametrize("answer", ["<html>hello</html>", [], {}, 500])
-async def test_an_odd_answer_is_reported_once_and_outlived(
+async def test_a_malformed_status_is_logged_once_and_the_link_recovers(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, answer: object
 ) -> None:
     caplog.set_level(logging.INFO, "fakevllm.link")
@@ -60,8 +60,8 @@ async def test_an_odd_answer_is_reported_once_and_outlived(
         await link.reached.wait()
         assert link.status == ROLLING
         swarm.answers["/get_engine_status"] = answer
-        heard = swarm.calls["/get_engine_status"]
-        await until(lambda: swarm.calls["/get_engine_status"] >= heard + 4)
+        num_before = swarm.calls["/get_engine_status"]
+        await until(lambda: swarm.calls["/get_engine_status"] >= num_before + 4)
         assert link.status is None and not link.reached.is_set() and not link.is_silent
         swarm.answers["/get_engine_status"] = ROLLING
         await link.reached.wait()
@@ -71,45 +71,47 @@ async def test_an_odd_answer_is_reported_once_and_outlived(
     assert all("\n" not in record.getMessage() for record in caplog.records)
 
 
-async def test_a_server_that_is_not_there_is_one_line_with_its_url_and_what_to_do(
+async def test_an_unreachable_server_is_logged_in_one_line_with_its_url_and_a_fix(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))  # held and not listened on: refused
+        silent.bind(("127.0.0.1", 0))  # bound but not listening, so connections are refused
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         link = SwarmLink(url, None, TrainJob(), ledger)
         task = asyncio.create_task(link.run())
-        await until(lambda: bool(told_of_link(caplog)))
+        await until(lambda: bool(link_messages(caplog)))
         assert link.is_silent
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await link.close()
-    assert told_of_link(caplog) == [
+    assert link_messages(caplog) == [
         f"swarm server {url} cannot be reached (Connection refused): start it with "
         "`fakevllm-server start`, or name another with --swarm; retrying"
     ]
 
 
-def told_of_link(caplog: pytest.LogCaptureFixture) -> list[str]:
+def link_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [one.getMessage() for one in caplog.records if one.name == "fakevllm.link"]
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "beginning"),
     [
         (
-            answered(401, "Unauthorized"),
+            response_error(401, "Unauthorized"),
             "refuses the proxy's key (401): give a key of the server with",
         ),
-        (answered(404, "Not Found"), "answers 404 Not Found: see its log, or name a"),
+        (response_error(404, "Not Found"), "answers 404 Not Found: see its log, or name a"),
         (aiohttp.ServerDisconnectedError(), "cannot be reached (Server disconnected): start it"),
         (aiohttp.ServerTimeoutError("slow"), "does not answer within 10 s"),
         (ValueError("a\n  b" * 200), "cannot be polled (ValueError: a b"),
     ],
 )
-def test_whatever_is_wrong_with_the_server_is_told_in_one_line(error: Exception, told: str) -> None:
+def test_every_error_of_the_server_is_described_in_one_line(
+    error: Exception, beginning: str
+) -> None:
     line = describe_error(error)
-    assert line.startswith(told)
+    assert line.startswith(beginning)
     assert "\n" not in line and "ConnectionKey" not in line and len(line) < 400
 
 
@@ -121,11 +123,11 @@ class CountingLedger(Ledger):
             asyncio.get_running_loop()
         self.num_reads += 1
         if self.num_reads == 1:
-            raise OSError("the disk is away")
+            raise OSError("the disk is not available")
         return super().log_cursor(run_id)
 
 
-async def test_the_cursor_is_read_once_off_the_event_loop_and_its_trouble_is_outlived(
+async def test_the_cursor_is_read_once_in_a_thread_and_an_error_of_the_read_is_retried(
     tmp_path: Path,
 ) -> None:
     plain = Ledger.open(tmp_path / "ledger.sqlite")
@@ -133,13 +135,13 @@ async def test_the_cursor_is_read_once_off_the_event_loop_and_its_trouble_is_out
     assert isinstance(plain, CountingLedger)
     async with ScriptedSwarm() as swarm, following(swarm, plain) as link:
         await link.reached.wait()
-        heard = swarm.calls["/get_run_log"]
-        await until(lambda: swarm.calls["/get_run_log"] >= heard + 3)
+        num_before = swarm.calls["/get_run_log"]
+        await until(lambda: swarm.calls["/get_run_log"] >= num_before + 3)
     assert plain.num_reads == 2
     plain.close()
 
 
-async def test_a_server_that_is_heard_again_is_silent_no_more_although_its_log_cannot_be_had(
+async def test_a_server_that_answers_is_not_silent_although_its_log_cannot_be_fetched(
     ledger: Ledger,
 ) -> None:
     async with ScriptedSwarm() as swarm:
@@ -154,70 +156,72 @@ async def test_a_server_that_is_heard_again_is_silent_no_more_although_its_log_c
         await link.close()
 
 
-async def test_an_engine_that_is_heard_to_go_is_waited_for(ledger: Ledger) -> None:
-    gone = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
+async def test_until_serving_waits_for_an_engine_that_has_become_unavailable(
+    ledger: Ledger,
+) -> None:
+    booting = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
     async with ScriptedSwarm() as swarm, following(swarm, ledger) as link:
         await link.reached.wait()
         await until(lambda: swarm.calls["/get_run_log"] >= 2)
-        swarm.answers["/get_engine_status"] = gone
-        link.status = gone  # as it is set before the rest of what is followed
+        swarm.answers["/get_engine_status"] = booting
+        link.status = booting  # as set before the rest of the poll
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await link.until_serving(30)
 
 
-async def test_an_engine_that_is_heard_to_come_is_waited_for_no_longer(ledger: Ledger) -> None:
-    coming = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
+async def test_until_serving_returns_when_the_engine_becomes_ready(ledger: Ledger) -> None:
+    booting = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
     async with ScriptedSwarm() as swarm:
-        swarm.answers["/get_engine_status"] = coming
+        swarm.answers["/get_engine_status"] = booting
         async with following(swarm, ledger) as link:
             await link.reached.wait()
             waiting = asyncio.create_task(link.until_serving(30))
             await asyncio.sleep(0)
             swarm.answers |= {"/get_engine_status": ROLLING, "/get_run_log": 500}
-            async with asyncio.timeout(10):  # although its log cannot be had
+            async with asyncio.timeout(10):  # although the log cannot be fetched
                 await waiting
 
 
-class HangingQueue(LoadProbe):
-    num_asked = num_cut_off = 0
+class HangingProbe(LoadProbe):
+    num_probes = num_cancelled = 0
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
-        self.num_asked += is_serving
+        self.num_probes += is_serving
         try:
             await (asyncio.Event().wait() if is_serving else asyncio.sleep(0))
         except asyncio.CancelledError:
-            self.num_cut_off += 1
+            self.num_cancelled += 1
             raise
 
 
-async def test_a_server_is_followed_although_its_engine_does_not_tell_its_queue(
+async def test_a_server_is_polled_although_its_engine_does_not_answer_the_load_probe(
     ledger: Ledger,
 ) -> None:
-    queue = HangingQueue()
-    async with ScriptedSwarm() as swarm, following(swarm, ledger, queue) as link:
+    load_probe = HangingProbe()
+    async with ScriptedSwarm() as swarm, following(swarm, ledger, load_probe) as link:
         async with asyncio.timeout(10):
             await link.reached.wait()
-        await until(lambda: queue.num_asked == 1)
-        heard = swarm.calls["/get_engine_status"], swarm.calls["/get_run_log"]
-        await until(lambda: swarm.calls["/get_engine_status"] >= heard[0] + 3)
-        assert swarm.calls["/get_run_log"] >= heard[1] + 2
-        assert queue.num_asked == 1 and queue.num_cut_off == 0
-    assert queue.num_cut_off == 1, "the end of the line is its own"
+        await until(lambda: load_probe.num_probes == 1)
+        num_before = swarm.calls["/get_engine_status"], swarm.calls["/get_run_log"]
+        await until(lambda: swarm.calls["/get_engine_status"] >= num_before[0] + 3)
+        assert swarm.calls["/get_run_log"] >= num_before[1] + 2
+        assert load_probe.num_probes == 1 and load_probe.num_cancelled == 0
+    assert load_probe.num_cancelled == 1, "the probe ends only with the link"
 
 
 OFFLINE = ROLLING.model_copy(update={"engine_status": EngineStatus.OFFLINE, "model": None})
-TAKEN = {"success": True}
+ACCEPTED = {"success": True}
 REFUSED = {"success": False, "error": "1 validation error\nfuture_setting is not known"}
 
 
 @pytest.mark.parametrize(
-    ("sync", "start"), [(REFUSED, TAKEN), (TAKEN, REFUSED)], ids=["sync", "start"]
+    ("sync", "start"), [(REFUSED, ACCEPTED), (ACCEPTED, REFUSED)], ids=["sync", "start"]
 )
-async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
+async def test_the_reason_for_a_refused_job_is_logged_once_and_stays_in_the_status(
     ledger: Ledger, caplog: pytest.LogCaptureFixture, sync: object, start: object
 ) -> None:
-    told = "1 validation error future_setting is not known"
+    reason = "1 validation error future_setting is not known"
     async with ScriptedSwarm() as swarm:
         swarm.answers |= {
             "/get_engine_status": OFFLINE,
@@ -226,7 +230,7 @@ async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
         }
         async with following(swarm, ledger) as link:
             await until(lambda: swarm.calls["/get_engine_status"] >= 5)
-            assert link.status is not None and link.status.engine_status_detail == told
+            assert link.status is not None and link.status.engine_status_detail == reason
             swarm.answers["/get_engine_status"] = OFFLINE.model_copy(
                 update={"engine_status_detail": "its own"}
             )
@@ -234,11 +238,11 @@ async def test_why_a_job_was_not_taken_is_logged_once_and_stays_in_the_status(
             swarm.answers["/get_engine_status"] = ROLLING
             await until(lambda: link.status == ROLLING)
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
-    assert len(errors) == 1 and errors[0].endswith(told)
+    assert len(errors) == 1 and errors[0].endswith(reason)
     assert swarm.calls["/sync_train_config"] == 1
 
 
-async def test_a_key_that_may_not_start_the_engine_is_told_with_the_mend(
+async def test_a_key_that_may_not_start_the_engine_is_logged_with_a_fix(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     detail = "/sync_train_config is for admins"
@@ -256,29 +260,29 @@ async def test_a_key_that_may_not_start_the_engine_is_told_with_the_mend(
     assert swarm.calls["/start_engine"] == 0
 
 
-async def test_what_of_a_job_is_not_done_is_told_in_the_proxys_log_too(
+async def test_warnings_about_the_job_are_logged_by_the_proxy_too(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = "logging = 'tensorboard' is without effect:\ncurves are elsewhere"
+    warning = "logging = 'tensorboard' is without effect:\ncurves are elsewhere"
     async with ScriptedSwarm() as swarm:
         swarm.answers |= {
             "/get_engine_status": OFFLINE,
-            "/sync_train_config": TAKEN | {"warnings": [told]},
-            "/start_engine": TAKEN,
+            "/sync_train_config": ACCEPTED | {"warnings": [warning]},
+            "/start_engine": ACCEPTED,
         }
         async with following(swarm, ledger):
             await until(lambda: swarm.calls["/start_engine"] == 1)
-    assert [line for line in told_of_link(caplog) if "without effect" in line] == [
+    assert [line for line in link_messages(caplog) if "without effect" in line] == [
         "[job]: logging = 'tensorboard' is without effect: curves are elsewhere"
     ]
 
 
-async def test_an_engine_that_runs_with_another_job_is_told_key_by_key(
+async def test_an_engine_that_runs_with_another_job_is_logged_key_by_key(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with ScriptedSwarm() as swarm:
         swarm.answers["/get_train_config"] = TrainJob(lora_rank=4, num_repeat=9).model_dump()
         async with following(swarm, ledger) as link:
             await link.reached.wait()
-    (message,) = [line for line in told_of_link(caplog) if "job" in line]
+    (message,) = [line for line in link_messages(caplog) if "job" in line]
     assert "with another job: lora_rank = 4, not 0; to apply [job], stop" in message

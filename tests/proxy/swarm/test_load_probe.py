@@ -1,4 +1,4 @@
-"""The engine's queue, as the proxy hears of it."""
+"""Probing of the engine's queue length."""
 
 from __future__ import annotations
 
@@ -18,48 +18,50 @@ vllm:num_requests_running{engine="0",model_name="m"} 5.0
 
 
 class Rig:
+    """A load probe with a clock that the test sets."""
+
     def __init__(self) -> None:
         self.now = 100.0
         self.is_wanted = True
-        self.queue = LoadProbe(lambda: self.is_wanted, lambda: self.now)
+        self.load_probe = LoadProbe(lambda: self.is_wanted, lambda: self.now)
 
-    async def heard(self, swarm: ScriptedSwarm, *, is_serving: bool = True) -> int | None:
+    async def probe(self, swarm: ScriptedSwarm, *, is_serving: bool = True) -> int | None:
         async with aiohttp.ClientSession(swarm.url) as http:
-            await self.queue.follow(http, is_serving=is_serving)
-        return self.queue.num_waiting
+            await self.load_probe.follow(http, is_serving=is_serving)
+        return self.load_probe.num_waiting
 
 
-async def test_what_waits_in_all_engines_is_one_queue_and_asked_for_now_and_then() -> None:
+async def test_the_queues_of_all_engines_are_added_and_probed_at_intervals() -> None:
     rig = Rig()
     async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = PAGE
-        assert await rig.heard(swarm) == 7
+        assert await rig.probe(swarm) == 7
         swarm.answers["/metrics"] = PAGE.replace("3.0", "1.0")
-        assert await rig.heard(swarm) == 7
+        assert await rig.probe(swarm) == 7
         rig.now += PROBE_EVERY_S
-        assert await rig.heard(swarm) == 5
+        assert await rig.probe(swarm) == 5
         assert swarm.calls["/metrics"] == 2
 
 
-@pytest.mark.parametrize(("page", "first", "then"), [(PAGE, 7, 0), (404, None, None)])
-async def test_a_queue_that_nobody_goes_by_is_asked_for_once_in_an_engines_life(
-    page: str | int, first: int | None, then: int | None
+@pytest.mark.parametrize(("page", "first", "later"), [(PAGE, 7, 0), (404, None, None)])
+async def test_an_unwanted_queue_length_is_probed_once_per_start_of_the_engine(
+    page: str | int, first: int | None, later: int | None
 ) -> None:
     rig = Rig()
     rig.is_wanted = False
     async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = page
-        for num_lives in (1, 2):
-            assert await rig.heard(swarm, is_serving=False) is None
+        for num_starts in (1, 2):
+            assert await rig.probe(swarm, is_serving=False) is None
             rig.now += PROBE_EVERY_S
-            assert await rig.heard(swarm) == first
+            assert await rig.probe(swarm) == first
             for _ in range(3):
                 rig.now += PROBE_EVERY_S
-                assert await rig.heard(swarm) == then
-            assert swarm.calls["/metrics"] == num_lives
+                assert await rig.probe(swarm) == later
+            assert swarm.calls["/metrics"] == num_starts
         swarm.answers["/metrics"] = PAGE
         rig.is_wanted = True
-        assert await rig.heard(swarm) == 7, "at once"
+        assert await rig.probe(swarm) == 7, "at once"
 
 
 @pytest.mark.parametrize(
@@ -67,26 +69,26 @@ async def test_a_queue_that_nobody_goes_by_is_asked_for_once_in_an_engines_life(
     [404, 500, "", "up 1", "vllm:num_requests_waiting", "vllm:num_requests_waiting{ 3"]
     + [f"vllm:num_requests_waiting {odd}" for odd in ("NaN", "+Inf", "many")],
 )
-async def test_an_engine_that_tells_nothing_that_can_be_read_has_no_known_queue(
+async def test_the_queue_length_is_unknown_if_the_metrics_cannot_be_parsed(
     page: str | int,
 ) -> None:
     rig = Rig()
     async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = page
-        assert await rig.heard(swarm) is None
+        assert await rig.probe(swarm) is None
 
 
-async def test_an_engine_that_does_not_answer_has_no_queue() -> None:
+async def test_an_engine_that_does_not_answer_has_no_known_queue() -> None:
     rig = Rig()
     async with ScriptedSwarm() as swarm:
         swarm.answers["/metrics"] = PAGE
-        assert await rig.heard(swarm) == 7
-        assert await rig.heard(swarm, is_serving=False) is None
+        assert await rig.probe(swarm) == 7
+        assert await rig.probe(swarm, is_serving=False) is None
     rig.now += PROBE_EVERY_S
-    assert await rig.heard(swarm) is None, "the server has gone"
+    assert await rig.probe(swarm) is None, "the server has stopped"
 
 
-def test_nothing_else_is_taken_for_the_queue() -> None:
+def test_other_metrics_are_not_mistaken_for_the_queue_length() -> None:
     assert (
         parse_queue_length("vllm:num_requests_waiting_by_reason 3\nnum_requests_waiting 4") is None
     )

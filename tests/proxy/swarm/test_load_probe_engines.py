@@ -1,4 +1,4 @@
-"""An engine with little room, behind a real swarm server: no app is worse off for our siblings."""
+"""A small engine behind a real swarm server: no app is worse off because of siblings."""
 
 from __future__ import annotations
 
@@ -25,35 +25,38 @@ QUEUE = "vllm:num_requests_waiting"
 SLOW = "[[slow 0.01]] [[say aaaaa]]"
 
 
-class Narrow:
-    """A fake engine with slots for a few calls: the others it refuses, or has them wait."""
+class SmallEngine:
+    """A fake engine with `num_slots` slots. It refuses further calls with `status`, or lets them
+    wait if `status` is None."""
 
     def __init__(self, status: int | None, num_slots: int = 2) -> None:
         self._engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine())
         self._status = status
         self._free = asyncio.Semaphore(num_slots)
-        self.num_refused = self.num_waiting = self.most_waiting = self.num_told = 0
+        self.num_refused = self.num_waiting = self.max_waiting = self.num_probes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/metrics":
-            told = f'{QUEUE}{{model_name="fake",engine="0"}} {self.num_waiting}\n'
-            self.num_told += 1
-            return await send_bytes(send, 200, told.encode(), [(b"content-type", b"text/plain")])
+            metrics = f'{QUEUE}{{model_name="fake",engine="0"}} {self.num_waiting}\n'
+            self.num_probes += 1
+            return await send_bytes(send, 200, metrics.encode(), [(b"content-type", b"text/plain")])
         if scope["path"] != CHAT:
             return await self._engine(scope, receive, send)
         if self._status is not None and self._free.locked():
             self.num_refused += 1
-            told = orjson.dumps({"error": {"message": "Too many requests.", "code": self._status}})
-            return await send_bytes(send, self._status, told, [(b"retry-after", b"1")])
+            refusal = orjson.dumps(
+                {"error": {"message": "Too many requests.", "code": self._status}}
+            )
+            return await send_bytes(send, self._status, refusal, [(b"retry-after", b"1")])
         self.num_waiting += 1
-        self.most_waiting = max(self.most_waiting, self.num_waiting)
+        self.max_waiting = max(self.max_waiting, self.num_waiting)
         async with self._free:
             self.num_waiting -= 1
             await self._engine(scope, receive, send)
 
 
 @asynccontextmanager
-async def running(folder: Path, engine: Narrow, **sections: Any) -> AsyncGenerator[Stack]:
+async def running(folder: Path, engine: SmallEngine, **sections: Any) -> AsyncGenerator[Stack]:
     async with AsyncExitStack() as stack:
         engine_url = await stack.enter_async_context(listening(engine))
         server_url, swarm = await stack.enter_async_context(swarm_over(folder, engine_url))
@@ -62,30 +65,30 @@ async def running(folder: Path, engine: Narrow, **sections: Any) -> AsyncGenerat
         yield Stack(http, engine_url, server_url, proxy_url, swarm)
 
 
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queue is heard of."""
+def probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probe the queue frequently."""
     monkeypatch.setattr(load_probe, "PROBE_EVERY_S", 0.01)
     monkeypatch.setattr(link, "POLL_EVERY_S", 0.01)
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 429), (True, 503)])
 @pytest.mark.parametrize("serve", ["best", "lead", "greedy", "shadow"])
-async def test_who_would_be_answered_without_us_is_never_refused_for_our_siblings(
+async def test_no_app_is_refused_because_of_siblings_of_the_proxy(
     tmp_path: Path, serve: str, stream: bool, status: int
 ) -> None:
-    """Two apps at a time: the engine has a slot for each."""
-    engine = Narrow(status)
+    """Two apps send requests at the same time, and the engine has a slot for each."""
+    engine = SmallEngine(status)
     sections = policy(tmp_path, 4, policy="lead" if serve == "shadow" else serve)
     sections["policy"] = {"shadow": serve == "shadow"}
 
     async def app(stack: Stack, name: str) -> list[int]:
-        asked = [chat(f"{name}{turn} {SLOW}", stream=stream) for turn in range(6)]
-        return [(await ask(stack, one)).status for one in asked]
+        bodies = [chat(f"{name}{turn} {SLOW}", stream=stream) for turn in range(6)]
+        return [(await ask(stack, body)).status for body in bodies]
 
     async def ask(stack: Stack, body: dict[str, Any]) -> Any:
-        got = await stack.ask(stack.proxy + CHAT, orjson.dumps(body), JSON)
-        assert b'"error"' not in got.body
-        return got
+        response = await stack.ask(stack.proxy + CHAT, orjson.dumps(body), JSON)
+        assert b'"error"' not in response.body
+        return response
 
     async with running(tmp_path, engine, **sections) as stack:
         statuses = await asyncio.gather(app(stack, "a"), app(stack, "b"))
@@ -96,13 +99,13 @@ async def test_who_would_be_answered_without_us_is_never_refused_for_our_sibling
 
 
 @pytest.mark.parametrize("kind", ["lead", "greedy"])
-async def test_siblings_that_nobody_waits_for_do_not_pile_up_in_the_engines_queue(
+async def test_unawaited_siblings_do_not_pile_up_in_the_engines_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """The app asks again as soon as it is answered: at eight siblings a request, the engine has
-    four times as much to do as it can. A large group that was waited for has gone before."""
-    often(monkeypatch)
-    engine = Narrow(None)
+    """The app sends its next request as soon as it has an answer. With eight siblings per request,
+    the engine has four times as much work as it can do. A large awaited group precedes them."""
+    probe_often(monkeypatch)
+    engine = SmallEngine(None)
     sections = policy(tmp_path, 8, policy=kind, routes={"completions": {"policy": "best"}})
     sections["policy"] = {"n": {"completions": 128}}
     async with running(tmp_path, engine, **sections) as stack:
@@ -118,28 +121,28 @@ async def test_siblings_that_nobody_waits_for_do_not_pile_up_in_the_engines_queu
     assert cut and whole, "groups are cut while the queue is long, and whole when it is short"
 
 
-async def test_an_app_that_waits_for_its_lead_alone_waits_for_no_siblings(
+async def test_an_app_that_waits_only_for_its_lead_is_not_delayed_by_siblings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    often(monkeypatch)
-    engine = Narrow(None, num_slots=1)
+    probe_often(monkeypatch)
+    engine = SmallEngine(None, num_slots=1)
     body = orjson.dumps(chat("[[slow 0.02]] [[say " + "a" * 30 + "]]", stream=True))
     async with running(tmp_path, engine, **policy(tmp_path, 4, policy="lead")) as stack:
         first = asyncio.create_task(stack.ask(stack.proxy + CHAT, body, JSON))
         await until(lambda: engine.num_waiting == 3)
-        heard = engine.num_told
-        await until(lambda: engine.num_told >= heard + 2)
+        num_probes_before = engine.num_probes
+        await until(lambda: engine.num_probes >= num_probes_before + 2)
         assert (await stack.ask(stack.proxy + CHAT, body, JSON)).status == 200
         assert (await first).status == 200
         rows = await settled(stack, tmp_path, 2)
     assert [row[2] for row in rows] == [4, 1] and rows[1][1] == "engine_busy: 0 of 3 fit"
 
 
-async def test_siblings_that_apps_wait_for_are_all_sampled_however_long_the_queue(
+async def test_awaited_siblings_are_all_sampled_however_long_the_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    often(monkeypatch)
-    engine = Narrow(None)
+    probe_often(monkeypatch)
+    engine = SmallEngine(None)
 
     async def app(stack: Stack, name: str) -> None:
         for turn in range(4):
@@ -149,23 +152,23 @@ async def test_siblings_that_apps_wait_for_are_all_sampled_however_long_the_queu
     async with running(tmp_path, engine, **policy(tmp_path, 4)) as stack:
         await asyncio.gather(*(app(stack, name) for name in "abc"))
         rows = await settled(stack, tmp_path, 12)
-    assert engine.most_waiting > 4, "the queue was never long"
+    assert engine.max_waiting > 4, "the queue was never long"
     assert {(*row[:3], row[5]) for row in rows} == {(*TAKEN, 4, None)}
 
 
-async def test_a_greedy_lead_without_room_for_siblings_is_greedy_all_the_same(
+async def test_a_greedy_lead_without_capacity_for_siblings_is_greedy_too(
     tmp_path: Path,
 ) -> None:
-    engine = Narrow(None, num_slots=99)
+    engine = SmallEngine(None, num_slots=99)
     sections = policy(tmp_path, 3, policy="greedy", max_siblings_in_flight=1)
     async with running(tmp_path, engine, **sections) as stack:
         slow = orjson.dumps(chat("[[slow 0.05]] [[say " + "a" * 40 + "]]"))
         first = asyncio.create_task(stack.ask(stack.proxy + CHAT, slow, JSON))
-        await until(lambda: engine.most_waiting > 0)
-        for number in range(8):  # at temperature 2 half of them would be yes
+        await until(lambda: engine.max_waiting > 0)
+        for number in range(8):  # at temperature 2, half of the answers would be yes
             body = orjson.dumps(chat(f"{number}: yes or no?", temperature=2.0))
-            got = await stack.ask(stack.proxy + CHAT, body, JSON)
-            assert got.json["choices"][0]["message"]["content"] == "no."
+            response = await stack.ask(stack.proxy + CHAT, body, JSON)
+            assert response.json["choices"][0]["message"]["content"] == "no."
         await first
         rows = await settled(stack, tmp_path, 9)
     assert [row[1] for row in rows[1:]] == ["siblings_in_flight: 0 of 3 fit"] * 8

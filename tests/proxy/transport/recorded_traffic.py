@@ -1,4 +1,4 @@
-"""Requests that unmodified clients made, where such recordings lie beside the checkout."""
+"""Recorded requests of unmodified clients, if recordings are stored beside the checkout."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from benchmarks.recorded_traffic import expand_lines
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
+    """One recorded request."""
+
     client: str
     scenario: str
     seq: int
@@ -24,11 +26,11 @@ class Recorded:
 
 
 def recorded() -> list[Recorded]:
-    """All that have a body, in the order of their arrival within each file."""
-    return [one for file in sorted(FOLDER.glob("*.jsonl")) for one in _of(file)]
+    """Return all recorded requests that have a body, in the order of arrival within each file."""
+    return [request for file in sorted(FOLDER.glob("*.jsonl")) for request in _read(file)]
 
 
-def _of(file: Path) -> list[Recorded]:
+def _read(file: Path) -> list[Recorded]:
     return [
         Recorded(
             file.stem,

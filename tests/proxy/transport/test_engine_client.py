@@ -1,4 +1,4 @@
-"""The client to the model: what a call leaves behind."""
+"""The HTTP client for model calls: its connections after a call, and broken streams."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from fakevllm_adapters.protocol.reasons import OutageReason
 
 
 @dataclass
-class Streaming:
-    """Streams `[DONE]` and holds the end of its answers back."""
+class StreamingServer:
+    """A server that streams `[DONE]` and delays the end of its responses."""
 
     connections: list[object] = field(default_factory=list[object])
     may_end: asyncio.Event = field(default_factory=asyncio.Event)
@@ -33,8 +33,8 @@ class Streaming:
 
 
 @pytest.fixture
-async def streaming() -> AsyncGenerator[tuple[Streaming, EngineClient]]:
-    engine = Streaming()
+async def streaming() -> AsyncGenerator[tuple[StreamingServer, EngineClient]]:
+    engine = StreamingServer()
     app = web.Application()
     app.router.add_post("/", engine.answer)
     async with TestServer(app) as server:
@@ -46,8 +46,8 @@ async def streaming() -> AsyncGenerator[tuple[Streaming, EngineClient]]:
             await upstream.close()
 
 
-async def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
         await asyncio.sleep(0.001)
 
 
@@ -58,20 +58,20 @@ async def read_to_done(upstream: EngineClient) -> None:
                 return
 
 
-async def test_a_call_is_over_at_done_and_its_connection_is_used_again(
-    streaming: tuple[Streaming, EngineClient],
+async def test_a_call_ends_at_done_and_its_connection_is_reused(
+    streaming: tuple[StreamingServer, EngineClient],
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
-    assert not engine.may_end.is_set(), "the call did not wait for the end behind it"
+    assert not engine.may_end.is_set(), "the call did not wait for the end of the response"
     engine.may_end.set()
     await until(lambda: not upstream.num_draining)
     await read_to_done(upstream)
     assert len(engine.connections) == 2 and len(set(engine.connections)) == 1
 
 
-async def test_an_end_that_does_not_come_gives_the_connection_up(
-    streaming: tuple[Streaming, EngineClient],
+async def test_a_connection_that_does_not_end_after_done_is_closed(
+    streaming: tuple[StreamingServer, EngineClient],
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
@@ -80,8 +80,8 @@ async def test_an_end_that_does_not_come_gives_the_connection_up(
     assert len(set(engine.connections)) == 2
 
 
-async def test_closing_does_not_wait_for_ends_that_do_not_come(
-    streaming: tuple[Streaming, EngineClient],
+async def test_closing_does_not_wait_for_connections_that_do_not_end(
+    streaming: tuple[StreamingServer, EngineClient],
 ) -> None:
     engine, upstream = streaming
     await read_to_done(upstream)
@@ -93,7 +93,7 @@ TOKEN = encode({"choices": [{"index": 0, "delta": {"content": 'it says {"error":
 
 
 async def answer_to_a_call(events: bytes) -> bytes:
-    """What `EngineClient.call` makes of a stream."""
+    """Return the body that `EngineClient.call` returns for a stream of these events."""
 
     async def answer(request: web.Request) -> web.Response:
         return web.Response(body=events, content_type="text/event-stream")
@@ -108,13 +108,13 @@ async def answer_to_a_call(events: bytes) -> bytes:
             await upstream.close()
 
 
-async def test_a_stream_whose_engine_broke_off_is_no_answer_and_may_be_asked_for_again() -> None:
-    with pytest.raises(WireError) as told:
+async def test_a_stream_whose_engine_broke_off_is_an_outage_that_may_be_retried() -> None:
+    with pytest.raises(WireError) as raised:
         await answer_to_a_call(TOKEN + encode(internal_error().body) + DONE)
-    assert told.value.status == 503
-    assert told.value.reason is OutageReason.SERVER_BROKE_OFF
+    assert raised.value.status == 503
+    assert raised.value.reason is OutageReason.SERVER_BROKE_OFF
 
 
 @pytest.mark.parametrize("end", [b"", encode(bad_request("no").body)])
-async def test_a_stream_that_ends_otherwise_is_passed_on_as_it_came(end: bytes) -> None:
+async def test_a_stream_that_ends_in_another_way_is_returned_unchanged(end: bytes) -> None:
     assert await answer_to_a_call(TOKEN + end + DONE) == TOKEN + end + DONE

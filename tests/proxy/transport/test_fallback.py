@@ -1,4 +1,4 @@
-"""Requests that our siblings keep from the engine, over real sockets."""
+"""Requests that the engine refuses because of the proxy's own siblings, over real sockets."""
 
 from __future__ import annotations
 
@@ -24,70 +24,76 @@ from tests.proxy.transport.test_retry import (
 )
 
 BUSY: dict[str, Any] = {"error": {"message": "Too many requests are waiting.", "code": 503}}
-FULL = pytest.mark.parametrize("status", [429, 503])
+BOTH_STATUSES = pytest.mark.parametrize("status", [429, 503])
 
 
-@FULL
+@BOTH_STATUSES
 @BOTH_MODES
 @ALL_FORMATS
-async def test_who_is_kept_out_by_siblings_of_ours_waits_for_one_of_them(
+async def test_a_request_refused_because_of_siblings_waits_until_a_sibling_ends(
     name: str, stream: bool, status: int
 ) -> None:
     sibling_limit = SiblingLimit()
     async with ScriptedServer((status, BUSY), (200, ANSWER)).running() as server:
         with sibling_limit.sampling():
-            asking = asyncio.create_task(
+            relaying = asyncio.create_task(
                 relay_request(
                     server.url, request_for(name, stream=stream), 3600, sibling_limit=sibling_limit
                 )
             )
             await until(lambda: len(server.requests) == 1)
-        got, trouble = await asking
-    assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
-    assert trouble is None and len(server.requests) == 2
+        received, reason = await relaying
+    assert received.status == 200 and (b"Hello." in received.body or b"Hi" in received.body)
+    assert reason is None and len(server.requests) == 2
     assert server.requests[0][0] == ADAPTERS[name].upstream_path
 
 
-@FULL
-async def test_a_request_of_the_engines_own_route_waits_for_them_too(status: int) -> None:
+@BOTH_STATUSES
+async def test_a_request_to_the_engines_own_route_waits_for_a_sibling_too(status: int) -> None:
     sibling_limit = SiblingLimit()
     async with ScriptedServer((status, BUSY), (200, {"id": "resp_1"})).running() as server:
         with sibling_limit.sampling():
             request = request_for("responses", background=True)
-            asking = asyncio.create_task(
+            relaying = asyncio.create_task(
                 relay_request(server.url, request, 3600, sibling_limit=sibling_limit)
             )
             await until(lambda: len(server.requests) == 1)
-        got, _ = await asking
-    assert (got.status, got.body) == (200, b'{"id": "resp_1"}')
+        received, _ = await relaying
+    assert (received.status, received.body) == (200, b'{"id": "resp_1"}')
 
 
-@FULL
-async def test_who_is_kept_out_by_others_is_told_so_at_once(status: int) -> None:
+@BOTH_STATUSES
+async def test_a_request_refused_without_siblings_at_the_engine_is_refused_at_once(
+    status: int,
+) -> None:
     sibling_limit = SiblingLimit()
     with sibling_limit.sampling():
-        pass  # it has gone before anybody asked
+        pass  # the sibling has ended before the request is sent
     async with ScriptedServer((status, BUSY)).running() as server:
-        got, _ = await relay_request(
+        received, _ = await relay_request(
             server.url, request_for("chat"), 3600, sibling_limit=sibling_limit
         )
-    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.requests) == 1
+    assert (received.status, orjson.loads(received.body)) == (status, BUSY) and len(
+        server.requests
+    ) == 1
 
 
-@FULL
-async def test_who_is_kept_out_for_too_long_is_told_so_in_the_engines_words(status: int) -> None:
+@BOTH_STATUSES
+async def test_a_request_refused_for_too_long_gets_the_engines_own_error(status: int) -> None:
     sibling_limit = SiblingLimit()
     async with ScriptedServer((status, BUSY)).running() as server:
         with sibling_limit.sampling():
-            got, _ = await relay_request(
+            received, _ = await relay_request(
                 server.url, request_for("chat"), 0.2, sibling_limit=sibling_limit
             )
-    assert (got.status, orjson.loads(got.body)) == (status, BUSY) and len(server.requests) > 1
-    assert got.headers[b"retry-after"] == b"2"
+    assert (received.status, orjson.loads(received.body)) == (status, BUSY) and len(
+        server.requests
+    ) > 1
+    assert received.headers[b"retry-after"] == b"2"
 
 
-@FULL
-async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) -> None:
+@BOTH_STATUSES
+async def test_a_request_refused_for_too_long_goes_to_the_fallback(status: int) -> None:
     sibling_limit = SiblingLimit()
     async with (
         ScriptedServer((status, BUSY)).running() as server,
@@ -95,13 +101,13 @@ async def test_who_is_kept_out_for_too_long_goes_to_the_fallback(status: int) ->
     ):
         with sibling_limit.sampling():
             fallback = Fallback(other.url, None, None)
-            got, trouble = await relay_request(
+            received, reason = await relay_request(
                 server.url, request_for("chat"), 0.0, fallback, sibling_limit
             )
-    assert (got.status, trouble) == (200, OutageReason.ENGINE_BUSY)
+    assert (received.status, reason) == (200, OutageReason.ENGINE_BUSY)
 
 
-async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_them() -> None:
+async def test_a_refused_request_lowers_the_limit_of_siblings() -> None:
     sibling_limit = SiblingLimit()
     async with ScriptedServer((429, BUSY), (200, ANSWER)).running() as server:
         with sibling_limit.sampling(), sibling_limit.sampling():
@@ -109,10 +115,12 @@ async def test_what_the_engine_would_not_take_beside_so_many_siblings_bounds_the
     assert sibling_limit.acquire(5).num == 1
 
 
-async def test_a_lead_that_is_asked_alone_is_as_greedy_as_among_its_siblings() -> None:
+async def test_a_greedy_lead_without_siblings_is_sampled_greedily_too() -> None:
     request = request_for("chat", temperature=0.7)
     async with ScriptedServer((200, ANSWER)).running() as server:
         await relay_request(server.url, request, plan=SiblingPlan(1, is_greedy=True))
         await relay_request(server.url, request)
     assert [body["temperature"] for _, body, _ in server.requests] == [0, 0.7]
-    assert not any("sibling" in name.lower() for _, _, told in server.requests for name in told)
+    assert not any(
+        "sibling" in name.lower() for _, _, headers in server.requests for name in headers
+    )

@@ -1,4 +1,4 @@
-"""A call that a server keeps, where no other server could answer: over when the server is gone."""
+"""Calls that a server holds without an answer: they end when the server is silent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.proxy.transport.test_retry import (
 )
 
 HOLD_S = 0.2
-IN_VAIN_S = 20.0
+TEST_TIMEOUT_S = 20.0
 
 
 @asynccontextmanager
@@ -40,49 +40,58 @@ async def silent_link(folder: Path) -> AsyncGenerator[SwarmLink]:
         yield link
 
 
-async def asked(
+async def relay_held_request(
     link: SwarmLink, name: str, hold_s: float, *, stream: bool
 ) -> tuple[ReceivedResponse, str]:
-    """What the app got of a server that keeps its request, and the ledger's reason."""
-    upstream, request, got, why = (
+    """Relay a request to a server that never answers. Return the app's response and the ledger's
+    reason."""
+    upstream, request, received, reason = (
         HangingClient(),
         request_for(name, stream=stream),
         ReceivedResponse(),
         "",
     )
-    async with AppResponse(got, request.adapter, request.exchange) as app:
+    async with AppResponse(received, request.adapter, request.exchange) as app:
         try:
-            async with asyncio.timeout(IN_VAIN_S):
+            async with asyncio.timeout(TEST_TIMEOUT_S):
                 await RetryHandler(upstream, link, hold_s).relay(request, app)
         except WireError as error:
-            why = failure_reason(error)
+            reason = failure_reason(error)
             await app.refuse(error)
     await upstream.close()
-    assert upstream.is_asked.is_set()
-    return got, why
+    assert upstream.is_called.is_set()
+    return received, reason
 
 
 @BOTH_MODES
 @ALL_FORMATS
-async def test_a_request_that_a_silent_server_keeps_ends_in_a_503(
+async def test_a_request_held_by_a_silent_server_ends_in_a_503(
     tmp_path: Path, name: str, stream: bool
 ) -> None:
     async with silent_link(tmp_path) as link:
-        got, why = await asked(link, name, HOLD_S, stream=stream)
-    assert (got.status, got.headers[b"retry-after"], why) == (503, b"2", "upstream_unreachable")
-    assert b"cannot be reached" in got.body
+        received, reason = await relay_held_request(link, name, HOLD_S, stream=stream)
+    assert (received.status, received.headers[b"retry-after"], reason) == (
+        503,
+        b"2",
+        "upstream_unreachable",
+    )
+    assert b"cannot be reached" in received.body
 
 
-async def test_where_keep_alives_have_begun_it_ends_in_an_error_inside_the_stream(
+async def test_after_the_first_keep_alive_the_request_ends_in_an_error_inside_the_stream(
     tmp_path: Path,
 ) -> None:
     async with silent_link(tmp_path) as link:
-        got, _ = await asked(link, "chat", GRACE_S + 1, stream=True)
-    assert got.status == 200 and b"cannot be reached" in got.body and got.body.endswith(DONE)
+        received, _ = await relay_held_request(link, "chat", GRACE_S + 1, stream=True)
+    assert (
+        received.status == 200
+        and b"cannot be reached" in received.body
+        and received.body.endswith(DONE)
+    )
 
 
 @pytest.mark.parametrize("state", [BOOTING, SYNCING])
-async def test_a_server_that_is_heard_is_left_to_its_own_patience(
+async def test_a_request_held_by_a_responsive_server_is_not_ended(
     tmp_path: Path, state: EngineStatus
 ) -> None:
     upstream, request = HangingClient(), request_for("chat")
@@ -90,34 +99,36 @@ async def test_a_server_that_is_heard_is_left_to_its_own_patience(
         link_at(tmp_path, state) as link,
         AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app,
     ):
-        with pytest.raises(TimeoutError):  # it would wait for ever
+        with pytest.raises(TimeoutError):  # the request would wait without end
             async with asyncio.timeout(1.2):
                 await RetryHandler(upstream, link, 0.0).relay(request, app)
     await upstream.close()
 
 
-async def test_a_server_whose_answer_comes_lives_whatever_its_link_hears(tmp_path: Path) -> None:
-    request, got = request_for("chat", stream=True), ReceivedResponse()
+async def test_a_call_whose_answer_arrives_is_not_ended_although_the_link_is_silent(
+    tmp_path: Path,
+) -> None:
+    request, received = request_for("chat", stream=True), ReceivedResponse()
     async with (
         silent_link(tmp_path) as link,
-        AppResponse(got, request.adapter, request.exchange) as app,
+        AppResponse(received, request.adapter, request.exchange) as app,
         HangWatchdog(link, app, HOLD_S, has_fallback=False),
     ):
         await app.open([])
         for _ in range(16):
             await app.write(b"x")
             await asyncio.sleep(0.1)
-    assert got.body == b"x" * 16
+    assert received.body == b"x" * 16
 
 
 async def ended(stage: Stage) -> None:
-    async with asyncio.timeout(IN_VAIN_S):
+    async with asyncio.timeout(TEST_TIMEOUT_S):
         await stage.handler
         await stage.run.wait_closed()
 
 
 @BOTH_MODES
-async def test_a_group_that_a_silent_server_keeps_ends_and_its_app_gets_a_503(
+async def test_a_group_held_by_a_silent_server_ends_and_its_app_gets_a_503(
     tmp_path: Path, stream: bool
 ) -> None:
     async with (
@@ -131,7 +142,7 @@ async def test_a_group_that_a_silent_server_keeps_ends_and_its_app_gets_a_503(
     assert (stage.record.state, stage.record.reason) == ("failed", "upstream_unreachable")
 
 
-async def test_a_lead_that_stops_in_its_middle_ends_with_its_server(tmp_path: Path) -> None:
+async def test_a_stream_that_stalls_ends_when_its_server_is_silent(tmp_path: Path) -> None:
     async with (
         silent_link(tmp_path) as link,
         staged(2, streamed=True, policy="lead", hold_s=HOLD_S, link=link) as stage,
@@ -143,7 +154,9 @@ async def test_a_lead_that_stops_in_its_middle_ends_with_its_server(tmp_path: Pa
     assert stage.is_answered and stage.record.reason == "upstream_unreachable"
 
 
-async def test_siblings_behind_an_answer_end_with_their_server(tmp_path: Path) -> None:
+async def test_siblings_that_outlive_the_answer_end_when_their_server_is_silent(
+    tmp_path: Path,
+) -> None:
     async with (
         silent_link(tmp_path) as link,
         staged(2, streamed=True, policy="lead", hold_s=HOLD_S, link=link) as stage,

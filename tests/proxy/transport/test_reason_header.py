@@ -1,4 +1,4 @@
-"""The swarm server's reason header: the proxy decides by it, and no app ever sees it."""
+"""The swarm server's reason header: the proxy uses it, and no app ever receives it."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from tests.proxy.transport.test_retry import (
 )
 
 HEADER = "X-Fakevllm-Reason"
-SENTENCES = (
+MESSAGES = (
     "Come back later.",
     "The engine is not ready: ENGINE.BOOTING.",
     "The engine did not answer; it is being started again.",
     "Too many requests are waiting.",
 )
-ANY_SENTENCE = pytest.mark.parametrize("sentence", SENTENCES)
+ANY_MESSAGE = pytest.mark.parametrize("message", MESSAGES)
 BODIES: dict[str, dict[str, Any]] = {
     "chat": {"model": "fake", "messages": [{"role": "user", "content": "hi"}]},
     "completions": {"model": "fake", "prompt": "hi"},
@@ -49,40 +49,40 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def refusal(reason: str, sentence: str) -> tuple[int, Any, dict[str, str]]:
-    return 503, unavailable(sentence).body, {HEADER: reason}
+def refusal(reason: str, message: str) -> tuple[int, Any, dict[str, str]]:
+    return 503, unavailable(message).body, {HEADER: reason}
 
 
 def test_the_header_has_the_documented_name() -> None:
     assert REASON_HEADER == HEADER
 
 
-@ANY_SENTENCE
+@ANY_MESSAGE
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_request_waits_for_an_engine_that_is_not_ready_whatever_the_sentence(
-    sentence: str, stream: bool
+async def test_a_request_waits_for_an_engine_that_is_not_ready_whatever_the_message(
+    message: str, stream: bool
 ) -> None:
     async with ScriptedServer(
-        refusal("engine_not_ready", sentence), (200, ANSWER)
+        refusal("engine_not_ready", message), (200, ANSWER)
     ).running() as server:
-        got, _ = await relay_request(server.url, request_for("chat", stream=stream))
-    assert got.status == 200 and len(server.requests) == 2
+        received, _ = await relay_request(server.url, request_for("chat", stream=stream))
+    assert received.status == 200 and len(server.requests) == 2
 
 
-@ANY_SENTENCE
+@ANY_MESSAGE
 @pytest.mark.parametrize("reason", ["engine_failed", "engine_busy"])
-async def test_a_failed_or_busy_engine_is_not_asked_again_whatever_the_sentence(
-    sentence: str, reason: str
+async def test_a_request_to_a_failed_or_busy_engine_is_not_retried_whatever_the_message(
+    message: str, reason: str
 ) -> None:
-    async with ScriptedServer(refusal(reason, sentence)).running() as server:
-        got, _ = await relay_request(server.url, request_for("chat"))
-    assert got.status == 503 and len(server.requests) == 1
-    assert orjson.loads(got.body)["error"]["message"] == sentence
+    async with ScriptedServer(refusal(reason, message)).running() as server:
+        received, _ = await relay_request(server.url, request_for("chat"))
+    assert received.status == 503 and len(server.requests) == 1
+    assert orjson.loads(received.body)["error"]["message"] == message
 
 
 def test_the_ledger_shows_an_unreachable_server_by_reason_and_any_other_outage_by_status() -> None:
-    for sentence in SENTENCES:
-        shown = [failure_reason(unavailable(sentence, reason)) for reason in OutageReason]
+    for message in MESSAGES:
+        shown = [failure_reason(unavailable(message, reason)) for reason in OutageReason]
         assert shown == ["upstream_unreachable"] * 2 + ["upstream_503"] * 3
 
 
@@ -135,8 +135,8 @@ async def test_no_app_sees_the_header_in_a_whole_a_streamed_or_a_sampled_answer(
     ):
         for name, body in BODIES.items():
             for stream in (False, True):
-                asked = body | {"stream": stream}
-                answer = await client.post(ADAPTERS[name].path, json=asked)
+                json_body = body | {"stream": stream}
+                answer = await client.post(ADAPTERS[name].path, json=json_body)
                 assert HEADER not in answer.headers
                 assert b"engine_busy" not in answer.content
         # Invalid JSON is answered by the engine's own route.

@@ -1,4 +1,4 @@
-"""One answer passed on: whose words a refusal has, what a stream may begin and end with."""
+"""Relay of one answer: the body of a refusal, and the beginning and end of a stream."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ DELTA: dict[str, Any] = {}
 END = encode({"id": "c", "choices": [{"index": 0, "delta": DELTA, "finish_reason": "stop"}]})
 
 
-class Answers:
-    """A server that answers each path with a status and bytes; a list is a stream."""
+class AnsweringServer:
+    """A server that answers each path with a status and a body; a list of chunks is a stream."""
 
     def __init__(self, answers: dict[str, tuple[int, bytes | list[bytes]]]) -> None:
         self.answers = answers
@@ -47,7 +47,7 @@ class Answers:
 
 
 @asynccontextmanager
-async def upstream_of(server: Answers) -> AsyncGenerator[EngineClient]:
+async def client_for(server: AnsweringServer) -> AsyncGenerator[EngineClient]:
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
     runner = web.AppRunner(app)
@@ -67,14 +67,14 @@ def request(name: str, body: dict[str, Any]) -> Request:
     raw = orjson.dumps(body)
     try:
         exchange = adapter.open(body, EngineInfo("m", 4096, None))
-    except NotTranslated as why:
-        return Request("r", adapter, raw, raw, None, {}, str(why))
-    asked = raw if name == "chat" else orjson.dumps(exchange.body)
-    return Request("r", adapter, raw, asked, exchange, {})
+    except NotTranslated as error:
+        return Request("r", adapter, raw, raw, None, {}, str(error))
+    upstream_body = raw if name == "chat" else orjson.dumps(exchange.body)
+    return Request("r", adapter, raw, upstream_body, exchange, {})
 
 
-class Dripping(EngineClient):
-    """Streams its chunks one by one, whatever is asked."""
+class ChunkClient(EngineClient):
+    """A client that returns its chunks one by one as a stream, for any request."""
 
     def __init__(self, chunks: list[bytes]) -> None:
         super().__init__("http://127.0.0.1:9", None)
@@ -84,14 +84,16 @@ class Dripping(EngineClient):
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncGenerator[LiveResponse]:
-        yield LiveResponse(200, [], True, self._drip())
+        yield LiveResponse(200, [], True, self._stream())
 
-    async def _drip(self) -> AsyncGenerator[bytes]:
+    async def _stream(self) -> AsyncGenerator[bytes]:
         for chunk in self._chunks:
             yield chunk
 
 
 class ReceivedResponse:
+    """The response as the app receives it."""
+
     def __init__(self) -> None:
         self.status = 0
         self.is_ended = False
@@ -103,126 +105,127 @@ class ReceivedResponse:
         self.is_ended = not message.get("more_body", message["type"] == "http.response.start")
 
 
-async def relay_request(server: Answers, asked: Request) -> ReceivedResponse:
-    got = ReceivedResponse()
+async def relay_request(server: AnsweringServer, app_request: Request) -> ReceivedResponse:
+    received = ReceivedResponse()
     async with (
-        upstream_of(server) as upstream,
-        AppResponse(got, asked.adapter, asked.exchange) as app,
+        client_for(server) as upstream,
+        AppResponse(received, app_request.adapter, app_request.exchange) as app,
     ):
-        await relay(upstream, asked, app)
-    assert got.is_ended
-    return got
+        await relay(upstream, app_request, app)
+    assert received.is_ended
+    return received
 
 
-async def test_a_refused_translation_is_refused_in_the_engines_own_words() -> None:
-    own = b'{"type":"error","error":{"type":"x","message":"as you said it"}}'
-    server = Answers({CHAT: (400, b'{"error":{}}'), "/v1/messages": (400, own)})
-    got = await relay_request(server, request("messages", MESSAGES))
-    assert (got.status, got.body) == (400, own)
+async def test_a_refused_translation_gets_the_refusal_of_the_engines_own_route() -> None:
+    native_refusal = b'{"type":"error","error":{"type":"x","message":"as you said it"}}'
+    server = AnsweringServer({CHAT: (400, b'{"error":{}}'), "/v1/messages": (400, native_refusal)})
+    received = await relay_request(server, request("messages", MESSAGES))
+    assert (received.status, received.body) == (400, native_refusal)
     assert server.requests[1] == ("/v1/messages", orjson.dumps(MESSAGES))
 
 
-async def test_what_cannot_be_translated_goes_to_the_engines_own_route() -> None:
+async def test_a_request_that_cannot_be_translated_goes_to_the_engines_own_route() -> None:
     body = {"input": "hi", "background": True}
-    server = Answers({"/v1/responses": (200, b'{"id":"resp_1"}')})
-    got = await relay_request(server, request("responses", body))
-    assert (got.status, got.body) == (200, b'{"id":"resp_1"}')
+    server = AnsweringServer({"/v1/responses": (200, b'{"id":"resp_1"}')})
+    received = await relay_request(server, request("responses", body))
+    assert (received.status, received.body) == (200, b'{"id":"resp_1"}')
     assert server.requests == [("/v1/responses", orjson.dumps(body))]
 
 
-async def test_trouble_of_the_server_is_worded_in_the_apps_format() -> None:
-    server = Answers({CHAT: (503, orjson.dumps(internal_error().body))})
-    asked = request("messages", MESSAGES)
-    got = ReceivedResponse()
+async def test_an_error_of_the_server_is_sent_in_the_apps_format() -> None:
+    server = AnsweringServer({CHAT: (503, orjson.dumps(internal_error().body))})
+    app_request = request("messages", MESSAGES)
+    received = ReceivedResponse()
     async with (
-        upstream_of(server) as upstream,
-        AppResponse(got, asked.adapter, asked.exchange) as app,
+        client_for(server) as upstream,
+        AppResponse(received, app_request.adapter, app_request.exchange) as app,
     ):
-        with pytest.raises(WireError) as trouble:
-            await relay(upstream, asked, app)
-        await app.refuse(trouble.value)
-    assert got.status == 503 and orjson.loads(got.body)["type"] == "error"
+        with pytest.raises(WireError) as outage:
+            await relay(upstream, app_request, app)
+        await app.refuse(outage.value)
+    assert received.status == 503 and orjson.loads(received.body)["type"] == "error"
     assert len(server.requests) == 1
 
 
-async def test_a_stream_that_begins_with_a_lasting_error_is_a_status() -> None:
+async def test_a_stream_that_begins_with_a_permanent_error_becomes_a_status() -> None:
     refused = bad_request("too many logprobs").body
-    server = Answers({CHAT: (200, [encode(refused), DONE])})
-    got = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
-    assert (got.status, orjson.loads(got.body)) == (400, refused)
+    server = AnsweringServer({CHAT: (200, [encode(refused), DONE])})
+    received = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
+    assert (received.status, orjson.loads(received.body)) == (400, refused)
 
 
-async def test_a_stream_that_begins_with_a_passing_error_is_relayed_as_it_is() -> None:
+async def test_a_stream_that_begins_with_a_temporary_error_is_relayed_unchanged() -> None:
     events = [encode(internal_error().body), DONE]
-    server = Answers({CHAT: (200, events)})
-    got = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
-    assert (got.status, got.body) == (200, b"".join(events))
+    server = AnsweringServer({CHAT: (200, events)})
+    received = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
+    assert (received.status, received.body) == (200, b"".join(events))
 
 
-async def test_a_stream_that_ended_but_for_its_done_gets_one() -> None:
-    server = Answers({CHAT: (200, [ROLE, END])})
-    got = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
-    assert got.body == ROLE + END + DONE
+async def test_a_complete_stream_without_done_gets_a_done_event() -> None:
+    server = AnsweringServer({CHAT: (200, [ROLE, END])})
+    received = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
+    assert received.body == ROLE + END + DONE
 
 
-async def test_an_event_that_is_no_json_ends_the_stream_with_an_error() -> None:
-    server = Answers({CHAT: (200, [ROLE, b"data: {bad\n\n", END, DONE])})
-    got = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
-    assert got.body == ROLE + encode(internal_error().body) + DONE
+async def test_an_event_that_is_not_json_ends_the_stream_with_an_error() -> None:
+    server = AnsweringServer({CHAT: (200, [ROLE, b"data: {bad\n\n", END, DONE])})
+    received = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
+    assert received.body == ROLE + encode(internal_error().body) + DONE
 
 
-@pytest.mark.parametrize("whole", [b"", b'{"id":"c","cho', b"[]", b'{"error":{"code":500}}'])
-async def test_a_whole_answer_that_is_none_is_a_500(whole: bytes) -> None:
-    server = Answers({CHAT: (200, whole)})
-    got = await relay_request(server, request("chat", {"messages": [USER]}))
-    assert (got.status, orjson.loads(got.body)) == (500, internal_error().body)
+@pytest.mark.parametrize("body", [b"", b'{"id":"c","cho', b"[]", b'{"error":{"code":500}}'])
+async def test_a_malformed_whole_answer_becomes_a_500(body: bytes) -> None:
+    server = AnsweringServer({CHAT: (200, body)})
+    received = await relay_request(server, request("chat", {"messages": [USER]}))
+    assert (received.status, orjson.loads(received.body)) == (500, internal_error().body)
 
 
 @pytest.mark.parametrize("events", [[], [ROLE]])
 async def test_a_stream_cut_short_ends_in_an_error(events: list[bytes]) -> None:
-    server = Answers({CHAT: (200, events)})
-    got = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
-    *_, error, done = got.body.split(b"\n\n")[:-1]
+    server = AnsweringServer({CHAT: (200, events)})
+    received = await relay_request(server, request("chat", {"messages": [USER], "stream": True}))
+    *_, error, done = received.body.split(b"\n\n")[:-1]
     assert error.startswith(b'data: {"error"') and done == b"data: [DONE]"
 
 
 @pytest.mark.parametrize("name", ["chat", "messages", "responses"])
-async def test_a_stream_with_an_error_in_it_ends_in_every_format(name: str) -> None:
-    upstream = Dripping([ROLE, encode(internal_error().body), DONE])
+async def test_a_stream_that_contains_an_error_ends_in_every_format(name: str) -> None:
+    upstream = ChunkClient([ROLE, encode(internal_error().body), DONE])
     body = {"messages": MESSAGES, "chat": MESSAGES, "responses": {"input": "hi"}}[name]
-    asked, got = request(name, body | {"stream": True}), ReceivedResponse()
-    async with AppResponse(got, asked.adapter, asked.exchange) as app:
-        await relay(upstream, asked, app)
+    app_request, received = request(name, body | {"stream": True}), ReceivedResponse()
+    async with AppResponse(received, app_request.adapter, app_request.exchange) as app:
+        await relay(upstream, app_request, app)
     await upstream.close()
-    assert got.is_ended and b"Internal server error" in got.body
+    assert received.is_ended and b"Internal server error" in received.body
 
 
-async def test_a_server_that_is_away_is_an_error_while_nothing_was_sent() -> None:
-    asked = request("chat", {"messages": [USER]})
-    away = EngineClient("http://127.0.0.1:9", None)
-    got = ReceivedResponse()
+async def test_an_unreachable_server_raises_an_error_before_anything_is_sent() -> None:
+    app_request = request("chat", {"messages": [USER]})
+    unreachable = EngineClient("http://127.0.0.1:9", None)
+    received = ReceivedResponse()
     with pytest.raises(WireError):
-        async with AppResponse(got, asked.adapter, asked.exchange) as app:
-            await relay(away, asked, app)
-    await away.close()
-    assert not got.status
+        async with AppResponse(received, app_request.adapter, app_request.exchange) as app:
+            await relay(unreachable, app_request, app)
+    await unreachable.close()
+    assert not received.status
 
 
 @pytest.mark.parametrize(
-    ("headers", "body"), [({"X-Request-Id": "my.own"}, {}), ({}, {"request_id": "my.own"})]
+    ("headers", "body"),
+    [({"X-Request-Id": "my.own"}, {}), ({}, {"request_id": "my.own"})],
 )
-def test_the_served_sibling_bears_the_id_the_app_chose(
+def test_the_served_sibling_has_the_id_that_the_app_chose(
     headers: dict[str, str], body: dict[str, Any]
 ) -> None:
     exchange = ADAPTERS["chat"].open(body, EngineInfo())
-    asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, headers)
+    app_request = Request("r", ADAPTERS["chat"], b"", b"", exchange, headers)
     reply = EngineResponse(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
-    shown = with_app_id(reply, asked, 3).body
-    assert shown == b'{"id":"chatcmpl-my.own","model":"my.own-3"}'
+    relayed = with_app_id(reply, app_request, 3).body
+    assert relayed == b'{"id":"chatcmpl-my.own","model":"my.own-3"}'
 
 
 @pytest.mark.parametrize(
-    ("index", "name", "told"),
+    ("index", "name", "shown_id"),
     [
         (3, "chatcmpl-my.own-3", "chatcmpl-my.own"),
         (3, "chatcmpl-myXown-3", "chatcmpl-myXown-3"),
@@ -230,15 +233,15 @@ def test_the_served_sibling_bears_the_id_the_app_chose(
         (3, None, None),
     ],
 )
-def test_an_answer_is_known_by_the_id_its_app_reads(
-    index: int, name: str | None, told: str | None
+def test_an_answer_is_known_by_the_id_that_its_app_receives(
+    index: int, name: str | None, shown_id: str | None
 ) -> None:
     exchange = ADAPTERS["chat"].open({}, EngineInfo())
-    asked = Request("r", ADAPTERS["chat"], b"", b"", exchange, {"X-Request-Id": "my.own"})
+    app_request = Request("r", ADAPTERS["chat"], b"", b"", exchange, {"X-Request-Id": "my.own"})
     result = SiblingResult(index, answer=Answer({}, "stop", id=name))
-    assert result.answer_id(asked) == told
+    assert result.answer_id(app_request) == shown_id
 
 
-def test_without_an_id_of_the_apps_the_answer_stays_as_it_is() -> None:
+def test_without_an_id_of_the_app_the_answer_is_unchanged() -> None:
     reply = EngineResponse(200, [], b'{"id":"chatcmpl-a-3"}', False, 0.0)
     assert with_app_id(reply, request("chat", {"messages": [USER]}), 3) is reply

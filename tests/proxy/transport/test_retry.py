@@ -1,4 +1,4 @@
-"""A request while the model is not there, over real sockets."""
+"""Requests while the engine is unavailable, over real sockets."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ TEXT_ANSWER = ANSWER | {"object": "text_completion", "choices": [WHOLE]}
 
 
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
-"""Status and body of a response, and headers where a test wants some."""
+"""Status and body of a response, and optionally its headers."""
 
 
 class ScriptedServer:
-    """Gives its answers one after the other, and the last for ever: an error, or a good one; a
-    None closes the connection."""
+    """A server that sends the given answers in turn, and repeats the last. None closes the
+    connection without an answer."""
 
     def __init__(self, *answers: Answer | None, port: int = 0, prefix: str = "") -> None:
         self._answers = list(answers)
@@ -79,15 +79,15 @@ class ScriptedServer:
             assert request.transport is not None
             request.transport.close()
             return web.Response()
-        status, told, *headers = answer
+        status, content, *headers = answer
         if status == 200 and body.get("stream"):
             stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await stream.prepare(request)
             await stream.write(b"".join(EVENTS))
             return stream
         if status == 200 and request.path.endswith("/completions") and "prompt" in body:
-            told = TEXT_ANSWER
-        return web.json_response(told, status=status, headers=headers[0] if headers else None)
+            content = TEXT_ANSWER
+        return web.json_response(content, status=status, headers=headers[0] if headers else None)
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[ScriptedServer]:
@@ -104,6 +104,8 @@ class ScriptedServer:
 
 
 class ReceivedResponse:
+    """The response as the app receives it."""
+
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
@@ -126,11 +128,11 @@ def request_for(name: str, *, stream: bool = False, **more: Any) -> Request:
     raw = orjson.dumps(body)
     try:
         exchange = adapter.open(body, EngineInfo("mine", 4096, None))
-    except NotTranslated as why:
-        return Request("r", adapter, raw, raw, None, {}, str(why), model="mine")
+    except NotTranslated as error:
+        return Request("r", adapter, raw, raw, None, {}, str(error), model="mine")
     is_same = adapter.path == adapter.upstream_path
-    asked = raw if is_same else orjson.dumps(exchange.body)
-    return Request("r", adapter, raw, asked, exchange, {}, model="mine")
+    upstream_body = raw if is_same else orjson.dumps(exchange.body)
+    return Request("r", adapter, raw, upstream_body, exchange, {}, model="mine")
 
 
 async def relay_request(
@@ -141,27 +143,28 @@ async def relay_request(
     sibling_limit: SiblingLimit | None = None,
     plan: SiblingPlan = LEAD_ONLY,
 ) -> tuple[ReceivedResponse, OutageReason | None]:
-    """As the runner does it."""
-    got, upstream = ReceivedResponse(), EngineClient(url, None)
-    trouble: OutageReason | None = None
+    """Relay a request as the pipeline does. Return the app's response and the reason for the
+    fallback."""
+    received, upstream = ReceivedResponse(), EngineClient(url, None)
+    reason: OutageReason | None = None
     try:
-        async with AppResponse(got, request.adapter, request.exchange) as app:
+        async with AppResponse(received, request.adapter, request.exchange) as app:
             try:
                 retry_handler = RetryHandler(
                     upstream, None, limit_s, fallback, sibling_limit=sibling_limit
                 )
-                _, trouble = await retry_handler.relay(request, app, plan)
+                _, reason = await retry_handler.relay(request, app, plan)
             except WireError as error:
                 await app.refuse(error)
     finally:
         await upstream.close()
         if fallback is not None:
             await fallback.close()
-    return got, trouble
+    return received, reason
 
 
 async def closed_server_url() -> str:
-    """The address of a server that was there."""
+    """Return the address of a server that has stopped."""
     async with ScriptedServer((200, ANSWER)).running() as server:
         return server.url
 
@@ -172,70 +175,76 @@ ALL_FORMATS = pytest.mark.parametrize("name", list(ADAPTERS))
 
 @BOTH_MODES
 @ALL_FORMATS
-async def test_a_booting_engine_is_waited_for(name: str, stream: bool) -> None:
+async def test_a_request_waits_for_a_booting_engine(name: str, stream: bool) -> None:
     async with ScriptedServer(
         (503, NOT_READY), (503, NOT_READY), (200, ANSWER)
     ).running() as server:
-        got, trouble = await relay_request(server.url, request_for(name, stream=stream))
-    assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
-    assert trouble is None and len(server.requests) == 3
+        received, reason = await relay_request(server.url, request_for(name, stream=stream))
+    assert received.status == 200 and (b"Hello." in received.body or b"Hi" in received.body)
+    assert reason is None and len(server.requests) == 3
 
 
-async def test_a_server_that_comes_back_is_asked_again_and_its_answer_is_the_apps() -> None:
+async def test_a_request_is_retried_when_its_server_is_back() -> None:
     url = await closed_server_url()
-    asking = asyncio.create_task(relay_request(url, request_for("chat")))
+    relaying = asyncio.create_task(relay_request(url, request_for("chat")))
     async with ScriptedServer((200, ANSWER), port=int(url.rpartition(":")[2])).running():
-        got, trouble = await asking
-    assert (got.status, orjson.loads(got.body), trouble) == (200, ANSWER, None)
+        received, reason = await relaying
+    assert (received.status, orjson.loads(received.body), reason) == (200, ANSWER, None)
 
 
-async def test_nothing_is_asked_by_a_name_that_may_not_be_the_models() -> None:
-    names: list[str | None] = [None, None, "served"]  # the last is known at the third try
+async def test_a_request_for_an_alias_is_sent_only_once_the_served_model_is_known() -> None:
+    names: list[str | None] = [None, None, "served"]  # the model is known at the third attempt
 
-    def served_name(asked: str) -> str | None:
+    def served_name(alias: str) -> str | None:
         name = names.pop(0)
         if name is None:
             raise unavailable("No name is known yet.", OutageReason.ENGINE_NOT_READY)
         return name
 
-    got, request = ReceivedResponse(), request_for("chat")
+    received, request = ReceivedResponse(), request_for("chat")
     async with ScriptedServer((200, ANSWER)).running() as server:
         upstream = EngineClient(server.url, None)
-        async with AppResponse(got, request.adapter, request.exchange) as app:
+        async with AppResponse(received, request.adapter, request.exchange) as app:
             retry_handler = RetryHandler(upstream, None, 10.0, served_name=served_name)
             await retry_handler.relay(request, app)
         await upstream.close()
-    assert got.status == 200 and names == []
+    assert received.status == 200 and names == []
     assert [body["model"] for _, body, _ in server.requests] == ["served"]
 
 
-async def test_a_request_that_breaks_its_server_twice_is_not_sent_a_third_time() -> None:
+async def test_a_request_whose_server_broke_off_twice_is_not_sent_a_third_time() -> None:
     async with ScriptedServer(None).running() as server:
-        got, _ = await relay_request(server.url, request_for("chat"))
-    assert got.status == 503 and len(server.requests) == 2
+        received, _ = await relay_request(server.url, request_for("chat"))
+    assert received.status == 503 and len(server.requests) == 2
 
 
-async def test_a_request_that_its_engine_failed_is_not_sent_again() -> None:
+async def test_a_request_that_failed_in_the_engine_is_not_sent_again() -> None:
     async with ScriptedServer((503, FAILED)).running() as server:
-        got, _ = await relay_request(server.url, request_for("chat"))
-    assert (got.status, orjson.loads(got.body)) == (503, FAILED) and len(server.requests) == 1
-    assert got.headers[b"retry-after"] == b"2"
+        received, _ = await relay_request(server.url, request_for("chat"))
+    assert (received.status, orjson.loads(received.body)) == (503, FAILED) and len(
+        server.requests
+    ) == 1
+    assert received.headers[b"retry-after"] == b"2"
 
 
 @BOTH_MODES
 @ALL_FORMATS
 async def test_without_a_fallback_the_app_gets_a_503_as_a_status(name: str, stream: bool) -> None:
-    got, trouble = await relay_request(
+    received, reason = await relay_request(
         await closed_server_url(), request_for(name, stream=stream), 0.1
     )
-    assert got.status == 503 and got.headers[b"retry-after"] == b"2" and trouble is None
-    worded = orjson.loads(got.body)
-    assert worded.get("type") == "error" if name == "messages" else worded["error"]["code"] == 503
+    assert received.status == 503 and received.headers[b"retry-after"] == b"2" and reason is None
+    error_body = orjson.loads(received.body)
+    assert (
+        error_body.get("type") == "error"
+        if name == "messages"
+        else error_body["error"]["code"] == 503
+    )
 
 
-async def test_a_clients_own_limit_shortens_the_wait() -> None:
+async def test_the_timeout_of_a_client_shortens_the_wait() -> None:
     request = request_for("chat")
-    hasty = Request(
+    impatient = Request(
         "r",
         request.adapter,
         request.raw,
@@ -245,25 +254,25 @@ async def test_a_clients_own_limit_shortens_the_wait() -> None:
         app_headers={b"x-stainless-read-timeout": b"0.2"},
     )
     async with asyncio.timeout(30):
-        got, _ = await relay_request(await closed_server_url(), hasty, 3600)
-    assert got.status == 503
+        received, _ = await relay_request(await closed_server_url(), impatient, 3600)
+    assert received.status == 503
 
 
 # --- the fallback
 
 
 class HangingClient(EngineClient):
-    """Takes a call and keeps it, as a server does whose engine is started again."""
+    """A client whose calls never end, as with a server whose engine is restarting."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9", None)
-        self.is_asked = asyncio.Event()
+        self.is_called = asyncio.Event()
 
     @asynccontextmanager
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncGenerator[LiveResponse]:
-        self.is_asked.set()
+        self.is_called.set()
         await asyncio.Event().wait()
         yield LiveResponse(200, [], False, _nothing())
 
@@ -275,7 +284,7 @@ async def _nothing() -> AsyncGenerator[bytes]:
 
 @asynccontextmanager
 async def link_at(folder: Path, state: EngineStatus) -> AsyncGenerator[SwarmLink]:
-    """One that has heard of this state, and hears nothing more."""
+    """Yield a link that knows this state and receives no further status."""
     ledger = Ledger.open(folder / "ledger.sqlite")
     link = SwarmLink("http://127.0.0.1:9", None, TrainJob(), ledger)
     link.status = EngineStatusReply(engine_status=state, server_id="s")
@@ -286,30 +295,30 @@ async def link_at(folder: Path, state: EngineStatus) -> AsyncGenerator[SwarmLink
         ledger.close()
 
 
-async def test_a_request_that_a_server_keeps_while_its_engine_is_away_goes_to_the_fallback(
+async def test_a_request_held_by_a_server_without_engine_goes_to_the_fallback(
     tmp_path: Path,
 ) -> None:
     upstream, request = HangingClient(), request_for("chat")
-    got = ReceivedResponse()
+    received = ReceivedResponse()
     async with ScriptedServer((200, ANSWER)).running() as other, link_at(tmp_path, BOOTING) as link:
         fallback = Fallback(other.url, None, None)
-        async with AppResponse(got, request.adapter, request.exchange) as app:
-            _, trouble = await RetryHandler(upstream, link, 0.2, fallback).relay(request, app)
+        async with AppResponse(received, request.adapter, request.exchange) as app:
+            _, reason = await RetryHandler(upstream, link, 0.2, fallback).relay(request, app)
         await fallback.close()
     await upstream.close()
-    assert (got.status, trouble) == (
+    assert (received.status, reason) == (
         200,
         OutageReason.ENGINE_NOT_READY,
-    ) and upstream.is_asked.is_set()
+    ) and upstream.is_called.is_set()
 
 
-async def test_an_engine_that_steps_is_waited_for_and_not_given_up(tmp_path: Path) -> None:
+async def test_a_request_waits_for_an_engine_that_takes_a_training_step(tmp_path: Path) -> None:
     upstream, request = HangingClient(), request_for("chat")
     async with ScriptedServer((200, ANSWER)).running() as other, link_at(tmp_path, SYNCING) as link:
         fallback = Fallback(other.url, None, None)
         async with AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app:
             retry_handler = RetryHandler(upstream, link, 0.0, fallback)
-            with pytest.raises(TimeoutError):  # it would wait for ever
+            with pytest.raises(TimeoutError):  # the request would wait without end
                 async with asyncio.timeout(1.2):
                     await retry_handler.relay(request, app)
         await fallback.close()
@@ -317,14 +326,14 @@ async def test_an_engine_that_steps_is_waited_for_and_not_given_up(tmp_path: Pat
     await upstream.close()
 
 
-async def test_an_engine_that_was_stopped_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_request_does_not_wait_for_an_engine_that_was_stopped(tmp_path: Path) -> None:
     request = request_for("chat")
     async with (
         ScriptedServer((503, NOT_READY)).running() as server,
         link_at(tmp_path, OFFLINE) as link,
     ):
-        assert link.may_become_ready, "this link has not started it yet"
-        link._started_server_id = "s"  # pyright: ignore[reportPrivateUsage] - it had
+        assert link.may_become_ready, "the link has not started the engine yet"
+        link._started_server_id = "s"  # pyright: ignore[reportPrivateUsage]
         assert not link.may_become_ready
         upstream = EngineClient(server.url, None)
         async with AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app:
@@ -336,15 +345,15 @@ async def test_an_engine_that_was_stopped_is_not_waited_for(tmp_path: Path) -> N
 
 @BOTH_MODES
 @ALL_FORMATS
-async def test_the_fallback_answers_in_every_format_and_by_the_name_it_knows(
+async def test_the_fallback_answers_in_every_format_under_its_own_model_name(
     name: str, stream: bool
 ) -> None:
     async with ScriptedServer((200, ANSWER), prefix="/below/v1").running() as other:
         fallback = Fallback(other.url, "sk-other", "theirs")
         request = request_for(name, stream=stream)
-        got, trouble = await relay_request(await closed_server_url(), request, 0.1, fallback)
-    assert got.status == 200 and (b"Hello." in got.body or b"Hi" in got.body)
-    assert trouble is OutageReason.SERVER_UNREACHABLE
+        received, reason = await relay_request(await closed_server_url(), request, 0.1, fallback)
+    assert received.status == 200 and (b"Hello." in received.body or b"Hi" in received.body)
+    assert reason is OutageReason.SERVER_UNREACHABLE
     ((path, body, headers),) = other.requests
     assert path == f"/below{ADAPTERS[name].upstream_path}" and body["model"] == "theirs"
     assert headers["Authorization"] == "Bearer sk-other"
@@ -352,7 +361,7 @@ async def test_the_fallback_answers_in_every_format_and_by_the_name_it_knows(
     assert not any("sibling" in header.lower() for header in headers)
 
 
-async def test_the_fallback_is_asked_for_the_apps_own_name_by_default() -> None:
+async def test_by_default_the_fallback_gets_the_model_name_that_the_app_sent() -> None:
     async with ScriptedServer((200, ANSWER)).running() as other:
         request = with_model(request_for("chat"), "served")
         await relay_request(
@@ -361,46 +370,48 @@ async def test_the_fallback_is_asked_for_the_apps_own_name_by_default() -> None:
     assert other.requests[0][1]["model"] == "mine" and "Authorization" not in other.requests[0][2]
 
 
-async def test_a_request_only_the_engines_own_route_can_answer_goes_to_the_fallbacks() -> None:
+async def test_a_request_for_an_engines_own_route_goes_to_the_fallbacks_own_route() -> None:
     request = request_for("responses", background=True)
     assert request.exchange is None
     async with ScriptedServer((200, {"id": "resp_1"})).running() as other:
-        got, _ = await relay_request(
+        received, _ = await relay_request(
             await closed_server_url(), request, 0.0, Fallback(other.url, None, "theirs")
         )
-    assert (got.status, got.body) == (200, b'{"id": "resp_1"}')
+    assert (received.status, received.body) == (200, b'{"id": "resp_1"}')
     path, body, _ = other.requests[0]
     assert path == "/v1/responses" and body["model"] == "theirs" and body["background"] is True
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 429, 500, 503])
-async def test_what_a_fallback_refuses_is_no_answer_and_the_app_is_told_to_come_back(
+async def test_a_refusal_of_the_fallback_becomes_a_503_with_retry_after(
     status: int,
 ) -> None:
-    said = {"error": {"message": "sk-other is no key", "code": status}}
-    async with ScriptedServer((status, said)).running() as other:
+    error_body = {"error": {"message": "sk-other is no key", "code": status}}
+    async with ScriptedServer((status, error_body)).running() as other:
         fallback = Fallback(other.url, "sk-other", None)
-        got, trouble = await relay_request(
+        received, reason = await relay_request(
             await closed_server_url(), request_for("chat"), 0.0, fallback
         )
-    assert got.status == 503 and got.headers[b"retry-after"] == b"2" and trouble is None
-    assert b"cannot be reached" in got.body and b"sk-other" not in got.body
+    assert received.status == 503 and received.headers[b"retry-after"] == b"2" and reason is None
+    assert b"cannot be reached" in received.body and b"sk-other" not in received.body
 
 
 @BOTH_MODES
-async def test_a_fallback_that_takes_the_call_and_says_nothing_is_no_answer(stream: bool) -> None:
+async def test_a_fallback_that_never_begins_its_answer_becomes_a_503(stream: bool) -> None:
     begins_s = {"stream_begins_s": 60.0, "answer_begins_s": 60.0}
     begins_s["stream_begins_s" if stream else "answer_begins_s"] = 0.2
     with socket.create_server(("127.0.0.1", 0)) as mute:
         fallback = Fallback(f"http://127.0.0.1:{mute.getsockname()[1]}", None, None, **begins_s)
         async with asyncio.timeout(20):
             request = request_for("chat", stream=stream)
-            got, trouble = await relay_request(await closed_server_url(), request, 0.0, fallback)
-    assert got.status == 503 and b"cannot be reached" in got.body and trouble is None
+            received, reason = await relay_request(
+                await closed_server_url(), request, 0.0, fallback
+            )
+    assert received.status == 503 and b"cannot be reached" in received.body and reason is None
 
 
 class SlowServer(ScriptedServer):
-    """Begins its stream at once, and says something later."""
+    """A server that starts its stream at once and sends data later."""
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
@@ -410,17 +421,17 @@ class SlowServer(ScriptedServer):
         return stream
 
 
-async def test_a_fallback_that_has_begun_is_not_hurried() -> None:
+async def test_a_fallback_that_has_begun_its_answer_has_no_further_time_limit() -> None:
     async with SlowServer((200, ANSWER)).running() as other:
         fallback = Fallback(other.url, None, None, stream_begins_s=0.3)
-        got, _ = await relay_request(
+        received, _ = await relay_request(
             await closed_server_url(), request_for("chat", stream=True), 0.0, fallback
         )
-    assert got.status == 200 and b"Hello." in got.body
+    assert received.status == 200 and b"Hello." in received.body
 
 
 @pytest.mark.parametrize(
-    ("answer", "trouble"),
+    ("answer", "reason"),
     [
         ((503, NOT_READY), OutageReason.ENGINE_NOT_READY),
         ((503, FAILED), OutageReason.ENGINE_FAILED),
@@ -428,26 +439,24 @@ async def test_a_fallback_that_has_begun_is_not_hurried() -> None:
         (None, OutageReason.SERVER_BROKE_OFF),
     ],
 )
-async def test_the_ledger_is_told_what_the_fallback_was_for(
-    answer: Any, trouble: OutageReason
-) -> None:
+async def test_the_reason_for_the_fallback_is_returned(answer: Any, reason: OutageReason) -> None:
     async with (
         ScriptedServer(answer).running() as server,
         ScriptedServer((200, ANSWER)).running() as other,
     ):
         fallback = Fallback(other.url, None, None)
-        got, why = await relay_request(server.url, request_for("chat"), 0.0, fallback)
-    assert (got.status, why) == (200, trouble)
+        received, shown = await relay_request(server.url, request_for("chat"), 0.0, fallback)
+    assert (received.status, shown) == (200, reason)
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429, 500])
-async def test_an_answer_that_is_an_error_is_the_apps_and_nobody_elses(status: int) -> None:
-    said = {"error": {"message": "as it is", "code": status}}
+async def test_an_error_that_is_no_outage_is_relayed_and_not_retried(status: int) -> None:
+    error_body = {"error": {"message": "as it is", "code": status}}
     async with (
-        ScriptedServer((status, said)).running() as server,
+        ScriptedServer((status, error_body)).running() as server,
         ScriptedServer((200, ANSWER)).running() as other,
     ):
         fallback = Fallback(other.url, None, None)
-        got, trouble = await relay_request(server.url, request_for("chat"), 10.0, fallback)
-    assert (got.status, orjson.loads(got.body), trouble) == (status, said, None)
+        received, reason = await relay_request(server.url, request_for("chat"), 10.0, fallback)
+    assert (received.status, orjson.loads(received.body), reason) == (status, error_body, None)
     assert len(server.requests) == 1 and other.requests == []

@@ -1,4 +1,4 @@
-"""How long a request is held, and when it is given up. Time is a number here."""
+"""Duration for which a request is held and retried. Time is a number in these tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fakevllm.transport.retry_policy import (
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason, reason_from_header
 
-ENGINES_REASONS = (
+ENGINE_REASONS = (
     OutageReason.ENGINE_NOT_READY,
     OutageReason.ENGINE_FAILED,
     OutageReason.ENGINE_BUSY,
@@ -31,42 +31,46 @@ REFUSED = (OutageReason.SERVER_UNREACHABLE, OutageReason.ENGINE_NOT_READY)
 @given(
     limit_s=st.floats(0, 100),
     reasons=st.lists(st.sampled_from(OutageReason), min_size=1, max_size=300),
-    took_s=st.floats(0, 3),
+    attempt_s=st.floats(0, 3),
 )
-def test_a_request_is_held_no_longer_than_its_limit_and_tried_once_more_at_its_end(
-    limit_s: float, reasons: list[OutageReason], took_s: float
+def test_a_request_is_held_no_longer_than_its_limit_and_retried_once_at_its_end(
+    limit_s: float, reasons: list[OutageReason], attempt_s: float
 ) -> None:
-    hold, now_s = RetrySchedule(limit_s, 50.0), 50.0
+    schedule, now_s = RetrySchedule(limit_s, 50.0), 50.0
     for reason in reasons:
-        pause_s = hold.pause(reason, now_s)
+        pause_s = schedule.pause(reason, now_s)
         if pause_s is None:
             return
         assert 0 < pause_s <= MAX_PAUSE_S
         assert now_s + pause_s <= 50.0 + limit_s + 1e-9
-        now_s += pause_s + took_s
+        now_s += pause_s + attempt_s
 
 
-@given(reason=st.sampled_from(REFUSED), took_s=st.floats(0, 0.01))
-def test_who_refuses_at_once_is_asked_until_the_limit(reason: OutageReason, took_s: float) -> None:
-    hold, now_s, num_tries = RetrySchedule(20.0, 0.0), 0.0, 0
-    while (pause_s := hold.pause(reason, now_s)) is not None:
-        now_s += pause_s + took_s
-        num_tries += 1
-    assert now_s >= 20.0 and 20 <= num_tries <= 40
+@given(reason=st.sampled_from(REFUSED), attempt_s=st.floats(0, 0.01))
+def test_a_server_that_refuses_at_once_is_retried_until_the_limit(
+    reason: OutageReason, attempt_s: float
+) -> None:
+    schedule, now_s, num_retries = RetrySchedule(20.0, 0.0), 0.0, 0
+    while (pause_s := schedule.pause(reason, now_s)) is not None:
+        now_s += pause_s + attempt_s
+        num_retries += 1
+    assert now_s >= 20.0 and 20 <= num_retries <= 40
 
 
-def test_a_request_that_an_engine_failed_is_not_sent_into_it_again() -> None:
+def test_a_request_that_failed_in_the_engine_is_not_retried() -> None:
     assert RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_FAILED, 0.0) is None
 
 
-def test_a_request_that_was_at_work_when_the_server_went_is_sent_again_once() -> None:
-    hold = RetrySchedule(20.0, 0.0)
-    assert hold.pause(OutageReason.SERVER_BROKE_OFF, 0.0) is not None
-    assert hold.pause(OutageReason.SERVER_UNREACHABLE, 0.1) is not None, "it is starting again"
-    assert hold.pause(OutageReason.SERVER_BROKE_OFF, 5.0) is None
+def test_a_request_whose_server_broke_off_is_sent_again_once() -> None:
+    schedule = RetrySchedule(20.0, 0.0)
+    assert schedule.pause(OutageReason.SERVER_BROKE_OFF, 0.0) is not None
+    assert schedule.pause(OutageReason.SERVER_UNREACHABLE, 0.1) is not None, (
+        "the server is restarting"
+    )
+    assert schedule.pause(OutageReason.SERVER_BROKE_OFF, 5.0) is None
 
 
-def test_an_engine_that_was_stopped_is_not_waited_for() -> None:
+def test_a_request_does_not_wait_for_an_engine_that_was_stopped() -> None:
     assert (
         RetrySchedule(20.0, 0.0).pause(OutageReason.ENGINE_NOT_READY, 0.0, may_succeed=False)
         is None
@@ -77,7 +81,7 @@ def test_an_engine_that_was_stopped_is_not_waited_for() -> None:
     )
 
 
-def test_without_a_limit_nobody_is_held() -> None:
+def test_with_a_limit_of_zero_no_request_is_held() -> None:
     assert RetrySchedule(0.0, 7.0).pause(OutageReason.SERVER_UNREACHABLE, 7.0) is None
 
 
@@ -94,20 +98,22 @@ def test_without_a_limit_nobody_is_held() -> None:
         ({b"x-stainless-read-timeout": b"-1"}, 25.0),
     ],
 )
-def test_a_request_is_held_for_half_of_what_its_client_waits(
+def test_a_request_is_held_for_at_most_half_of_its_clients_timeout(
     headers: dict[bytes, bytes], held_s: float
 ) -> None:
     assert max_hold_s(25.0, headers) == held_s
 
 
-@given(st.integers(100, 599), st.sampled_from([None, *ENGINES_REASONS]), st.text())
-def test_only_a_status_that_heals_is_an_outage(
-    status: int, sent: OutageReason | None, message: str
+@given(st.integers(100, 599), st.sampled_from([None, *ENGINE_REASONS]), st.text())
+def test_only_a_status_of_a_temporary_failure_is_an_outage(
+    status: int, header_reason: OutageReason | None, message: str
 ) -> None:
-    assert (outage_reason(status, sent, message) is not None) == (status in (429, 502, 503, 504))
+    assert (outage_reason(status, header_reason, message) is not None) == (
+        status in (429, 502, 503, 504)
+    )
 
 
-SENTENCES = st.one_of(
+MESSAGES = st.one_of(
     st.text(),
     st.sampled_from(
         [
@@ -119,17 +125,21 @@ SENTENCES = st.one_of(
 )
 
 
-@given(status=st.sampled_from(OUTAGES), sent=st.sampled_from(ENGINES_REASONS), sentences=st.data())
-def test_the_reason_in_the_header_decides_whatever_the_sentence(
-    status: int, sent: OutageReason, sentences: st.DataObject
+@given(
+    status=st.sampled_from(OUTAGES),
+    header_reason=st.sampled_from(ENGINE_REASONS),
+    messages=st.data(),
+)
+def test_the_reason_in_the_header_decides_whatever_the_message(
+    status: int, header_reason: OutageReason, messages: st.DataObject
 ) -> None:
-    body = orjson.dumps(unavailable(sentences.draw(SENTENCES)).body)
-    assert outage_error(status, body, [], sent).reason is sent
+    body = orjson.dumps(unavailable(messages.draw(MESSAGES)).body)
+    assert outage_error(status, body, [], header_reason).reason is header_reason
 
 
-def test_a_reason_that_only_newer_servers_know_counts_as_none() -> None:
+def test_an_unknown_reason_of_a_newer_server_counts_as_none() -> None:
     assert reason_from_header("engine_on_fire") is None
-    assert [reason_from_header(reason) for reason in ENGINES_REASONS] == list(ENGINES_REASONS)
+    assert [reason_from_header(reason) for reason in ENGINE_REASONS] == list(ENGINE_REASONS)
 
 
 @pytest.mark.parametrize(
@@ -144,27 +154,27 @@ def test_a_reason_that_only_newer_servers_know_counts_as_none() -> None:
         (502, "Too many requests are waiting.", False),
     ],
 )
-def test_without_the_header_the_sentences_of_old_servers_tell_a_busy_engine_from_a_failed_one(
+def test_without_the_header_the_message_distinguishes_a_busy_engine_from_a_failed_one(
     status: int, message: str, is_busy: bool
 ) -> None:
     assert (outage_reason(status, None, message) is OutageReason.ENGINE_BUSY) == is_busy
 
 
 @pytest.mark.parametrize("reason", [OutageReason.ENGINE_BUSY, OutageReason.ENGINE_NOT_READY])
-def test_who_will_not_take_it_is_not_asked_again(reason: OutageReason) -> None:
+def test_a_request_that_cannot_succeed_is_not_retried(reason: OutageReason) -> None:
     assert RetrySchedule(10.0, 0.0).pause(reason, 0.0) == FIRST_PAUSE_S
     assert RetrySchedule(10.0, 0.0).pause(reason, 0.0, may_succeed=False) is None
 
 
 @pytest.mark.parametrize(
-    ("told", "retry_s"), [(b"2", 2), (b"100", MAX_RETRY_AFTER_S), (b"soon", 2), (None, 2)]
+    ("header", "retry_s"), [(b"2", 2), (b"100", MAX_RETRY_AFTER_S), (b"soon", 2), (None, 2)]
 )
-def test_no_client_is_told_to_sleep_for_long(told: bytes | None, retry_s: int) -> None:
-    headers = [] if told is None else [(b"retry-after", told)]
+def test_the_retry_after_of_a_client_is_limited(header: bytes | None, retry_s: int) -> None:
+    headers = [] if header is None else [(b"retry-after", header)]
     error = outage_error(503, b"<html>", headers)
     assert error.retry_after_s == retry_s and error.body["error"]["code"] == 503
 
 
-def test_an_outage_without_a_message_is_an_outage_all_the_same() -> None:
+def test_an_outage_without_a_message_is_an_outage_too() -> None:
     for raw in (b'{"error":{"code":503}}', b'{"error":null}', b"<html>", b"[]"):
         assert outage_error(503, raw, []).reason is OutageReason.ENGINE_FAILED

@@ -1,3 +1,5 @@
+"""Number of siblings that each group may start."""
+
 from collections import deque
 
 import pytest
@@ -7,13 +9,13 @@ from hypothesis import strategies as st
 from fakevllm.transport.sibling_limit import Grant, SiblingLimit
 
 
-def test_where_every_app_waits_for_its_siblings_all_fit() -> None:
+def test_all_siblings_fit_if_every_app_waits_for_its_siblings() -> None:
     sibling_limit = SiblingLimit()
     for num_groups in range(1, 100):
         assert sibling_limit.acquire(7, num_awaited=7 * num_groups, num_waiting=10_000) == Grant(7)
 
 
-def test_apps_that_ask_for_few_leave_the_others_theirs() -> None:
+def test_a_group_with_few_siblings_does_not_shrink_the_groups_of_other_apps() -> None:
     sibling_limit = SiblingLimit()
     assert sibling_limit.acquire(7, num_awaited=7, num_waiting=50) == Grant(7)
     assert sibling_limit.acquire(1, num_awaited=8, num_waiting=50) == Grant(1)
@@ -21,7 +23,7 @@ def test_apps_that_ask_for_few_leave_the_others_theirs() -> None:
 
 
 @pytest.mark.parametrize("num_waiting", [1000, None])
-def test_a_group_that_asked_for_many_leaves_no_bound_wider(num_waiting: int | None) -> None:
+def test_a_large_group_raises_no_limit_for_later_groups(num_waiting: int | None) -> None:
     sibling_limit = SiblingLimit()
     assert sibling_limit.acquire(200, num_awaited=200, num_waiting=num_waiting) == Grant(200)
     sibling_limit.release(200)
@@ -40,7 +42,7 @@ def test_a_group_that_asked_for_many_leaves_no_bound_wider(num_waiting: int | No
         (None, Grant(0, "engine_busy: 0 of 3 fit")),
     ],
 )
-def test_siblings_that_nobody_waits_for_shrink_groups_by_what_the_engine_cannot_keep_up_with(
+def test_unawaited_siblings_shrink_groups_by_the_length_of_the_engines_queue(
     num_waiting: int | None, granted: Grant
 ) -> None:
     sibling_limit = SiblingLimit()
@@ -49,12 +51,12 @@ def test_siblings_that_nobody_waits_for_shrink_groups_by_what_the_engine_cannot_
     assert sibling_limit.acquire(3, num_awaited=3, num_waiting=num_waiting) == granted
 
 
-def test_siblings_that_nobody_waits_for_are_not_put_behind_leads_that_wait() -> None:
+def test_unawaited_siblings_are_not_queued_behind_waiting_leads() -> None:
     assert SiblingLimit().acquire(7, num_awaited=0, num_waiting=50).num == 0
     assert SiblingLimit().acquire(7, num_awaited=0, num_waiting=None).num == 7
 
 
-def test_no_group_shrinks_by_more_than_the_siblings_that_nobody_waits_for() -> None:
+def test_no_group_shrinks_by_more_than_the_number_of_unawaited_siblings() -> None:
     sibling_limit = SiblingLimit()
     sibling_limit.acquire(3, num_awaited=3)
     sibling_limit.release(1)
@@ -63,29 +65,29 @@ def test_no_group_shrinks_by_more_than_the_siblings_that_nobody_waits_for() -> N
     )
 
 
-@pytest.mark.parametrize("heard_every", [1, 5])
+@pytest.mark.parametrize("probe_every", [1, 5])
 @pytest.mark.parametrize("num_done", [1, 2, 4, 7])
-def test_under_steady_load_siblings_get_what_the_leads_leave_and_no_queue_grows(
-    num_done: int, heard_every: int
+def test_under_steady_load_siblings_use_the_remaining_capacity_and_no_queue_grows(
+    num_done: int, probe_every: int
 ) -> None:
-    """A request a tick, whatever became of the others, and an engine that does `num_done` calls a
-    tick, the oldest first: seven siblings each would be too many for it."""
+    """One request arrives per tick, and the engine completes `num_done` calls per tick, oldest
+    first. It could not complete seven siblings of each request."""
     sibling_limit, queue = SiblingLimit(), deque[str]()
-    num_granted = longest = heard = 0
+    num_granted = longest = queue_length = 0
     for tick in range(1000):
-        if tick % heard_every == 0:
-            heard = len(queue)
-        granted = sibling_limit.acquire(7, num_awaited=0, num_waiting=heard).num
+        if tick % probe_every == 0:
+            queue_length = len(queue)
+        granted = sibling_limit.acquire(7, num_awaited=0, num_waiting=queue_length).num
         queue.extend(["lead"] + ["sibling"] * granted)
         for _ in range(min(num_done, len(queue))):
             sibling_limit.release(queue.popleft() == "sibling")
         num_granted += granted
         longest = max(longest, len(queue))
-    assert longest <= 8 * (1 + heard_every)
+    assert longest <= 8 * (1 + probe_every)
     assert num_granted >= 0.7 * 1000 * (num_done - 1)
 
 
-def test_what_is_left_fits_again_and_what_does_not_fit_is_told() -> None:
+def test_released_capacity_can_be_acquired_again_and_a_cut_has_a_reason() -> None:
     sibling_limit = SiblingLimit(fixed_limit=3)
     assert sibling_limit.acquire(2) == Grant(2)
     assert sibling_limit.acquire(2, num_awaited=4) == Grant(1, "siblings_in_flight: 1 of 2 fit")
@@ -94,15 +96,15 @@ def test_what_is_left_fits_again_and_what_does_not_fit_is_told() -> None:
     assert sibling_limit.acquire(2, num_awaited=3) == Grant(2)
 
 
-def test_what_the_engine_refuses_is_the_bound_and_each_group_that_goes_well_raises_it() -> None:
+def test_a_refusal_of_the_engine_sets_the_limit_and_each_success_raises_it() -> None:
     sibling_limit = SiblingLimit()
     sibling_limit.acquire(5)
     running = [sibling_limit.sampling() for _ in range(5)]
-    for one in running:
-        one.__enter__()
-    for one in running[:3]:
+    for sibling in running:
+        sibling.__enter__()
+    for sibling in running[:3]:
         sibling_limit.engine_refused()
-        one.__exit__(None, None, None)
+        sibling.__exit__(None, None, None)
     sibling_limit.release(5)
     assert sibling_limit.acquire(5) == Grant(2, "engine_busy: 2 of 5 fit")
     sibling_limit.release(2)
@@ -110,7 +112,7 @@ def test_what_the_engine_refuses_is_the_bound_and_each_group_that_goes_well_rais
     assert sibling_limit.acquire(5).num == 3
 
 
-def test_an_engine_without_any_room_is_tried_again_once_a_lead_was_answered() -> None:
+def test_an_engine_without_free_capacity_is_tried_again_once_a_lead_was_answered() -> None:
     sibling_limit = SiblingLimit()
     with sibling_limit.sampling():
         sibling_limit.engine_refused()
@@ -119,13 +121,13 @@ def test_an_engine_without_any_room_is_tried_again_once_a_lead_was_answered() ->
     assert sibling_limit.acquire(3).num == 1
 
 
-def test_an_engine_that_refuses_when_no_sibling_is_there_says_nothing_of_siblings() -> None:
+def test_a_refusal_without_siblings_at_the_engine_sets_no_limit() -> None:
     sibling_limit = SiblingLimit()
     sibling_limit.engine_refused()
     assert sibling_limit.acquire(3).num == 3
 
 
-def test_an_engine_that_goes_well_for_long_has_no_bound_any_more() -> None:
+def test_after_many_successes_the_limit_is_dropped() -> None:
     sibling_limit = SiblingLimit()
     with sibling_limit.sampling():
         sibling_limit.engine_refused()
@@ -134,7 +136,7 @@ def test_an_engine_that_goes_well_for_long_has_no_bound_any_more() -> None:
     assert sibling_limit.acquire(5000).num == 5000
 
 
-def test_whether_siblings_were_there_is_known_although_they_have_gone() -> None:
+def test_siblings_that_have_ended_since_the_watch_began_are_reported() -> None:
     sibling_limit = SiblingLimit()
     with sibling_limit.sampling():
         before = sibling_limit.watch_engine()
@@ -145,9 +147,9 @@ def test_whether_siblings_were_there_is_known_although_they_have_gone() -> None:
     assert between()
 
 
-def test_the_end_of_a_sibling_wakes_the_lead_that_waits_longest() -> None:
+def test_the_end_of_a_sibling_wakes_the_lead_that_has_waited_longest() -> None:
     sibling_limit, woken = SiblingLimit(), list[str]()
-    with sibling_limit.sampling(), sibling_limit.lead_waiting(lambda: woken.append("given up")):
+    with sibling_limit.sampling(), sibling_limit.lead_waiting(lambda: woken.append("left early")):
         pass
     woken.clear()
     with (
@@ -163,7 +165,7 @@ def test_the_end_of_a_sibling_wakes_the_lead_that_waits_longest() -> None:
     assert woken == ["first", "second"]
 
 
-def test_who_would_wait_for_the_last_sibling_that_has_just_gone_does_not_wait() -> None:
+def test_a_lead_does_not_wait_if_the_last_sibling_has_just_ended() -> None:
     sibling_limit, woken = SiblingLimit(), list[str]()
     with sibling_limit.lead_waiting(lambda: woken.append("at once")):
         assert woken == ["at once"]
@@ -177,25 +179,27 @@ def test_while_a_lead_waits_no_group_gets_siblings() -> None:
         assert sibling_limit.acquire(3) == Grant(3)
 
 
-def test_what_was_not_taken_cannot_be_left() -> None:
+def test_capacity_that_was_not_acquired_cannot_be_released() -> None:
     with pytest.raises(AssertionError):
         SiblingLimit().release()
 
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans())))
-def test_never_more_than_the_bound_are_in_flight(
+def test_siblings_in_flight_never_exceed_the_fixed_limit(
     bound: int, steps: list[tuple[int, bool, bool]]
 ) -> None:
-    sibling_limit, taken = SiblingLimit(bound), list[int]()
-    for asked, is_left, is_refused in steps:
-        granted = sibling_limit.acquire(asked, num_awaited=sum(taken) + asked)
-        assert 0 <= granted.num <= asked and (granted.cut_reason is None) == (granted.num == asked)
-        taken.append(granted.num)
-        assert sibling_limit.in_flight == sum(taken) <= bound
+    sibling_limit, acquired = SiblingLimit(bound), list[int]()
+    for num_requested, is_released, is_refused in steps:
+        granted = sibling_limit.acquire(num_requested, num_awaited=sum(acquired) + num_requested)
+        assert 0 <= granted.num <= num_requested and (granted.cut_reason is None) == (
+            granted.num == num_requested
+        )
+        acquired.append(granted.num)
+        assert sibling_limit.in_flight == sum(acquired) <= bound
         if is_refused and granted.num:
             with sibling_limit.sampling():
                 sibling_limit.engine_refused()
         else:
             sibling_limit.request_succeeded()
-        if is_left:
-            sibling_limit.release(taken.pop())
+        if is_released:
+            sibling_limit.release(acquired.pop())

@@ -1,4 +1,4 @@
-"""Hooks come from the files named at the start. Nothing that is sent to the proxy becomes one."""
+"""Hooks come only from the files that are named at the start, never from a request."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fakevllm.web.components import open_proxy
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 
-SERVER_THAT_IS_NONE = "http://127.0.0.1:9"
-"""The discard port: nobody answers."""
+UNREACHABLE_SERVER = "http://127.0.0.1:9"
+"""The discard port, on which no server listens."""
 VERBS = ("POST", "PUT", "PATCH", "GET", "DELETE")
 
 
-async def test_no_route_takes_hook_code_or_the_name_of_a_file_with_it(tmp_path: Path) -> None:
+async def test_no_route_accepts_hook_code_or_the_path_of_a_hook_file(tmp_path: Path) -> None:
     ours = write_hooks(tmp_path / "ours", PREFER_YES)
     marker = tmp_path / "was_run"
     code = f"open({str(marker)!r}, 'w')\n{PREFER_YES}"
@@ -26,7 +26,7 @@ async def test_no_route_takes_hook_code_or_the_name_of_a_file_with_it(tmp_path: 
     flags = {
         "proxy": {"run_dir": tmp_path / "run"},
         "hooks": {"path": ours},
-        "swarm": {"url": SERVER_THAT_IS_NONE},
+        "swarm": {"url": UNREACHABLE_SERVER},
         "upstream": {"hold_s": 0},
     }
     async with open_proxy(load(None, flags)) as proxy:
@@ -36,15 +36,15 @@ async def test_no_route_takes_hook_code_or_the_name_of_a_file_with_it(tmp_path: 
         ).routes
         paths = {route.path for route in routes if isinstance(route, Route)}
         assert "/v1/chat/completions" in paths and "/fakevllm/stats" in paths
-        sent = {"hooks": {"path": str(theirs)}, "path": str(theirs), "hook": code, "code": code}
-        task = {"task_id": "a", "main_query": "b", "metadata": sent}
-        body = sent | {"tasks": [task], "messages": []}
+        fields = {"hooks": {"path": str(theirs)}, "path": str(theirs), "hook": code, "code": code}
+        task = {"task_id": "a", "main_query": "b", "metadata": fields}
+        body = fields | {"tasks": [task], "messages": []}
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            asked = {"hooks": str(theirs), "path": str(theirs)}
+            params = {"hooks": str(theirs), "path": str(theirs)}
             for path in sorted(paths | {"/hooks", "/fakevllm/hooks", "/fakevllm/config"}):
                 for verb in VERBS:
-                    await client.request(verb, path, json=body, params=asked)
+                    await client.request(verb, path, json=body, params=params)
     assert not marker.exists()
     assert [file.name for file in ours.glob("*.py")] == ["on_compute_relative_reward.py"]
     assert (ours / "on_compute_relative_reward.py").read_text() == PREFER_YES

@@ -1,4 +1,4 @@
-"""Our own routes: what the proxy says of itself, and the keys it gives out."""
+"""The proxy's own routes: statistics and task keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASKS = {"tasks": [{"task_id": "t1", "main_query": "hi"}]}
 
 
 @asynccontextmanager
-async def asked(
+async def open_client(
     folder: Path, **proxy_flags: Path
 ) -> AsyncGenerator[tuple[ProxyComponents, httpx.AsyncClient]]:
     async with ScriptedSwarm() as swarm:
@@ -36,8 +36,8 @@ async def asked(
                 yield proxy, client
 
 
-async def test_writes_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (proxy, client):
+async def test_writes_that_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (proxy, client):
         stats = (await client.get("/fakevllm/stats")).json()
         assert (stats["ledger_dropped"], stats["ledger_error"]) == (0, None)
         proxy.ledger.put_tasks([Task(task_id="t", metadata={"bad": object()})])
@@ -46,8 +46,8 @@ async def test_writes_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
         assert stats["ledger_dropped"] == 1 and "not JSON serializable" in stats["ledger_error"]
 
 
-async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_path: Path) -> None:
-    async with asked(tmp_path) as (proxy, client):
+async def test_the_curve_belongs_to_the_newest_run_or_the_requested_one(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (proxy, client):
         for at, name in enumerate(("aaaaaaaaaaaa", "bbbbbbbbbbbb"), 1):
             proxy.ledger.record(group(name, [0.0, float(at)], served=1, received_at=float(at)))
             proxy.ledger.settle(name, "pooled", None, at, [], name)
@@ -73,7 +73,7 @@ async def test_the_curve_is_the_newest_runs_or_the_one_that_is_asked_for(tmp_pat
     assert list(status_rows(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
 
 
-def test_a_curves_ends_are_means_of_groups_and_not_of_steps() -> None:
+def test_the_ends_of_a_curve_are_means_of_groups_and_not_of_steps() -> None:
     curve = [{"step": 1, "policy_mean": 0.25, "returned_best": None, "groups": 40}]
     curve += [
         {"step": at, "policy_mean": 0.75, "returned_best": None, "groups": 8} for at in (2, 3)
@@ -81,29 +81,29 @@ def test_a_curves_ends_are_means_of_groups_and_not_of_steps() -> None:
     curve += [{"step": 9, "policy_mean": 0.0, "returned_best": None, "groups": 1}]
     stats = {"curve": curve, "run_id": "r", "other_runs": [], "engine": None, "paused": False}
     stats |= {"counts": {}, "untrained": {}, "ledger_dropped": 0, "ledger_error": None}
-    told = dict(status_rows(stats))
+    rows = dict(status_rows(stats))
     shown = (0.75 * 16 + 0.25 * 40) / 57
-    assert told["policy mean"] == f"0.25 → {shown:.2f} in 4 steps"
-    assert "start it (`fakevllm-server start`)" in told["engine"]
+    assert rows["policy mean"] == f"0.25 → {shown:.2f} in 4 steps"
+    assert "start it (`fakevllm-server start`)" in rows["engine"]
 
 
-async def test_task_keys_are_signed_and_an_open_proxy_takes_plain_ones_too(
+async def test_task_keys_are_signed_and_a_proxy_without_keys_accepts_unsigned_ones_too(
     tmp_path: Path,
 ) -> None:
     key_file = tmp_path / "of-apps"
     key_file.write_text("sk-one\n")
-    given: set[str] = set()
+    issued_keys: set[str] = set()
     for keys in (None, key_file, key_file):  # the same after a restart
         flags = {} if keys is None else {"key_file": keys}
-        async with asked(tmp_path, **flags) as (proxy, client):
+        async with open_client(tmp_path, **flags) as (proxy, client):
             (key,) = (await client.post("/fakevllm/tasks", json=TASKS)).json()["keys"]
             assert proxy.tasks.knows(key)
             assert proxy.tasks.knows("sk-task-t1") is (keys is None)
-            given.add(key)
-    assert len(given) == 1 and given.pop().startswith("sk-task-t1.")
+            issued_keys.add(key)
+    assert len(issued_keys) == 1 and issued_keys.pop().startswith("sk-task-t1.")
 
 
-def test_words_that_look_like_markup_are_shown_as_they_are() -> None:
+def test_text_that_resembles_markup_is_shown_unchanged() -> None:
     console = Console(width=80, file=StringIO())
     console.print(as_table("here", [("engine detail", "take lr out of [job], and [/] too")]))
     assert isinstance(console.file, StringIO)
