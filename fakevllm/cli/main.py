@@ -141,7 +141,7 @@ def check_hook(
         typer.Option(help="Ledger whose latest group is used. Default: a made-up group."),
     ] = None,
 ) -> None:
-    """Run both hooks on one group and show their results."""
+    """Run all hooks on one group and show their results."""
 
     def run() -> None:
         import asyncio
@@ -197,7 +197,7 @@ def sessions(
 
 @app.command()
 def replay(
-    dataset: Annotated[Path, typer.Option(help="JSON Lines file with one user per row.")],
+    dataset: Annotated[Path, typer.Option(help="JSON Lines file with one question per row.")],
     field: Annotated[str, typer.Option(help="Text field of the rows.")] = "question",
     url: ProxyUrl = None,
     app_command: AppCommand = None,

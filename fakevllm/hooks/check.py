@@ -126,7 +126,7 @@ def _caption(report: CheckReport) -> Text:
     if isinstance(report.feedback, HookFailure):
         caption.append(f"on_feedback failed: {report.feedback.reason}\n", "bold red")
     elif report.feedback is not None:
-        caption.append(f"on_feedback: a thumb up counts for {report.feedback.value}\n")
+        caption.append(f"on_feedback: a thumbs up counts as {report.feedback.value}\n")
     if report.outcome.reason is not None:
         caption.append(f"on_compute_relative_reward failed: {report.outcome.reason}\n", "bold red")
     elif no_signal := _why_no_signal(report.outcome.rewards or []):
@@ -140,9 +140,11 @@ def _caption(report: CheckReport) -> Text:
 def _why_no_signal(rewards: Sequence[float | None]) -> str | None:
     known = [reward for reward in rewards if reward is not None]
     if len(known) < 2:
-        return "fewer than two rewards are numbers; in traffic such a group is dropped (--ledger \
-FILE tries a question of yours)"
-    return None if len(set(known)) > 1 else "a group whose rewards are all equal teaches nothing"
+        return (
+            "fewer than two rewards are numbers, so the group would not be trained (--ledger FILE "
+            "uses a group of your own)"
+        )
+    return None if len(set(known)) > 1 else "all rewards are equal, so nothing is learned"
 
 
 def _plan_text(plan: SubmitPlan | None) -> str:

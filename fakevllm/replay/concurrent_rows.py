@@ -20,12 +20,14 @@ MAX_PAUSE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """How one row ended."""
+    """The result of one row."""
 
     epoch: int
     task: Task
     answer: str | None
+    """Text of the answer; None if the row failed or was interrupted."""
     failed: str | None
+    """Reason why there is no answer; None if there is one."""
     is_done: bool = True
     """False if the connection was broken for too long: the next replay sends the row again."""
 

@@ -26,6 +26,8 @@ class RowInterrupted(Exception):
 
 
 class Player(Protocol):
+    """Sends the question of one row."""
+
     async def play(self, question: str, key: str) -> str:
         """Return the answer's text. Raises RowFailed or RowInterrupted."""
         ...
@@ -33,7 +35,7 @@ class Player(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlayer:
-    """Sends the question as one user message to /v1/chat/completions, with the openai client."""
+    """A player that sends the question as a user message to /v1/chat/completions."""
 
     url: str
     model: str
@@ -61,7 +63,10 @@ class EndpointPlayer:
 
 @dataclass(frozen=True, slots=True)
 class AppPlayer:
-    """Runs the app's own command, with the question in its arguments or on its standard input."""
+    """A player that runs the app's command for each row.
+
+    The question is in the command's arguments or on its standard input.
+    """
 
     command: Sequence[str]
     url: str

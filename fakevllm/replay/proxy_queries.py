@@ -36,9 +36,9 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
 
 
 async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
-    """Return why the proxy trains no row at present, in the words of `fakevllm status`.
+    """Return the reason why the proxy trains no row at present; None if there is none.
 
-    None means that the proxy reports no obstacle. Raises ConfigError.
+    The text is that of `fakevllm status`. Raises ConfigError.
     """
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):

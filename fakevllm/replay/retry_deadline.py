@@ -1,4 +1,4 @@
-"""Limits how long one row is retried while the connection is broken. Pure; times are passed in."""
+"""The time limit for retries of one row while the connection is broken. Pure."""
 
 from __future__ import annotations
 
@@ -24,5 +24,6 @@ class RetryDeadline:
         return at_s < self._ends_at_s
 
     def exclude_wait(self, waited_s: float) -> None:
+        """Extend the deadline by the time that the row waited for capacity."""
         if self._ends_at_s is not None:
             self._ends_at_s += waited_s

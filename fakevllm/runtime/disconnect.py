@@ -10,11 +10,11 @@ from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, wait_for_di
 
 
 class CancelOnDisconnect:
-    """Cancels the block inside `async with` once the client has disconnected.
+    """A context manager that cancels its `async with` block when the client disconnects.
 
     The block's cancellation becomes ClientDisconnected; a cancellation from elsewhere stays a
-    CancelledError. It works as `asyncio.timeout` does, which needs one task fewer than waiting for
-    two tasks.
+    CancelledError. It is implemented like `asyncio.timeout`, which needs one task fewer than
+    waiting for two tasks.
     """
 
     def __init__(self, receive: Receive, linger_s: float = 0.0) -> None:

@@ -24,7 +24,7 @@ class DueLine:
 
 
 class LogThrottle:
-    """Decides for each event whether its log line is due. Safe to call from any thread.
+    """A rate limit that decides for each event whether its log line is due. Thread-safe.
 
     Choose a kind that many events share: a kind with an episode's id in it would throttle nothing.
     Beyond `MAX_KINDS` kinds, the kind whose line is oldest is forgotten, so that its next event

@@ -106,7 +106,7 @@ class AsyncSwarmClient:
         try:
             claim = await asyncio.shield(claiming)
         except asyncio.CancelledError:
-            # A claim that the server grants at this moment would otherwise stand until it expires.
+            # A claim that the server grants at this moment would otherwise last until it expires.
             is_cancelled.set()
             with contextlib.suppress(SwarmError, TimeoutError):
                 async with asyncio.timeout(ABORT_LIMIT_S):

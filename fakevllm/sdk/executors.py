@@ -59,8 +59,9 @@ def run_episodes_until_all_complete(
 
 
 class PeriodicDrainThreadPoolExecutor:
-    """Runs episodes in windows of `workers` episodes. A window begins when the one before it is
-    over, so that a window is a batch.
+    """An executor that runs episodes in windows of `workers` episodes.
+
+    A window begins when all episodes of the previous window have ended. So each window is a batch.
 
         executor = PeriodicDrainThreadPoolExecutor(workers=8 * 4, max_parallel=16)
         for task in tasks:
@@ -165,8 +166,8 @@ def auto_train_with_dataset(
 ) -> None:
     """Call `execute_agent(task, access)` `local_grpo_n` times for each task.
 
-    The function returns a WorkflowOutput. A batch begins when the one before it is over. Raises
-    SwarmServerOfflineError if the engine is stopped meanwhile.
+    `execute_agent` returns a WorkflowOutput. A batch begins when all episodes of the previous batch
+    have ended. Raises SwarmServerOfflineError if the engine is stopped meanwhile.
     """
 
     def rollout(task: Task) -> None:
@@ -241,7 +242,7 @@ class DaemonThreadPool:
 
 
 class Retrier:
-    """Retries a function with exponential backoff until it succeeds.
+    """A wrapper that retries functions with exponential backoff until they succeed.
 
     Hundreds of threads may fail with the same error. It is logged with a traceback once, then at
     most every LOG_INTERVAL_S in a line with the number of failures. Errors of a type in

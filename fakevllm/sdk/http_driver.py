@@ -34,7 +34,7 @@ log = logging.getLogger("fakevllm.sdk")
 T = TypeVar("T")
 C = TypeVar("C")
 Step = ServerRequest | Pause | ThrottledWarning
-"""What a server call yields."""
+"""A value that a server call yields."""
 
 KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
 MIN_LOGGED_WAIT_S = 5.0
@@ -48,7 +48,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """Runs server calls for threads; any number of threads may share one driver.
+    """A driver that runs server calls for threads. Any number of threads may share it.
 
     Each request has an HTTP client of its own while it runs. In a shared pool, httpcore closes
     connections that look idle (too many, too old) while it hands them to another request, which
@@ -67,7 +67,7 @@ class HttpDriver:
     def run(self, call: ServerCall[T]) -> T:
         """Run a call, and return its result.
 
-        Raises what the call raises, and ClientClosed if it would pause after `end_waits`.
+        Raises the call's errors, and ClientClosed if the call would pause after `end_waits`.
         """
         waited_s = 0.0
         try:
@@ -113,7 +113,7 @@ class HttpDriver:
 
 
 class AsyncHttpDriver:
-    """Runs server calls in one event loop, each request with an HTTP client of its own."""
+    """A driver that runs server calls in one event loop. Each request has its own HTTP client."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = normalized_server_url(url)
@@ -124,7 +124,7 @@ class AsyncHttpDriver:
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
         """Run a call, and return its result.
 
-        Raises what the call raises, and ClientClosed if it would pause while `is_cancelled` is set.
+        Raises the call's errors, and ClientClosed if it would pause while `is_cancelled` is set.
         """
         waited_s = 0.0
         try:
@@ -218,7 +218,8 @@ class ConnectionPool(Generic[C]):
 class WaitLog:
     """Log lines about waits and repeated warnings of all calls of one client, rate-limited.
 
-    Hundreds of threads may wait for the same thing. It is logged once, then once per interval.
+    Hundreds of threads may wait for the same reason. A reason is logged once, then once per
+    interval.
     """
 
     def __init__(self) -> None:

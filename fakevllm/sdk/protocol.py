@@ -34,7 +34,7 @@ NO_VALID_KEY = (
 )
 UNKNOWN_PATH = "Not Found"
 NO_SWARM_SERVER = (
-    "what answers is no swarm server, but perhaps a proxy, which has a port of its own"
+    "the program at this URL is no swarm server; perhaps it is a proxy, which has another port"
 )
 REPLY_CHARS = 300
 """Maximum number of characters of a reply to quote in an error."""
@@ -63,15 +63,17 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ThrottledWarning:
-    """A warning that may come with each episode, so that the client logs it only now and then."""
+    """A warning that each episode may repeat. The client rate-limits its log lines."""
 
     kind: str
-    """The text that repeated warnings have in common."""
+    """Text that is the same in all repetitions of the warning."""
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
+    """A reply of the server, with any status."""
+
     status: int
     content: Any
     """The parsed JSON; the text if the reply is not JSON."""
@@ -113,7 +115,8 @@ and None for the rest; if no server answers, it throws ServerUnreachable into th
 def normalized_server_url(text: str) -> str:
     """Return a server's URL without a trailing slash.
 
-    Raises ValueError if `text` is not an http or https address, which a client would retry in vain.
+    Raises ValueError if `text` is not an http or https URL, because a client would
+    otherwise retry it forever.
 
     >>> normalized_server_url("http://gpu-box:10086/")
     'http://gpu-box:10086'
@@ -160,6 +163,7 @@ def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff)
 
 
 def is_transient(error: SwarmError) -> bool:
+    """Return whether the same request may succeed later."""
     return isinstance(error, ServerUnreachable) or error.status in TRANSIENT_STATUSES
 
 
@@ -177,6 +181,7 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
+        """Yield the next pause. `reason` is logged if the wait is long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

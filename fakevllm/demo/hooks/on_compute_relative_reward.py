@@ -1,5 +1,7 @@
-"""Called when the siblings have answered. Returns one number per sibling; only differences within
-the group count."""
+"""The demo's reward hook: it returns one reward per sibling that answered.
+
+Only differences within the group count.
+"""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Called before a request is sampled. Returns how many siblings to sample."""
+"""The demo's hook for new requests: it returns the number of siblings to sample."""
 
 from fakevllm.hooks.spec import Task
 

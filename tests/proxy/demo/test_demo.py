@@ -1,4 +1,4 @@
-"""The demo gives up at once on what will not come, and shows the unknown as unknown."""
+"""The demo ends at once if the engine cannot start or train, and shows only known values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker on whatever hook a test writes."""
+"""A fixture that starts a worker with a hook file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.proxy.hooks.hook_calls import Start
 
 @pytest_asyncio.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Starts a worker on the given hook text."""
+    """Return a function that starts a worker with this text as its hook file."""
     workers: list[HookWorker] = []
 
-    async def begin(text: str, timeout_s: float = 20.0) -> HookWorker:
+    async def start_worker(text: str, timeout_s: float = 20.0) -> HookWorker:
         (tmp_path / "hook.py").write_text(text)
         worker = HookWorker(tmp_path, timeout_s)
         workers.append(worker)
         await worker.start()
         return worker
 
-    yield begin
+    yield start_worker
     for worker in workers:
         await worker.close()

@@ -1,4 +1,4 @@
-"""Calls of a hook as the proxy makes them."""
+"""Hook calls as the proxy makes them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ async def reward(worker: HookWorker, *contents: str, question: str = "q") -> Rew
     answers: list[dict[str, Any]] = [
         {"role": "assistant", "content": content, "finish_reason": "stop"} for content in contents
     ]
-    before = [{"role": "user", "content": question}]
-    siblings = [Sibling(i, TASK, f"g/{i}", "stop", {"i": i}, before) for i in range(len(answers))]
+    messages = [{"role": "user", "content": question}]
+    siblings = [Sibling(i, TASK, f"g/{i}", "stop", {"i": i}, messages) for i in range(len(answers))]
     return await worker.reward(siblings, answers, question)
 
 

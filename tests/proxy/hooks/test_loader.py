@@ -1,4 +1,4 @@
-"""The loader finds the user's functions by path and says in one line what is wrong with a file."""
+"""The loader finds the user's functions by path, and reports a wrong file in one line."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_name_bound_under_an_if_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("def f(:\n", "broken.py:1: invalid syntax; fix"),
         ("\nraise ValueError('bad')\n", "broken.py:2: importing the hook raised ValueError: bad"),
@@ -84,11 +84,9 @@ def test_a_name_bound_under_an_if_counts(tmp_path: Path) -> None:
         (REWARD + "def on_user_submit_new_requests(a):\n    ...\n", "(request_id, task)"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_one_line(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_wrong_file_is_reported_in_one_line(tmp_path: Path, text: str, expected: str) -> None:
     message = failure(write(tmp_path, broken=text) / "broken.py")
-    assert said in message
+    assert expected in message
     assert "broken.py" in message
 
 
@@ -107,17 +105,15 @@ def test_a_missing_path_an_empty_folder_and_a_text_file_are_refused(tmp_path: Pa
     ("parameters", "arity"),
     [("v, a, q", 3), ("v, a", 2), ("*args", 3), ("v, a, question=None", 3), ("v, a, *, k=1", 2)],
 )
-def test_two_and_three_parameters_are_told_apart(
-    tmp_path: Path, parameters: str, arity: int
-) -> None:
+def test_the_number_of_parameters_is_detected(tmp_path: Path, parameters: str, arity: int) -> None:
     text = f"def on_compute_relative_reward({parameters}):\n    return []\n"
     assert load_hooks(write(tmp_path, hook=text) / "hook.py").reward_arity == arity
 
 
-def test_the_hash_is_that_of_the_bytes_whatever_the_place(tmp_path: Path) -> None:
-    wanted = hashlib.sha256(REWARD.encode()).hexdigest()[:16]
-    assert load_hooks(write(tmp_path, place_a=REWARD) / "place_a.py").content_hash == wanted
-    assert load_hooks(tmp_path).content_hash == wanted
+def test_the_hash_depends_only_on_the_content_of_the_files(tmp_path: Path) -> None:
+    expected_hash = hashlib.sha256(REWARD.encode()).hexdigest()[:16]
+    assert load_hooks(write(tmp_path, place_a=REWARD) / "place_a.py").content_hash == expected_hash
+    assert load_hooks(tmp_path).content_hash == expected_hash
     write(tmp_path, place_b="x = 1\n")
     both = hashlib.sha256((REWARD + "x = 1\n").encode()).hexdigest()[:16]
     assert load_hooks(tmp_path).content_hash == both

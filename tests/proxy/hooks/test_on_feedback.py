@@ -1,4 +1,4 @@
-"""on_feedback: what it gets, and what becomes of what it returns."""
+"""The hook on_feedback: its argument, and the handling of its return values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fakevllm.hooks.worker import HookWorker
 from tests.proxy.hooks.hook_calls import TASK, Start, reward
 
 REWARD = "def on_compute_relative_reward(v, a):\n    return [0.0 for _ in a]\n"
-SAID = Feedback(
+FEEDBACK = Feedback(
     kind="feedback",
     request_id="g1",
     answer={"content": "7", "finish_reason": "stop"},
@@ -27,12 +27,12 @@ SAID = Feedback(
 )
 
 
-async def said(worker: HookWorker) -> FeedbackValue | HookFailure:
-    return await worker.feedback(SAID)
+async def call_hook(worker: HookWorker) -> FeedbackValue | HookFailure:
+    return await worker.feedback(FEEDBACK)
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_hook_gets_the_answer_and_what_was_said_of_it(start: Start, kind: str) -> None:
+async def test_the_hook_gets_the_answer_and_the_feedback(start: Start, kind: str) -> None:
     worker = await start(f"""{REWARD}
 {kind} on_feedback(feedback):
     assert feedback.answer["content"] == "7" and feedback.thumbs == "down"
@@ -41,7 +41,7 @@ async def test_a_hook_gets_the_answer_and_what_was_said_of_it(start: Start, kind
     return float(feedback.task.metadata["answer"]) + feedback.reward
 """)
     assert worker.info.has_feedback
-    assert await said(worker) == FeedbackValue(42.5, worker.info.content_hash)
+    assert await call_hook(worker) == FeedbackValue(42.5, worker.info.content_hash)
 
 
 @pytest.mark.parametrize(
@@ -54,20 +54,20 @@ async def test_a_hook_gets_the_answer_and_what_was_said_of_it(start: Start, kind
         ("1 / 0", "hook_raised: ZeroDivisionError: division by zero (hook.py:4)"),
     ],
 )
-async def test_only_a_finite_number_or_none_is_an_outcome(
+async def test_the_hook_must_return_a_finite_number_or_none(
     start: Start, returns: str, outcome: float | str | None
 ) -> None:
     worker = await start(f"{REWARD}\ndef on_feedback(feedback): return {returns}\n")
-    value = await said(worker)
-    told = value.reason if isinstance(value, HookFailure) else value.value
-    assert told == outcome
+    value = await call_hook(worker)
+    shown = value.reason if isinstance(value, HookFailure) else value.value
+    assert shown == outcome
 
 
-async def test_one_that_hangs_costs_its_own_feedback_only(start: Start) -> None:
+async def test_a_hook_that_hangs_fails_only_its_own_feedback(start: Start) -> None:
     worker = await start(
         f"import time\n{REWARD}\ndef on_feedback(feedback): time.sleep(60)\n", timeout_s=0.5
     )
-    assert await said(worker) == HookFailure("hook_timeout: 0.5 s")
+    assert await call_hook(worker) == HookFailure("hook_timeout: 0.5 s")
     assert (await reward(worker, "a", "b")).rewards == [0.0, 0.0]
 
 
@@ -78,12 +78,12 @@ async def test_the_hook_is_optional_and_takes_one_parameter(start: Start) -> Non
 
 
 @pytest.mark.parametrize(("returns", "is_ok"), [("0.5", True), ("1 / 0", False)])
-async def test_check_hook_tries_it_with_a_thumb_up(
+async def test_check_hook_calls_the_hook_with_a_thumbs_up(
     tmp_path: Path, returns: str, is_ok: bool
 ) -> None:
     text = f"{REWARD}\ndef on_feedback(feedback):\n    return feedback.thumbs and {returns}\n"
     (tmp_path / "hook.py").write_text(text)
     report = await check(tmp_path)
     assert report.ok is is_ok
-    told = "a thumb up counts for 0.5" if is_ok else "on_feedback failed: hook_raised"
-    assert told in str(render(report).caption)
+    message = "a thumbs up counts as 0.5" if is_ok else "on_feedback failed: hook_raised"
+    assert message in str(render(report).caption)

@@ -1,4 +1,4 @@
-"""What a hook returns is checked before anything trains on it."""
+"""The checks of the values that hooks return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def reason(outcome: object) -> str:
 
 @given(st.lists(REWARD, max_size=9))
 def test_numbers_and_nones_are_kept_in_order(items: list[float | None]) -> None:
-    assert read_rewards(items, len(items)) == [None if one is None else float(one) for one in items]
+    assert read_rewards(items, len(items)) == [
+        None if item is None else float(item) for item in items
+    ]
 
 
 JUNK = (
@@ -45,7 +47,7 @@ JUNK = (
 
 
 @given(JUNK | st.lists(JUNK | st.lists(JUNK, max_size=2), max_size=3))
-def test_whatever_comes_back_is_finite_rewards_or_a_reason(value: object) -> None:
+def test_any_return_value_becomes_finite_rewards_or_a_reason(value: object) -> None:
     outcome = read_rewards(value, 2)
     if isinstance(outcome, HookFailure):
         slugs = {"hook_type", "hook_length", "hook_nan", "hook_value"}
@@ -56,7 +58,7 @@ def test_whatever_comes_back_is_finite_rewards_or_a_reason(value: object) -> Non
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "expected"),
     [
         ("ab", "hook_type: got str, want a list"),
         (None, "hook_type: got NoneType, want a list"),
@@ -69,8 +71,8 @@ def test_whatever_comes_back_is_finite_rewards_or_a_reason(value: object) -> Non
         ([10**400, 1], "hook_type: reward 0 is int, want a number or None"),
     ],
 )
-def test_a_wrong_return_value_is_named(value: object, said: str) -> None:
-    assert reason(read_rewards(value, 2)) == said
+def test_a_wrong_return_value_is_reported(value: object, expected: str) -> None:
+    assert reason(read_rewards(value, 2)) == expected
 
 
 def test_number_like_objects_count_as_numbers() -> None:
@@ -94,9 +96,9 @@ WRONG_PLANS: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "said"), WRONG_PLANS)
-def test_a_wrong_plan_is_named(value: object, said: str) -> None:
-    assert reason(read_plan(value)).startswith(said)
+@pytest.mark.parametrize(("value", "expected"), WRONG_PLANS)
+def test_a_wrong_plan_is_reported(value: object, expected: str) -> None:
+    assert reason(read_plan(value)).startswith(expected)
 
 
 def test_a_plan_is_a_number_a_list_or_nothing() -> None:
@@ -105,15 +107,15 @@ def test_a_plan_is_a_number_a_list_or_nothing() -> None:
     assert read_plan([{}, {"seed": 1}]) == SubmitPlan(overrides=[{}, {"seed": 1}])
 
 
-class Awkward:
+class Incomparable:
     def __eq__(self, other: object) -> bool:
         raise RuntimeError("not comparable")
 
     __hash__ = None  # pyright: ignore[reportAssignmentType] # Python's own spelling of unhashable
 
 
-@pytest.mark.parametrize("value", [object(), Awkward(), {1j: 1}, 2**70, [lambda: None]])
-def test_annotations_json_cannot_say_are_left_out(value: Any) -> None:
+@pytest.mark.parametrize("value", [object(), Incomparable(), {1j: 1}, 2**70, [lambda: None]])
+def test_annotations_that_json_cannot_express_are_left_out(value: Any) -> None:
     assert changed_keys({"content": "a"}, {"content": "a", "bad": value, "good": 1}) == {"good": 1}
 
 
@@ -132,7 +134,7 @@ def test_numpy_numbers_are_rewards_and_annotations() -> None:
     }
 
 
-def test_the_largest_group_the_server_takes_may_be_asked_for() -> None:
+def test_a_plan_may_have_the_largest_group_that_the_server_accepts() -> None:
     assert read_plan(256) == SubmitPlan(num=256)
     largest: list[dict[str, Any]] = [{}] * 256
     assert read_plan(largest) == SubmitPlan(overrides=largest)

@@ -1,4 +1,4 @@
-"""The hook process answers: what a hook gets, and what becomes of what it returns."""
+"""Calls through the hook process: the arguments of hooks, and their return values."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def on_compute_relative_reward(v, a, q):
     assert (await reward(worker, "a", "b")).rewards == [None, 1.0]
 
 
-async def test_the_submit_hook_plans_and_its_absence_keeps_n(start: Start) -> None:
+async def test_the_submit_hook_sets_the_plan_and_without_it_n_stays(start: Start) -> None:
     worker = await start(SYNC)
     assert await worker.submit("r", TASK) == SubmitPlan()
     plan = "[{}, {'seed': int(task.metadata['answer'])}]"
@@ -67,7 +67,7 @@ async def test_the_submit_hook_plans_and_its_absence_keeps_n(start: Start) -> No
     assert await worker.submit("r", TASK) == SubmitPlan(overrides=[{}, {"seed": 42}])
 
 
-async def test_a_failing_submit_hook_says_why(start: Start) -> None:
+async def test_a_failed_submit_hook_has_a_reason(start: Start) -> None:
     worker = await start(SYNC + "def on_user_submit_new_requests(r, t):\n    return 0")
     assert await worker.submit("r", TASK) == HookFailure("hook_value: got 0, want at least 1")
 
@@ -84,7 +84,7 @@ async def test_a_failing_submit_hook_says_why(start: Start) -> None:
         ("return 5", "hook_type: got int, want a list"),
     ],
 )
-async def test_a_hook_that_fails_gives_no_reward_but_a_reason(
+async def test_a_failed_reward_hook_has_a_reason_and_no_rewards(
     start: Start, kind: str, body: str, reason: str
 ) -> None:
     worker = await start(
@@ -134,7 +134,7 @@ def on_compute_relative_reward(v, a, q):
         ("import os\nos.kill(os.getpid(), 9)\n", "ended its process by SIGKILL"),
     ],
 )
-async def test_hooks_that_do_not_load_say_so_at_the_start(
+async def test_hooks_that_cannot_be_loaded_fail_the_start(
     start: Start, text: str, said: str
 ) -> None:
     with pytest.raises(HookError, match=said):

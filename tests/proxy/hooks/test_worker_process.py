@@ -1,4 +1,4 @@
-"""The hook process beside the proxy's: it ends with it, and prints nothing of its own."""
+"""The hook process ends with the proxy's process, and prints nothing by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 
 def is_gone(pid: int) -> bool:
-    """A zombie counts as gone: who its parent is depends on the machine's init."""
+    """Return whether the process has ended. A zombie counts as ended, because only the machine's
+    init may be left to reap it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -99,7 +100,8 @@ async def test_ctrl_c_in_the_terminal_prints_nothing_from_the_worker(
 
 
 async def first_child(parent: int) -> int:
-    """The hook process, as early as it exists: the one that is not the resource tracker."""
+    """Return the id of the hook process as soon as it exists. The other child is the resource
+    tracker."""
     children = Path(f"/proc/{parent}/task/{parent}/children")
     async with asyncio.timeout(20):
         while True:

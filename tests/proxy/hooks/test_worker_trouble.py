@@ -1,4 +1,4 @@
-"""Hooks that hang, crash or go away: real processes, real hangs, real crashes."""
+"""Hooks that hang or crash, and callers that are cancelled, with real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def on_compute_relative_reward(v, a, q):
     assert before.annotations == late.annotations == after.annotations
 
 
-async def test_a_hanging_sync_hook_costs_its_own_call_only(start: Start) -> None:
+async def test_a_sync_hook_that_hangs_fails_only_its_own_call(start: Start) -> None:
     worker = await start(
         """
 import threading
@@ -47,7 +47,7 @@ def on_compute_relative_reward(v, a, q):
     assert [other.rewards for other in others] == [[1.0], [1.0]]
 
 
-async def test_a_hook_that_blocks_the_loop_is_blamed_and_the_waiting_ones_run_again(
+async def test_a_hook_that_blocks_the_event_loop_fails_and_waiting_hooks_run_again(
     start: Start, tmp_path: Path
 ) -> None:
     worker = await start(
@@ -72,7 +72,9 @@ async def on_compute_relative_reward(v, a, q):
     assert (await waiting).rewards == [1.0]
 
 
-async def test_a_regular_expression_that_holds_the_interpreter_is_killed(start: Start) -> None:
+async def test_a_regular_expression_that_never_releases_the_interpreter_is_killed(
+    start: Start,
+) -> None:
     worker = await start(
         """
 import re
@@ -87,7 +89,7 @@ async def on_compute_relative_reward(v, a, q):
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_hook_that_ends_its_process_is_named_and_others_survive(
+async def test_a_hook_that_ends_its_process_fails_and_other_calls_succeed(
     start: Start, kind: str
 ) -> None:
     worker = await start(f"""
@@ -119,7 +121,7 @@ async def test_edited_hooks_that_no_longer_load_fail_their_calls_with_the_reason
     assert mended.hook_hash == worker.info.content_hash
 
 
-async def test_a_caller_that_goes_away_leaves_the_worker_usable(
+async def test_the_worker_stays_usable_after_a_caller_was_cancelled(
     start: Start, tmp_path: Path
 ) -> None:
     worker = await start(
@@ -141,7 +143,9 @@ def on_compute_relative_reward(v, a, q):
     assert (await reward(worker, "a")).rewards == [1.0]
 
 
-async def test_calls_after_and_during_close_are_told_so(start: Start, tmp_path: Path) -> None:
+async def test_calls_during_and_after_close_fail_with_a_reason(
+    start: Start, tmp_path: Path
+) -> None:
     worker = await start(f"""
 import pathlib, threading
 def on_compute_relative_reward(v, a, q):
@@ -164,7 +168,7 @@ def on_compute_relative_reward(v, a, q):
 """
 
 
-async def test_a_restarted_hook_process_is_told_and_so_are_hooks_that_changed_meanwhile(
+async def test_a_restart_of_the_hook_process_and_changed_hooks_are_logged(
     start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fakevllm.hooks")
@@ -182,7 +186,7 @@ async def test_a_restarted_hook_process_is_told_and_so_are_hooks_that_changed_me
     assert caplog.messages == [told, changed]
 
 
-async def test_a_hang_is_told_as_the_end_of_the_process(
+async def test_a_hang_is_logged_as_the_reason_of_the_restart(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = await start(

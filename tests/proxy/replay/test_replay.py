@@ -60,26 +60,26 @@ def test_fresh_ignores_the_finished_rows(tmp_path: Path) -> None:
         progress.close()
 
 
-class Flaky:
-    """Cuts the first two tries of each row, then answers."""
+class FlakyPlayer:
+    """A player whose connection breaks in the first two attempts of each row."""
 
     def __init__(self) -> None:
-        self.tries: dict[str, int] = {}
+        self.num_attempts: dict[str, int] = {}
 
     async def play(self, question: str, key: str) -> str:
-        self.tries[question] = self.tries.get(question, 0) + 1
-        if self.tries[question] < 3:
+        self.num_attempts[question] = self.num_attempts.get(question, 0) + 1
+        if self.num_attempts[question] < 3:
             raise RowInterrupted("connection refused")
         return f"{question} with {key}"
 
 
-async def collected(player: Flaky) -> list[RowResult]:
+async def collect_results(player: FlakyPlayer) -> list[RowResult]:
     rows = [(0, task) for task in TASKS]
     return [result async for result in play(rows, player, lambda task: task.task_id, concurrency=2)]
 
 
 async def test_a_row_is_retried_after_a_broken_connection_and_ends_once() -> None:
-    ends = await collected(Flaky())
+    ends = await collect_results(FlakyPlayer())
     assert sorted(end.answer or "" for end in ends) == [
         "say a with a",
         "say b with b",
@@ -89,7 +89,9 @@ async def test_a_row_is_retried_after_a_broken_connection_and_ends_once() -> Non
 
 async def test_a_row_whose_connection_stays_broken_is_not_done() -> None:
     rows = [(0, TASKS[0])]
-    (cut,) = [result async for result in play(rows, Flaky(), lambda _: "", 1, retry_for_s=0.0)]
+    (cut,) = [
+        result async for result in play(rows, FlakyPlayer(), lambda _: "", 1, retry_for_s=0.0)
+    ]
     assert cut.failed == "connection refused" and not cut.is_done
 
 
@@ -103,11 +105,11 @@ async def test_a_row_that_failed_is_done() -> None:
 
 
 async def test_a_row_waits_for_capacity() -> None:
-    capacity, player = asyncio.Event(), Flaky()
+    capacity, player = asyncio.Event(), FlakyPlayer()
     ends = play([(0, TASKS[0])], player, lambda _: "", 1, capacity)
     first = asyncio.ensure_future(anext(ends))
     await asyncio.wait([first], timeout=0.05)
-    assert not player.tries
+    assert not player.num_attempts
     capacity.set()
     assert (await first).is_done
 

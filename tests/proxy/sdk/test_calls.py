@@ -182,7 +182,7 @@ def test_connecting_to_a_closed_run_logs_a_warning(
 
 
 def test_a_404_for_a_known_path_is_reported_as_no_swarm_server() -> None:
-    with pytest.raises(SwarmError, match="no swarm server, but perhaps a proxy"):
+    with pytest.raises(SwarmError, match="no swarm server; perhaps it is a proxy"):
         run_call(engine_calls.status(), [reply(404, detail="Not Found")])
 
 

@@ -1,4 +1,4 @@
-"""The demo's own questions, and its processes' sockets, while these are killed."""
+"""The demo's requests while its server or proxy is restarted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.proxy.demo.test_demo import run_at
 from tests.proxy.scripted_swarm import ROLLING, until
 
 NUM_REFUSED = 12
-"""More than a client tries by itself."""
+"""Number of refused requests, more than the openai client retries by default."""
 ANSWER = {
     "id": "c",
     "object": "chat.completion",
@@ -37,8 +37,8 @@ ANSWER = {
 STATS = Stats(engine=None, counts={}, curve=[], sampled_tokens=0, lookups={})
 
 
-class Returning:
-    """Refuses for a while, as what is being started again does; then answers."""
+class RestartingServer:
+    """A server that refuses requests at first, as during a restart, and then answers."""
 
     def __init__(self, *answers: object, num_refused: int = NUM_REFUSED) -> None:
         self.num_left = num_refused
@@ -53,30 +53,30 @@ class Returning:
 
 
 @asynccontextmanager
-async def at(returning: Returning) -> AsyncGenerator[str]:
+async def serving(server: RestartingServer) -> AsyncGenerator[str]:
     app = web.Application()
-    app.router.add_route("*", "/{path:.*}", returning.answer)
-    async with TestServer(app) as server:
-        yield str(server.make_url("")).rstrip("/")
+    app.router.add_route("*", "/{path:.*}", server.answer)
+    async with TestServer(app) as test_server:
+        yield str(test_server.make_url("")).rstrip("/")
 
 
 async def test_a_probe_survives_a_restart_of_the_server(tmp_path: Path) -> None:
     num_refused = NUM_REFUSED * CONCURRENCY
-    async with at(Returning(ANSWER, num_refused=num_refused)) as url:
+    async with serving(RestartingServer(ANSWER, num_refused=num_refused)) as url:
         probe = await probe_once(run_at(url, tmp_path), "m", "after")
     assert len(probe.samples) == NUM_SAMPLES
 
 
 async def test_tasks_are_registered_at_a_proxy_that_restarts() -> None:
     tasks = all_tasks()
-    async with at(Returning({"keys": ["k"] * len(tasks)}, num_refused=1)) as url:
+    async with serving(RestartingServer({"keys": ["k"] * len(tasks)}, num_refused=1)) as url:
         assert len(await register_until_reachable(url, tasks)) == len(tasks)
 
 
 async def test_the_final_status_is_fetched_after_the_end(tmp_path: Path) -> None:
-    heard = STATS.model_copy(update={"engine": ROLLING, "counts": {"trained": 8}})
-    answers = [stats.model_dump(mode="json") for stats in (STATS, heard)]
-    async with at(Returning(*answers, num_refused=1)) as url:
+    final = STATS.model_copy(update={"engine": ROLLING, "counts": {"trained": 8}})
+    answers = [stats.model_dump(mode="json") for stats in (STATS, final)]
+    async with serving(RestartingServer(*answers, num_refused=1)) as url:
         run = run_at(url, tmp_path)
         run.stats = STATS.model_copy(update={"engine": ROLLING, "counts": {"pooled": 8}})
         await wait_for_final_status(run)
@@ -98,7 +98,7 @@ async def test_a_connection_to_a_dead_process_is_answered_after_its_restart(
         arguments = ["start", "--backend", "fake", "--run-dir", str(tmp_path / "run")]
         log = tmp_path / "log"
         server = SupervisedProcess("the server", "fakevllm_server", arguments, log, listener)
-        kept_up = asyncio.create_task(server.run(lambda note: None))
+        supervision = asyncio.create_task(server.run(lambda note: None))
         url = f"http://127.0.0.1:{port}/get_engine_status"
         try:
             async with aiohttp.ClientSession(raise_for_status=True) as http:
@@ -108,6 +108,6 @@ async def test_a_connection_to_a_dead_process_is_answered_after_its_restart(
                 await until(lambda: server.num_restarts == 1)
                 second = await (await http.get(url)).json()
         finally:
-            kept_up.cancel()
-            await asyncio.gather(kept_up, return_exceptions=True)
+            supervision.cancel()
+            await asyncio.gather(supervision, return_exceptions=True)
     assert first["server_id"] != second["server_id"]
