@@ -92,8 +92,8 @@ async def relay_native(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Relay the answer of the engine's own route for the app's format, byte for byte, and return
-    it.
+    """Relay the answer of the engine's own route for the app's format, byte for byte. Return that
+    answer.
 
     Raises WireError, as `relay` does, if no response has been started.
     """

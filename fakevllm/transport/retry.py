@@ -118,7 +118,8 @@ class RetryHandler:
         """Relay the fallback's answer in place of `error`; return the answer and `error.reason`.
 
         Raises `error` if there is no fallback, if the fallback does not answer, if the error is not
-        an outage, or if answer data has been sent to the app already.
+        an outage, or if answer data has been sent to the app already. Raises the fallback's own
+        error if it fails after answer data has been sent.
         """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
