@@ -1,7 +1,7 @@
-"""AgentJet's names for what its documents import, so that a script written for it changes its
-imports and nothing else: `from fakevllm.ajet import AgentJetJob, SwarmClient, …`.
+"""AgentJet's names for classes and functions of the SDK, and its task readers.
 
-Names only. What a call does stands where these come from.
+A script that was written for AgentJet only changes its imports: `from fakevllm.ajet import
+AgentJetJob, SwarmClient, …`. The classes and functions are documented in `fakevllm.sdk`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class HuggingfaceDatRepo:
     """A dataset with a column `question`."""
 
     dataset_path: str = "gsm8k"
-    """As HfReader takes it; or a folder with a file of JSON Lines for each split, such as
-    `train.jsonl`, which needs no further package."""
+    """A name or folder that HfReader accepts. Or a folder with one JSON Lines file per split, such
+    as `train.jsonl`, which needs no further package."""
     dataset_name: str | None = None
     training_split: str = "train"
     validation_split: str = "validation"
@@ -56,23 +56,30 @@ class HuggingfaceDatRepo:
 
 @dataclass(frozen=True, slots=True)
 class AjetTaskReader:
+    """The settings of a RouterTaskReader."""
+
     type: str = HF_REPO
     huggingface_dat_repo: HuggingfaceDatRepo = field(default_factory=HuggingfaceDatRepo)
 
 
 class RouterTaskReader:
+    """Reads the training and validation tasks of a dataset."""
+
     def __init__(self, reader_type: str, reader_config: AjetTaskReader) -> None:
-        """Raises ValueError for AgentJet's other types of readers."""
+        """Raise ValueError for reader types of AgentJet that are not supported."""
         if reader_type != HF_REPO:
             raise ValueError(
-                f"reader_type {reader_type!r} is not here, {HF_REPO!r} is: take a reader of "
-                "fakevllm (JsonlReader, CsvReader, RandomReader), which has "
-                "generate_training_tasks too"
+                f"reader_type {reader_type!r} is not supported: use {HF_REPO!r}, or a reader of "
+                "fakevllm (JsonlReader, CsvReader, RandomReader), which also has "
+                "generate_training_tasks"
             )
         self._repo = reader_config.huggingface_dat_repo
 
     def generate_training_tasks(self) -> Iterator[Task]:
-        """In the dataset's order, and named alike each time. Raises ConfigError."""
+        """Return the tasks in the dataset's order, with the same ids each time.
+
+        Raises ConfigError.
+        """
         return iter(_reader(self._repo, self._repo.training_split))
 
     def generate_validation_tasks(self) -> Iterator[Task]:

@@ -73,7 +73,8 @@ def format_counts(counts: Mapping[str, float]) -> str:
 
 
 def format_groups(count: float) -> str:
-    """
+    """Return a number of groups with its noun.
+
     >>> format_groups(1), format_groups(2)
     ('1 group', '2 groups')
     """

@@ -55,6 +55,8 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class History:
+    """The steps, evaluations and last log lines of one run."""
+
     run_id: str = ""
     last_seq: int = 0
     """Sequence number of the last entry that was read."""

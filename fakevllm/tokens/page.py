@@ -18,7 +18,8 @@ from fakevllm_adapters.protocol.token_view import CallView, GroupView
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """
+    """A token of a prompt or of a response.
+
     >>> Token(7, is_trained=True, logprob=-0.5, advantage=1.0).id
     7
     """
@@ -165,7 +166,8 @@ def _notes(call: CapturedCall) -> list[str]:
 
 
 def heading(sample: Sample) -> str:
-    """
+    """Return the line above a sample: its name, reward and advantage.
+
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'
     """

@@ -68,7 +68,8 @@ def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutpu
 
 
 def describe_error(error: BaseException) -> str:
-    """
+    """Return type and message of an error, without a final full stop.
+
     >>> describe_error(ValueError("bad row."))
     'ValueError: bad row'
     """

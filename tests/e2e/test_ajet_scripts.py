@@ -199,5 +199,5 @@ def test_a_job_survives_a_round_trip_through_yaml(tmp_path: Path) -> None:
 
 
 def test_the_error_for_other_reader_types_names_fakevllms_readers() -> None:
-    with pytest.raises(ValueError, match="take a reader of fakevllm"):
+    with pytest.raises(ValueError, match="or a reader of fakevllm"):
         RouterTaskReader("env_service", AjetTaskReader())
