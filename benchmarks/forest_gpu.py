@@ -47,7 +47,7 @@ from benchmarks.results import conditions, markdown_table, replace_section
 torch: Any = import_module("torch")
 transformers: Any = import_module("transformers")
 placement: Any = import_module("fakevllm_server.backends.embedded.device_and_dtype")
-precision: Any = import_module("fakevllm_server.backends.torch_forest.precision")
+autocast: Any = import_module("fakevllm_server.backends.torch_forest.autocast")
 
 TITLE = "forest, on a GPU"
 MAX_NOISE_RATIO = 3.0
@@ -234,7 +234,7 @@ def make_model(shape: ModelShape, device: str) -> Any:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     # Checkpointing works only in training mode. The model has no dropout.
     model.train(shape.checkpointed)
-    precision.set_compute_dtype(model, placement.resolve_dtype("auto", torch.device(device)))
+    autocast.set_compute_dtype(model, placement.resolve_dtype("auto", torch.device(device)))
     return model
 
 

@@ -15,10 +15,10 @@ from fakevllm_server.forest import CallTokens, pack
 
 torch: Any = import_module("torch")
 transformers: Any = import_module("transformers")
-attentions: Any = import_module("fakevllm_server.backends.torch_forest.attentions")
+attentions: Any = import_module("fakevllm_server.backends.torch_forest.attention.registry")
 plans: Any = import_module("fakevllm_server.backends.torch_forest.plan")
-forwards: Any = import_module("fakevllm_server.backends.torch_forest.forward")
-sharing: Any = import_module("fakevllm_server.backends.torch_forest.small_prefixes")
+forwards: Any = import_module("fakevllm_server.backends.torch_forest.edge_log_probs")
+sharing: Any = import_module("fakevllm_server.backends.torch_forest.prefix_sharing")
 
 Variant = Callable[[Any, Case], int]
 """Function of a model and a case that accumulates gradients and returns the number of computed

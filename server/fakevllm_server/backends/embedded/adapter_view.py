@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 
 from fakevllm_server.backends.embedded.train import gradient_checkpointing
 from fakevllm_server.backends.embedded.weights import adapters_of, named_weights
-from fakevllm_server.backends.torch_forest import precision
+from fakevllm_server.backends.torch_forest import autocast
 
-WRAPPING_ATTRIBUTES = ("forward", precision.MARK, gradient_checkpointing.MARK)
+WRAPPING_ATTRIBUTES = ("forward", autocast.MARK, gradient_checkpointing.MARK)
 """Attributes of a module whose forward pass is wrapped. They are not copied: a copied wrapper would
 call the other model's forward pass."""
 
@@ -25,7 +25,7 @@ call the other model's forward pass."""
 def needs_adapter_view(model: PreTrainedModel) -> bool:
     """Return whether merging would round: the model has adapters, and computes in another type than
     that of its weights."""
-    return bool(adapters_of(model)) and precision.compute_dtype(model) != model.dtype
+    return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 
 def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
@@ -36,5 +36,5 @@ def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
     for module in view.modules():
         for name in vars(module).keys() & set(WRAPPING_ATTRIBUTES):
             delattr(module, name)
-    precision.set_compute_dtype(view, precision.compute_dtype(model))
+    autocast.set_compute_dtype(view, autocast.compute_dtype(model))
     return view.requires_grad_(False)

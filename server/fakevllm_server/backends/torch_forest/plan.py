@@ -29,7 +29,7 @@ class Plan:
     head_temperature: Tensor
     """[heads] Sampling temperatures, as float64 on the CPU, since not every device has float64."""
     edge_head: Tensor
-    """[edges] The head of each edge."""
+    """[edges] Index of the head of each edge."""
     edge_token: Tensor
     """[edges] The token id of each edge."""
     gather: Tensor
@@ -51,8 +51,8 @@ class Plan:
             head_temperature=torch.tensor(list(edges.head_temperature), dtype=torch.float64),
             edge_head=as_tensor(edges.edge_head, device),
             edge_token=as_tensor(edges.edge_token, device),
-            gather=as_tensor(_joined(edges.per_call), device),
-            num_trained=[len(own) for own in edges.per_call],
+            gather=as_tensor(_concatenate(edges.per_call), device),
+            num_trained=[len(call_edges) for call_edges in edges.per_call],
         )
 
     @property
@@ -69,7 +69,7 @@ class Plan:
         return edge_values.index_select(0, self.gather)
 
     def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
-        """Map values per edge, [edges], to one tensor [its trained tokens] for each call."""
+        """Map values per edge, [edges], to one tensor [trained tokens] for each call."""
         return self.flat(edge_values).split(list(self.num_trained))
 
 
@@ -80,8 +80,8 @@ def as_tensor(numbers: array[int], device: torch.device | str) -> Tensor:
     return torch.frombuffer(numbers, dtype=torch.long).to(device, copy=True)
 
 
-def _joined(arrays: Sequence[array[int]]) -> array[int]:
+def _concatenate(arrays: Sequence[array[int]]) -> array[int]:
     flat = array("q")
-    for own in arrays:
-        flat.extend(own)
+    for array_of_call in arrays:
+        flat.extend(array_of_call)
     return flat

@@ -12,7 +12,7 @@ from typing import Any
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Model types whose code has been reviewed and tested. After the LM head they run no code that
-`forward` would miss."""
+`edge_log_probs` would miss."""
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """RoPE types whose frequencies depend only on the config."""
@@ -43,7 +43,7 @@ def sharing_refusal(model: Any) -> str | None:
 def _rope_types(config: Any) -> set[str]:
     parameters = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
-    return {one.get("rope_type", "default") for one in nested or [parameters]}
+    return {rope.get("rope_type", "default") for rope in nested or [parameters]}
 
 
 def _adapter_refusal(model: Any) -> str | None:

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.torch_forest.tiny_models import gradient_of, llama, made, over_sets
+from swarm_server.backends.torch_forest.tiny_models import (
+    build_model,
+    gradient_of,
+    llama,
+    mask_to_sets,
+)
 from swarm_server.forest.call_sets import packed_set
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.allowed_sets import HeadTokenSets
-from fakevllm_server.backends.torch_forest.forward import edge_values
+from fakevllm_server.backends.torch_forest.edge_log_probs import HeadTokenSets, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
@@ -31,20 +35,20 @@ CALLS = [
 
 @cache
 def model_of_all() -> Any:
-    return made(llama)
+    return build_model(llama)
 
 
 def test_calls_with_different_grammars_share_states_but_no_heads() -> None:
     forest = build_forest(CALLS)
     assert forest.num_nodes == 5
     by_node = [forest.edges.head_node.count(node) for node in (2, 3)]
-    assert by_node == [5, 4]  # the first and the third have the same head for their last token
+    assert by_node == [5, 4]  # The first and the third call share the head of their last token.
 
 
 def entropies(model: Any, call: CallTokens) -> Tensor:
     """Return the entropy at each trained token, [trained tokens], with 0 · log 0 = 0."""
     ids = torch.tensor([list(call.ids)])
-    logits = over_sets(model(ids).logits[0, :-1] / call.temperature, call)[2:]
+    logits = mask_to_sets(model(ids).logits[0, :-1] / call.temperature, call)[2:]
     return torch.stack(
         [torch.distributions.Categorical(logits=row[row > -torch.inf]).entropy() for row in logits]
     )
@@ -59,11 +63,12 @@ def test_entropies_and_their_gradients_are_those_over_the_allowed_sets(
     values = edge_values(model, plan, "chains", with_entropy=True, max_logits=max_logits)
     assert values.entropy is not None
     expected = torch.cat([entropies(model, call) for call in CALLS])
-    found = plan.flat(values.entropy)
-    torch.testing.assert_close(found, expected, **CLOSE)
-    of_found, of_expected = gradient_of(model, found.sum()), gradient_of(model, expected.sum())
-    assert of_expected.norm() > 0
-    torch.testing.assert_close(of_found, of_expected, **CLOSE)
+    actual = plan.flat(values.entropy)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+    actual_gradient = gradient_of(model, actual.sum())
+    expected_gradient = gradient_of(model, expected.sum())
+    assert expected_gradient.norm() > 0
+    torch.testing.assert_close(actual_gradient, expected_gradient, **CLOSE)
 
 
 def test_a_forced_token_has_probability_one_and_no_gradient() -> None:

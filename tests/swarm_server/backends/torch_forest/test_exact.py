@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from swarm_server.backends.torch_forest.tiny_models import (
     MODELS,
+    build_model,
     coupled_loss,
     gradient_of,
-    made,
     naive,
 )
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
-from fakevllm_server.backends.torch_forest.forward import edge_log_probs, edge_values
+from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
+from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
@@ -31,7 +31,7 @@ CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-9}
 
 @cache
 def model_of(name: str) -> Any:
-    return made(MODELS[name])
+    return build_model(MODELS[name])
 
 
 def per_call(model: Any, calls: Sequence[CallTokens], attention: str) -> Sequence[Tensor]:
@@ -42,11 +42,11 @@ def per_call(model: Any, calls: Sequence[CallTokens], attention: str) -> Sequenc
 def check_equal(model: Any, calls: Sequence[CallTokens], attention: str) -> None:
     alone = [naive(model, call) for call in calls]
     merged = per_call(model, calls, attention)
-    for one, other in zip(alone, merged, strict=True):
-        torch.testing.assert_close(other, one, check_dtype=len(one) > 0, **CLOSE)
-    expected = gradient_of(model, coupled_loss(alone))
-    found = gradient_of(model, coupled_loss([log_prob.double() for log_prob in merged]))
-    torch.testing.assert_close(found, expected, **CLOSE)
+    for expected, actual in zip(alone, merged, strict=True):
+        torch.testing.assert_close(actual, expected, check_dtype=len(expected) > 0, **CLOSE)
+    expected_gradient = gradient_of(model, coupled_loss(alone))
+    actual_gradient = gradient_of(model, coupled_loss([values.double() for values in merged]))
+    torch.testing.assert_close(actual_gradient, expected_gradient, **CLOSE)
 
 
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
@@ -79,14 +79,14 @@ def test_duplicates_empty_responses_and_prompts_of_one_token_are_exact(
 def test_a_session_whose_siblings_differ_in_length_is_exact(attention: str) -> None:
     generator = torch.Generator().manual_seed(0)
 
-    def some(number: int) -> list[int]:
+    def random_ids(number: int) -> list[int]:
         return torch.randint(0, 11, (number,), generator=generator).tolist()
 
-    prompt, calls = some(20), []
+    prompt, calls = random_ids(20), []
     for turn in range(3):
-        answers = [some(length) for length in (9, 40, 3, 41, 44 + turn, 9)]
+        answers = [random_ids(length) for length in (9, 40, 3, 41, 44 + turn, 9)]
         calls += [CallTokens.of(prompt, answer) for answer in answers]
-        prompt = [*prompt, *answers[turn], *some(4)]
+        prompt = [*prompt, *answers[turn], *random_ids(4)]
     check_equal(model_of("qwen3" if attention == "segments" else "llama"), calls, attention)
 
 
@@ -95,11 +95,11 @@ def test_training_only_the_first_call_of_a_shared_token_is_detected() -> None:
     model = model_of("llama")
     plan = Plan.of(build_forest(GOLDEN))
     edge_log_prob = edge_log_probs(model, plan, "chains")
-    seen: set[int] = set()
+    trained: set[int] = set()
     kept: list[Tensor] = []
-    for own in plan.gather.split(list(plan.num_trained)):
-        first = [edge for edge in own.tolist() if edge not in seen]
-        seen.update(first)
+    for call_edges in plan.gather.split(list(plan.num_trained)):
+        first = [edge for edge in call_edges.tolist() if edge not in trained]
+        trained.update(first)
         kept.append(edge_log_prob[first])
     expected = gradient_of(model, coupled_loss([naive(model, call) for call in GOLDEN]))
     wrong = gradient_of(model, coupled_loss(kept))
@@ -112,10 +112,10 @@ def test_entropies_are_those_of_the_distributions_sampled_from() -> None:
     plan = Plan.of(build_forest(calls))
     values = edge_values(model, plan, "chains", with_entropy=True)
     assert values.entropy is not None
-    for call, found in zip(calls, plan.per_call(values.entropy), strict=True):
+    for call, actual in zip(calls, plan.per_call(values.entropy), strict=True):
         (start, end), ids = call.trained[0], torch.tensor([list(call.ids)])
         log_probs = (model(ids).logits[0] / call.temperature).log_softmax(-1)[start - 1 : end - 1]
-        torch.testing.assert_close(found, -(log_probs.exp() * log_probs).sum(-1), **CLOSE)
+        torch.testing.assert_close(actual, -(log_probs.exp() * log_probs).sum(-1), **CLOSE)
 
 
 @pytest.mark.parametrize("max_logits", [1, 25, 40, 10_000])
@@ -128,8 +128,8 @@ def test_a_bound_on_the_logits_changes_nothing(max_logits: int) -> None:
     torch.testing.assert_close(parts.log_prob, whole.log_prob, **CLOSE)
     torch.testing.assert_close(parts.entropy, whole.entropy, **CLOSE)
     expected = gradient_of(model, (whole.log_prob.exp() + 0.3 * whole.entropy).sum())
-    found = gradient_of(model, (parts.log_prob.exp() + 0.3 * parts.entropy).sum())
-    torch.testing.assert_close(found, expected, **CLOSE)
+    actual = gradient_of(model, (parts.log_prob.exp() + 0.3 * parts.entropy).sum())
+    torch.testing.assert_close(actual, expected, **CLOSE)
 
 
 def test_the_lm_head_computes_at_most_a_chunk_of_logits_at_a_time() -> None:
@@ -147,13 +147,13 @@ def test_the_lm_head_computes_at_most_a_chunk_of_logits_at_a_time() -> None:
 
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
 def test_checkpointed_layers_are_recomputed_with_the_same_attention(attention: str) -> None:
-    model = made(MODELS["qwen3"])
+    model = build_model(MODELS["qwen3"])
     plan = Plan.of(build_forest(GOLDEN))
     expected = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model.train()
-    found = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
-    torch.testing.assert_close(found, expected, **CLOSE)
+    actual = gradient_of(model, edge_log_probs(model, plan, attention).exp().sum())
+    torch.testing.assert_close(actual, expected, **CLOSE)
 
 
 @pytest.mark.parametrize("attention", DIFFERENTIABLE)
@@ -162,4 +162,4 @@ def test_a_piece_without_trained_tokens_costs_no_pass(attention: str) -> None:
         plan = Plan.of(build_forest(calls))
         values = edge_values(None, plan, attention, with_entropy=True)
         assert len(values.log_prob) == 0
-        assert [len(own) for own in plan.per_call(values.log_prob)] == [0] * len(calls)
+        assert [len(values) for values in plan.per_call(values.log_prob)] == [0] * len(calls)

@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
-from swarm_server.backends.torch_forest.tiny_models import MODELS, gradient_of, made, naive
+from swarm_server.backends.torch_forest.tiny_models import MODELS, build_model, gradient_of, naive
 from swarm_server.backends.torch_losses.scored_calls import ScoredCall, flat, shares_of, spec_of
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 from torch import Tensor
 
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, UNITS, LossSpec
-from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
-from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
+from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
@@ -33,30 +33,30 @@ ON_CPU = sorted(ATTENTIONS.keys() - {"flex"})
 
 @cache
 def model_of(name: str) -> Any:
-    return made(MODELS[name])
+    return build_model(MODELS[name])
 
 
 def keep_first(plan: Plan, of_edges: Tensor) -> Tensor:
     """A wrong gather that trains a token shared by several calls only for the first call."""
-    flat, seen = plan.flat(of_edges), set[int]()
-    is_first = [not (edge in seen or seen.add(edge)) for edge in plan.gather.tolist()]
+    flat, trained = plan.flat(of_edges), set[int]()
+    is_first = [not (edge in trained or trained.add(edge)) for edge in plan.gather.tolist()]
     return torch.where(torch.tensor(is_first, dtype=torch.bool), flat, flat.detach())
 
 
-def scored(calls: Sequence[CallTokens], drawn: Random) -> list[ScoredCall]:
+def scored(calls: Sequence[CallTokens], random: Random) -> list[ScoredCall]:
     """Return calls with random log-probabilities, some of them different enough to be clipped."""
 
     def near(count: int) -> list[float]:
-        return [-2.3 + 0.4 * drawn.gauss(0, 1) for _ in range(count)]
+        return [-2.3 + 0.4 * random.gauss(0, 1) for _ in range(count)]
 
     counts = [sum(end - start for start, end in call.trained) for call in calls]
     return [
         ScoredCall(
             near(count),
             [],
-            drawn.gauss(0, 1),
+            random.gauss(0, 1),
             unit=f"episode {at % 3}",
-            weight=drawn.choice([0.5, 1.0]),
+            weight=random.choice([0.5, 1.0]),
             old=near(count),
             reference=near(count),
         )
@@ -65,22 +65,22 @@ def scored(calls: Sequence[CallTokens], drawn: Random) -> list[ScoredCall]:
 
 
 def check_loss(
-    model: Any, calls: Sequence[CallTokens], spec: LossSpec, drawn: Random, gather: Gather
+    model: Any, calls: Sequence[CallTokens], spec: LossSpec, random: Random, gather: Gather
 ) -> None:
-    given = scored(calls, drawn)
+    scored_calls = scored(calls, random)
     tokens = TrainedTokens.of(
-        given,
-        shares_of(given, spec),
+        scored_calls,
+        shares_of(scored_calls, spec),
         dtype=torch.float64,
-        old_log_prob=flat([one.old for one in given]),
-        reference_log_prob=flat([one.reference for one in given]),
+        old_log_prob=flat([call.old for call in scored_calls]),
+        reference_log_prob=flat([call.reference for call in scored_calls]),
     )
     alone = torch.cat([torch.zeros(0), *(naive(model, call) for call in calls)])
     plan = Plan.of(build_forest(calls))
-    merged = gather(plan, edge_log_probs(model, plan, drawn.choice(ON_CPU)))
-    one, other = (step_loss(part.double(), tokens, spec).loss for part in (alone, merged))
-    torch.testing.assert_close(other, one, **CLOSE)
-    torch.testing.assert_close(gradient_of(model, other), gradient_of(model, one), **CLOSE)
+    merged = gather(plan, edge_log_probs(model, plan, random.choice(ON_CPU)))
+    expected, actual = (step_loss(part.double(), tokens, spec).loss for part in (alone, merged))
+    torch.testing.assert_close(actual, expected, **CLOSE)
+    torch.testing.assert_close(gradient_of(model, actual), gradient_of(model, expected), **CLOSE)
 
 
 def property_of(model: str, loss: str, gather: Gather) -> Callable[[], None]:

@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.torch_forest.tiny_models import MODELS, SIZES, VOCAB, llama, made, naive
+from swarm_server.backends.torch_forest.tiny_models import (
+    MODELS,
+    SIZES,
+    VOCAB,
+    build_model,
+    llama,
+    naive,
+)
 from swarm_server.forest.call_sets import GOLDEN
 from torch import Tensor
 from transformers import (
@@ -18,14 +25,14 @@ from transformers import (
     Qwen3NextForCausalLM,
 )
 
-from fakevllm_server.backends.torch_forest.dense import DenseLayout
-from fakevllm_server.backends.torch_forest.forward import edge_log_probs
-from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
-from fakevllm_server.backends.torch_forest.transformers_attention import (
+from fakevllm_server.backends.torch_forest.attention.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import (
     forest_attention,
     install_attention,
 )
+from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
+from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
 from fakevllm_server.forest import CallTokens, build_forest
 
 LONGER = [CallTokens.of([1, 2, 3, 4, 5, 6, 7, 8], [9, 10]), *GOLDEN]
@@ -37,7 +44,7 @@ def alone(model: Any, calls: Sequence[CallTokens] = LONGER) -> Tensor:
     return torch.cat([naive(model, call) for call in calls]).detach()
 
 
-def handed_over(
+def forward_tree(
     model: Any, calls: Sequence[CallTokens] = LONGER, **arguments: Any
 ) -> tuple[Plan, Tensor]:
     """Pass the tree through the model's own forward pass with these arguments."""
@@ -47,14 +54,14 @@ def handed_over(
     return plan, plan.flat(edges).detach()
 
 
-def off(found: Tensor, expected: Tensor) -> float:
-    return (found - expected).abs().max().item()
+def max_difference(actual: Tensor, expected: Tensor) -> float:
+    return (actual - expected).abs().max().item()
 
 
-def ours_are_right(model: Any, calls: Sequence[CallTokens] = LONGER) -> bool:
+def all_methods_are_exact(model: Any, calls: Sequence[CallTokens] = LONGER) -> bool:
     plan, expected = Plan.of(build_forest(calls)), alone(model, calls)
-    found = [plan.flat(edge_log_probs(model, plan, name)).detach() for name in MERGING]
-    return all(off(one, expected) < 1e-9 for one in found)
+    results = [plan.flat(edge_log_probs(model, plan, name)).detach() for name in MERGING]
+    return all(max_difference(result, expected) < 1e-9 for result in results)
 
 
 def visible(plan: Plan) -> Tensor:
@@ -62,47 +69,47 @@ def visible(plan: Plan) -> Tensor:
 
 
 def test_positions_without_a_mask_are_taken_for_packed_sequences() -> None:
-    model = made(llama)
+    model = build_model(llama)
     plan = Plan.of(build_forest(LONGER))
-    _, wrong = handed_over(model, position_ids=plan.pos[None])
-    assert off(wrong, alone(model)) > 1e-2
-    assert ours_are_right(model)
+    _, wrong = forward_tree(model, position_ids=plan.pos[None])
+    assert max_difference(wrong, alone(model)) > 1e-2
+    assert all_methods_are_exact(model)
 
 
 def test_a_mask_without_positions_counts_the_nodes() -> None:
-    model = made(llama)
+    model = build_model(llama)
     plan = Plan.of(build_forest(LONGER))
-    _, wrong = handed_over(model, attention_mask=visible(plan))
-    _, right = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
-    assert off(wrong, alone(model)) > 1e-2
-    assert off(right, alone(model)) < 1e-9
-    assert ours_are_right(model)
+    _, wrong = forward_tree(model, attention_mask=visible(plan))
+    _, right = forward_tree(model, attention_mask=visible(plan), position_ids=plan.pos[None])
+    assert max_difference(wrong, alone(model)) > 1e-2
+    assert max_difference(right, alone(model)) < 1e-9
+    assert all_methods_are_exact(model)
 
 
 def test_eager_attention_adds_a_boolean_mask() -> None:
-    model = made(llama)
+    model = build_model(llama)
     model.set_attn_implementation("eager")
     plan = Plan.of(build_forest(LONGER))
-    # Adds 1 where it should hide nothing, and 0 where it should hide all.
-    _, wrong = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
-    assert off(wrong, alone(model)) > 1e-2
-    # Whatever attention the model came with; eager rounds to float32.
-    found = plan.flat(edge_log_probs(model, plan, "chains"))
-    assert off(found, alone(made(llama))) < 1e-9
+    # The mask adds 1 to visible pairs, and 0 to hidden pairs.
+    _, wrong = forward_tree(model, attention_mask=visible(plan), position_ids=plan.pos[None])
+    assert max_difference(wrong, alone(model)) > 1e-2
+    # The forest replaces the model's attention; eager attention rounds to float32.
+    actual = plan.flat(edge_log_probs(model, plan, "chains"))
+    assert max_difference(actual, alone(build_model(llama))) < 1e-9
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])
 def test_one_mask_for_all_layers_loses_their_windows(name: str) -> None:
-    model = made(MODELS[name])
+    model = build_model(MODELS[name])
     plan = Plan.of(build_forest(LONGER))
-    _, wrong = handed_over(model, attention_mask=visible(plan), position_ids=plan.pos[None])
-    assert off(wrong, alone(model)) > 1e-2
-    assert ours_are_right(model)
+    _, wrong = forward_tree(model, attention_mask=visible(plan), position_ids=plan.pos[None])
+    assert max_difference(wrong, alone(model)) > 1e-2
+    assert all_methods_are_exact(model)
 
 
 def test_an_attention_without_a_mask_function_attends_to_padding() -> None:
     """The test covers passes without a forest, such as those of a batch padded on the left."""
-    model = made(llama)
+    model = build_model(llama)
     ids = torch.tensor([[0, 0, 1, 2, 3]])
     mask = torch.tensor([[0, 0, 1, 1, 1]])
     expected = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
@@ -110,9 +117,9 @@ def test_an_attention_without_a_mask_function_attends_to_padding() -> None:
     model.set_attn_implementation("no_mask_function")
     wrong = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     install_attention(model)
-    found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-    assert off(wrong[:, 2:], expected[:, 2:]) > 1e-2
-    assert off(found[:, 2:], expected[:, 2:]) < 1e-12
+    actual = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    assert max_difference(wrong[:, 2:], expected[:, 2:]) > 1e-2
+    assert max_difference(actual[:, 2:], expected[:, 2:]) < 1e-12
 
 
 def linear_attention() -> Any:
@@ -156,11 +163,13 @@ def test_refused_models_would_be_silently_wrong(make: Callable[[], Any]) -> None
     torch.manual_seed(0)
     model = make().eval()
     plan = Plan.of(build_forest(LONGER))
-    found = plan.flat(edge_log_probs(model, plan, "dense")).detach()
+    actual = plan.flat(edge_log_probs(model, plan, "dense")).detach()
     rows = plan.flat(edge_log_probs(model, plan, "rows")).detach()
-    assert off(found, alone(model).float()) > 1e-4
+    assert max_difference(actual, alone(model).float()) > 1e-4
     if make is linear_attention:
-        assert off(rows, alone(model).float()) < 1e-5, "laid out one by one it is right"
+        assert max_difference(rows, alone(model).float()) < 1e-5, (
+            "rows, which share nothing, are correct"
+        )
 
 
 def test_the_norms_of_transformers_round_float64() -> None:
@@ -173,5 +182,5 @@ def test_the_norms_of_transformers_round_float64() -> None:
         torch.cat([naive(model, call) for call in LONGER]).sum(), model.lm_head.weight
     )[0]
     merged = plan.flat(edge_log_probs(model, plan, "chains")).sum()
-    found = torch.autograd.grad(merged, model.lm_head.weight)[0]
-    assert off(found, expected) < 1e-5
+    actual = torch.autograd.grad(merged, model.lm_head.weight)[0]
+    assert max_difference(actual, expected) < 1e-5

@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
-    # Far from the usual 0.02: attention must be sharp, so that a wrong one is seen.
+    # Much larger than the usual 0.02: with a sharp attention, an error changes the results visibly.
     "initializer_range": 0.4,
 }
 SLIDING: dict[str, Any] = {"sliding_window": WINDOW}
@@ -64,13 +64,13 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 
 
-def made(make: Callable[[], Any]) -> Any:
+def build_model(make: Callable[[], Any]) -> Any:
     """Return a model that computes in float64 throughout."""
     torch.manual_seed(0)
     model = make().double().eval()
     for module in model.modules():
         if type(module).__name__.endswith("RMSNorm"):
-            # transformers' own rounds to float32, which is all a gradient would then agree to.
+            # The norm of transformers rounds to float32, and limits the precision of gradients.
             module.forward = _exact_norm(module)
     return model
 
@@ -89,17 +89,17 @@ def naive(model: Any, call: CallTokens) -> Tensor:
         return torch.zeros(0, dtype=torch.float64)
     ids = torch.tensor([list(call.ids)])
     logits = model(input_ids=ids, use_cache=False).logits[0, :-1] / call.temperature
-    logits = over_sets(logits, call)
-    chosen = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-    return torch.cat([chosen[start - 1 : end - 1] for start, end in call.trained])
+    logits = mask_to_sets(logits, call)
+    log_probs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+    return torch.cat([log_probs[start - 1 : end - 1] for start, end in call.trained])
 
 
-def over_sets(logits: Tensor, call: CallTokens) -> Tensor:
+def mask_to_sets(logits: Tensor, call: CallTokens) -> Tensor:
     """Set the logits [tokens - 1, vocabulary] of tokens outside the next token's allowed set to
     -inf."""
     rows: list[Tensor] = []
-    for row, one in zip(logits, (call.allowed_sets or [None] * len(call.ids))[1:], strict=True):
-        bits = -1 if one is None else int.from_bytes(unpacked(one), "little")
+    for row, allowed in zip(logits, (call.allowed_sets or [None] * len(call.ids))[1:], strict=True):
+        bits = -1 if allowed is None else int.from_bytes(unpacked(allowed), "little")
         kept = torch.tensor([bool(bits >> id & 1) for id in range(len(row))])
         rows.append(torch.where(kept, row, torch.tensor(float("-inf"), dtype=row.dtype)))
     return torch.stack(rows) if rows else logits
@@ -125,15 +125,15 @@ def gradient_of(model: Any, loss: Tensor) -> Tensor:
     weights = list(model.parameters())
     if not loss.requires_grad:
         return torch.cat([torch.zeros_like(weight).flatten() for weight in weights])
-    found = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-    return torch.cat([grad.flatten() for grad in found])
+    gradients = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    return torch.cat([grad.flatten() for grad in gradients])
 
 
 def gathered_gradient(model: Any) -> Tensor:
     """Return the accumulated gradients of all weights, flat, and clear them."""
-    found = [
+    gradients = [
         torch.zeros_like(weight) if weight.grad is None else weight.grad
         for weight in model.parameters()
     ]
     model.zero_grad()
-    return torch.cat([grad.flatten() for grad in found])
+    return torch.cat([grad.flatten() for grad in gradients])

@@ -38,7 +38,7 @@ GOLDEN = [
 
 
 def spec_of(name: str, **settings: Any) -> LossSpec:
-    """Return a loss spec; settings that are not given are the loss's own defaults."""
+    """Return a loss spec; missing settings are the loss's own defaults."""
     return LossSpec(**({"name": name, **loss_defaults(name)._asdict()} | settings))
 
 
@@ -76,7 +76,7 @@ def part(
 def whole(calls: Sequence[ScoredCall], spec: LossSpec) -> tuple[StepLoss, list[float]]:
     """Return the loss of a step in one piece, and the gradient of each token."""
     new = new_of(calls)
-    found = part(calls, shares_of(calls, spec), spec, new)
-    found.loss.backward()
+    result = part(calls, shares_of(calls, spec), spec, new)
+    result.loss.backward()
     assert new.grad is not None
-    return found, new.grad.tolist()
+    return result, new.grad.tolist()

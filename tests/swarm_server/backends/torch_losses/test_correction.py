@@ -36,8 +36,8 @@ def test_importance_weights_equal_golden_numbers(
     level: str, threshold: str, expected: list[float]
 ) -> None:
     spec = correcting(rollout_is=level, rollout_is_threshold=threshold)
-    found = importance_weights(LOG_RATIO, UNITS, spec)
-    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+    result = importance_weights(LOG_RATIO, UNITS, spec)
+    assert result.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_importance_weights_may_be_divided_by_their_mean(level: str, expected: l
     ]
     settings = {"loss_agg_mode": "token-sum", "bypass_mode": False, "rollout_is": level}
     mean = sum(expected) / 6 if level == "token" else (1 + 1.822119 + 2) / 3
-    found, gradient = whole(calls, spec_of("gpg", rollout_is_batch_normalize=True, **settings))
+    result, gradient = whole(calls, spec_of("gpg", rollout_is_batch_normalize=True, **settings))
     assert gradient == pytest.approx([weight / mean for weight in expected] + [0], abs=1e-5)
-    metric = found.metrics["rollout_is_weight"].item()
+    metric = result.metrics["rollout_is_weight"].item()
     assert metric == pytest.approx(sum(expected) / 6, abs=1e-5), "the mean before the division"
 
 
@@ -73,8 +73,8 @@ def test_importance_weights_that_are_all_zero_stay_zero() -> None:
         rollout_is_threshold="0.5_2",
         rollout_is_batch_normalize=True,
     )
-    found, gradient = whole(calls, spec)
-    assert (found.loss.item(), gradient) == (0, [0])
+    result, gradient = whole(calls, spec)
+    assert (result.loss.item(), gradient) == (0, [0])
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ PLAIN = [-1 / 6, -1 / 6, 0.5 / 6, 0.5 / 6, 0.5 / 6, 2 / 6]
 
 
 def test_a_loss_without_a_ratio_is_weighted_by_the_trained_policy_without_a_gradient() -> None:
-    found, gradient = whole(CALLS, spec_of("gpg", rollout_is="token"))
+    result, gradient = whole(CALLS, spec_of("gpg", rollout_is="token"))
     weights = [1.105171, 0.904837, 0.606531, 2, 1, 2]
     expected = [weight * plain for weight, plain in zip(weights, PLAIN, strict=True)]
     assert gradient == pytest.approx(expected, abs=1e-5)
-    assert found.metrics["rollout_is_weight"].item() == pytest.approx(sum(weights) / 6, abs=1e-5)
+    assert result.metrics["rollout_is_weight"].item() == pytest.approx(sum(weights) / 6, abs=1e-5)
 
 
 def test_a_loss_with_a_ratio_is_weighted_by_the_old_policy() -> None:
@@ -126,8 +126,8 @@ def test_a_rejected_token_is_in_no_term_but_stays_in_the_mean() -> None:
         rollout_rs="seq_sum_k1",
         rollout_rs_threshold="0.5_2",
     )
-    found, gradient = whole(calls, spec)
+    result, gradient = whole(calls, spec)
     everything = whole(calls, replace(spec, rollout_rs=None))[1]
     assert gradient[:5] == pytest.approx(everything[:5])
     assert gradient[5] == 0 != everything[5]
-    assert found.metrics["rollout_rs_rejected"].item() == pytest.approx(1 / 6)
+    assert result.metrics["rollout_rs_rejected"].item() == pytest.approx(1 / 6)

@@ -77,10 +77,10 @@ def in_pieces(
         places = [at for at, own in enumerate(piece_of) if own == piece]
         own = [calls[at] for at in places]
         new = new_of(own)
-        found = part(own, [shares[at] for at in places], spec, new)
-        found.loss.backward()
-        loss += found.loss.item()
-        for name, value in found.metrics.items():
+        result = part(own, [shares[at] for at in places], spec, new)
+        result.loss.backward()
+        loss += result.loss.item()
+        for name, value in result.metrics.items():
             metrics[name] += value.item()
         assert new.grad is not None
         rows = new.grad.split([len(call.new) for call in own])
@@ -185,17 +185,17 @@ def test_batch_normalized_weights_refuse_part_of_a_step() -> None:
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_tokens_that_do_not_count_may_be_nan_or_infinite(name: str) -> None:
     wild = ScoredCall([-1.0, -1.0], [float("nan"), float("inf")], 1.0, "b", weight=0.0)
-    found, gradient = whole([GOLDEN[0], wild, GOLDEN[1]], spec_of(name))
+    result, gradient = whole([GOLDEN[0], wild, GOLDEN[1]], spec_of(name))
     alone, expected = whole(GOLDEN[:2], spec_of(name))
-    assert found.loss.item() == alone.loss.item()
+    assert result.loss.item() == alone.loss.item()
     assert gradient == [*expected[:2], 0.0, 0.0, *expected[2:]]
 
 
 @pytest.mark.parametrize("name", sorted(LOSSES))
 def test_a_batch_without_counted_tokens_has_a_loss_of_zero(name: str) -> None:
     for calls in ([], [ScoredCall([], [], 1.0, "a")], [replace(GOLDEN[0], weight=0.0)]):
-        found, gradient = whole(calls, spec_of(name))
-        assert found.loss.item() == 0.0
+        result, gradient = whole(calls, spec_of(name))
+        assert result.loss.item() == 0.0
         assert not any(gradient)
 
 
@@ -204,8 +204,8 @@ def test_an_impossible_stale_token_keeps_loss_and_gradient_finite(name: str) -> 
     for far in (-1e4, 1e4):
         for advantage in (1.0, -1.0):
             call = ScoredCall([-1.0 + far], [-1.0], advantage, "a")
-            found, gradient = whole([call], spec_of(name))
-            assert math.isfinite(found.loss.item())
+            result, gradient = whole([call], spec_of(name))
+            assert math.isfinite(result.loss.item())
             assert all(map(math.isfinite, gradient))
 
 
@@ -213,8 +213,8 @@ def test_an_impossible_stale_token_keeps_loss_and_gradient_finite(name: str) -> 
 def test_on_policy_every_loss_pushes_as_the_plain_policy_gradient(name: str) -> None:
     calls = [replace(call, new=call.logprobs) for call in GOLDEN]
     plain = whole(calls, spec_of("gpg", loss_agg_mode="seq-mean-token-mean"))[1]
-    found = whole(calls, spec_of(name, loss_agg_mode="seq-mean-token-mean"))[1]
-    assert found == pytest.approx(plain)
+    result = whole(calls, spec_of(name, loss_agg_mode="seq-mean-token-mean"))[1]
+    assert result == pytest.approx(plain)
 
 
 def test_advantages_may_differ_from_token_to_token() -> None:

@@ -84,7 +84,7 @@ def verls(
     return advantages[mask.bool()].tolist()
 
 
-def ours(name: str, outcomes: list[Outcome], spec: AdvantageSpec) -> list[float]:
+def our_advantages(name: str, outcomes: list[Outcome], spec: AdvantageSpec) -> list[float]:
     return list(chain.from_iterable(ESTIMATORS[name](outcomes, spec)))
 
 
@@ -110,7 +110,7 @@ def test_advantages_equal_those_of_verl(
 ) -> None:
     outcomes = sampled_outcomes(seed, with_penalties)
     expected = verls(name, outcomes, spec)
-    assert ours(name, outcomes, spec) == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert our_advantages(name, outcomes, spec) == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("with_penalties", [False, True])
@@ -126,7 +126,7 @@ def test_remax_equals_that_of_verl(seed: int, with_penalties: bool) -> None:
         reward_baselines=torch.tensor([baselines[o.group_id] for o in outcomes]).double(),
     )
     greedy = [Outcome(name, reward, 0, is_greedy=True) for name, reward in baselines.items()]
-    assert ours("remax", greedy + outcomes, spec) == pytest.approx(expected, abs=1e-9)
+    assert our_advantages("remax", greedy + outcomes, spec) == pytest.approx(expected, abs=1e-9)
 
 
 def test_kl_in_the_reward_equals_that_of_verl() -> None:
@@ -135,8 +135,8 @@ def test_kl_in_the_reward_equals_that_of_verl() -> None:
     log_probs, reference = [-1.0, -0.5, -2.0], [-1.2, -0.9, -1.5]
     scores = torch.zeros(3, dtype=torch.float64)
     expected = compute_rewards(scores, torch.tensor(log_probs), torch.tensor(reference), 0.1)
-    found = [-penalty for penalty in kl_penalties(log_probs, reference, 0.1)]
-    assert found == pytest.approx(expected.tolist())
+    result = [-penalty for penalty in kl_penalties(log_probs, reference, 0.1)]
+    assert result == pytest.approx(expected.tolist())
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_a_step_with_kl_in_the_reward_equals_that_of_verl(name: str, gamma: floa
 
     plan = plan_step(1, groups, job, penalties)
 
-    found = list(chain.from_iterable(call.advantages for call in plan.batch.calls))
+    result = list(chain.from_iterable(call.advantages for call in plan.batch.calls))
     rewards, metrics = verls_penalised(rows, 0.1)
     outcomes = [Outcome(f"g{at // 3}", 0.0, len(row.reference)) for at, row in enumerate(rows)]
     expected = verls(name, outcomes, AdvantageSpec(gamma=gamma), rewards)
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert result == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert plan.metrics["reward_kl_penalty"] == pytest.approx(metrics["actor/reward_kl_penalty"])
 
 

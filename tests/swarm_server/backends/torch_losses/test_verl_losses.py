@@ -96,8 +96,8 @@ def test_loss_and_gradient_equal_those_of_verl(
         mode = "seq-mean-token-mean"
     spec = spec_of(name, loss_agg_mode=mode)
     loss, gradient = verls(calls, spec, padded([call.logprobs for call in calls]))
-    found, own = whole(calls, spec)
-    assert found.loss.item() == close(loss)
+    result, own = whole(calls, spec)
+    assert result.loss.item() == close(loss)
     assert own == close(gradient)
 
 
@@ -126,8 +126,8 @@ def test_a_corrected_loss_equals_that_of_verl(
         log_ratio, mask_of(calls), level, threshold, is_normalised
     )
     loss, gradient = verls(calls, own, old, weights)
-    found, own_gradient = whole(calls, own)
-    assert found.loss.item() == close(loss)
+    result, own_gradient = whole(calls, own)
+    assert result.loss.item() == close(loss)
     assert own_gradient == close(gradient)
 
 
@@ -163,8 +163,8 @@ def test_importance_weights_equal_those_of_verl(
     expected, _ = compute_rollout_correction_weights(log_ratio, mask, level, threshold)
     units = torch.arange(len(calls)).repeat_interleave(mask.sum(1).long())
     spec = LossSpec("gpg", rollout_is=level, rollout_is_threshold=threshold)
-    found = importance_weights(log_ratio[mask.bool()], units, spec)
-    assert found.tolist() == pytest.approx(expected[mask.bool()].tolist())
+    result = importance_weights(log_ratio[mask.bool()], units, spec)
+    assert result.tolist() == pytest.approx(expected[mask.bool()].tolist())
 
 
 @pytest.mark.parametrize("name", ["k1", "kl", "k2", "mse", "k3", "low_var_kl", "k1+", "k3+"])
@@ -172,14 +172,14 @@ def test_kl_equals_that_of_verl(name: str) -> None:
     from verl.trainer.ppo.core_algos import kl_penalty
 
     reference = torch.linspace(-4, 0, 9, dtype=torch.float64)
-    found, expected = (
+    result, expected = (
         torch.linspace(-1, -3, 9, dtype=torch.float64).requires_grad_() for _ in range(2)
     )
-    own, theirs = kl_loss(found, reference, name), kl_penalty(expected, reference, name)
+    own, theirs = kl_loss(result, reference, name), kl_penalty(expected, reference, name)
     (own * reference).sum().backward()
     (theirs * reference).sum().backward()
     torch.testing.assert_close(own, theirs)
-    torch.testing.assert_close(found.grad, expected.grad)
+    torch.testing.assert_close(result.grad, expected.grad)
 
 
 def test_the_whole_loss_equals_that_of_verl() -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from fakevllm_server.backends.torch_forest.attentions import ROWS, sharing_attentions
-from fakevllm_server.backends.torch_forest.self_check import (
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS, sharing_attentions
+from fakevllm_server.backends.torch_forest.attention_check import (
     AttentionCheck,
     check_attention,
     check_sharing_attention,

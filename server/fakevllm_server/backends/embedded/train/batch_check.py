@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fakevllm_server.backends.embedded.train.step_pieces import StepPieces
-from fakevllm_server.backends.torch_forest.fidelity import check_fidelity
+from fakevllm_server.backends.torch_forest.plan_check import check_plan
 from fakevllm_server.types.backend import BackendError, Call
 
 
@@ -21,13 +21,13 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
     results = [
-        check_fidelity(
+        check_plan(
             piece.plan, [calls[index] for index in piece.calls], piece.tokens.sampled_log_prob
         )
         for piece in step.pieces
     ]
     num_tokens = sum(result.num_tokens for result in results)
-    share = sum(result.num_true for result in results) / max(num_tokens, 1)
+    share = sum(result.num_correct for result in results) / max(num_tokens, 1)
     for number, result in enumerate(results):
         if result.fault is not None:
             where = f"piece {number}: {result.fault}"

@@ -15,9 +15,16 @@ import torch
 from torch import Tensor
 
 from fakevllm_server.backends.embedded.train.step_pieces import StepPiece, StepPieces
-from fakevllm_server.backends.torch_forest.attentions import fastest_attention
-from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_log_probs, edge_values
-from fakevllm_server.backends.torch_forest.two_pass import backward_piece, loss_coefficients
+from fakevllm_server.backends.torch_forest.attention.registry import fastest_attention
+from fakevllm_server.backends.torch_forest.edge_log_probs import (
+    EdgeValues,
+    edge_log_probs,
+    edge_values,
+)
+from fakevllm_server.backends.torch_forest.two_pass_gradient import (
+    backward_piece,
+    loss_coefficients,
+)
 from fakevllm_server.backends.torch_losses.kl import k3
 from fakevllm_server.backends.torch_losses.mismatch import Mismatch
 from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means

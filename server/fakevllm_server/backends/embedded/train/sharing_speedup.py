@@ -16,8 +16,8 @@ import torch
 
 from fakevllm_server.backends.embedded.train.passes import MAX_LOGITS, Passes
 from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
-from fakevllm_server.backends.torch_forest.attentions import ROWS
-from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
+from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fakevllm_server.algorithms.loss_units import LossCall, call_shares
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.small_prefixes import unshare_small_prefixes
+from fakevllm_server.backends.torch_forest.prefix_sharing import unshare_small_prefixes
 from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
 from fakevllm_server.forest import CallTokens, pack
 from fakevllm_server.types.backend import Call, LossSpec, StepMetrics

@@ -31,8 +31,8 @@ from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
 from fakevllm_server.backends.embedded.train.passes import Passes
 from fakevllm_server.backends.embedded.train.sharing_speedup import SharingSpeedup
 from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
-from fakevllm_server.backends.torch_forest.attentions import ROWS
-from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
+from fakevllm_server.backends.torch_forest.attention.registry import ROWS
+from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
 from fakevllm_server.backends.training.epochs import mean_of_epochs
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
 from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard

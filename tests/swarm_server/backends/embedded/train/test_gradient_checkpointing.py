@@ -17,7 +17,7 @@ from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
     set_gradient_checkpointing,
 )
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.backends.torch_forest.self_check import check_sharing_attention
+from fakevllm_server.backends.torch_forest.attention_check import check_sharing_attention
 from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec
 
 SPEC = LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1, entropy_coeff=0.01, bypass_mode=False)

@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 import torch
 from swarm_server.backends.embedded.engine_helpers import finish, pieces
-from swarm_server.backends.torch_forest.tiny_models import VOCAB, gathered_gradient, llama, made
+from swarm_server.backends.torch_forest.tiny_models import (
+    VOCAB,
+    build_model,
+    gathered_gradient,
+    llama,
+)
 
 from fakevllm_server.backends.embedded.train.passes import Passes
 from fakevllm_server.types.backend import Call, LossSpec
@@ -24,7 +29,7 @@ NORMALIZED = LossSpec(
 
 @cache
 def shared_model() -> Any:
-    return made(llama)
+    return build_model(llama)
 
 
 def family() -> list[Call]:

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.transformers_attention import head_states, repeat_kv
 from fakevllm_server.forest import Forest
 from fakevllm_server.forest.slices import Slices
 
@@ -29,7 +29,7 @@ class SegmentBatch:
     ancestors: Slices
     """Common ancestors, from the root."""
     nodes: Tensor
-    """[segments, length]"""
+    """[segments, length] Nodes of each segment."""
 
 
 class SegmentLayout:
@@ -38,8 +38,8 @@ class SegmentLayout:
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
         order = torch.cat([batch.nodes.flatten() for batch in self._batches])
-        self._place = torch.empty_like(order)
-        self._place[order] = torch.arange(len(order), device=order.device)
+        self._index_of_node = torch.empty_like(order)
+        self._index_of_node[order] = torch.arange(len(order), device=order.device)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -48,7 +48,7 @@ class SegmentLayout:
         parts = [
             _attend(batch, query[0], key[0], value[0], scale, window) for batch in self._batches
         ]
-        return torch.cat(parts, 1).index_select(1, self._place)[None]
+        return torch.cat(parts, 1).index_select(1, self._index_of_node)[None]
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
@@ -77,22 +77,24 @@ def _attend(
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
     # all its tokens.
-    ancestors = batch.ancestors if window is None else _last(batch.ancestors, window - 1)
+    ancestors = batch.ancestors if window is None else _last_nodes(batch.ancestors, window - 1)
     num_ancestors = sum(end - start for start, end in ancestors)
 
-    def own(values: Tensor) -> Tensor:
+    def select_segments(values: Tensor) -> Tensor:
         flat = values.index_select(1, batch.nodes.flatten())
         return flat.unflatten(1, (num_segments, length)).transpose(0, 1)
 
     def with_ancestors(values: Tensor) -> Tensor:
         if not ancestors:
-            return own(values)
+            return select_segments(values)
         shared = torch.cat([values[:, start:end] for start, end in ancestors], 1)
-        return torch.cat([shared[None].expand(num_segments, -1, -1, -1), own(values)], 2)
+        return torch.cat(
+            [shared[None].expand(num_segments, -1, -1, -1), select_segments(values)], 2
+        )
 
     plain = num_ancestors == 0 and (window is None or length <= window)
     attended = F.scaled_dot_product_attention(
-        own(query),
+        select_segments(query),
         with_ancestors(key),
         with_ancestors(value),
         attn_mask=None if plain else _mask(length, num_ancestors, window, query.device),
@@ -102,7 +104,7 @@ def _attend(
     return attended.transpose(0, 1).flatten(1, 2)
 
 
-def _last(path: Slices, number: int) -> Slices:
+def _last_nodes(path: Slices, number: int) -> Slices:
     """Return the last `number` nodes of a path."""
     kept: list[tuple[int, int]] = []
     for start, end in reversed(path):

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.chains import chains, is_available
-from fakevllm_server.backends.torch_forest.dense import dense
-from fakevllm_server.backends.torch_forest.flex import flex
+from fakevllm_server.backends.torch_forest.attention.chains import chains, is_available
+from fakevllm_server.backends.torch_forest.attention.dense import dense
+from fakevllm_server.backends.torch_forest.attention.flex import flex
+from fakevllm_server.backends.torch_forest.attention.rows import rows
+from fakevllm_server.backends.torch_forest.attention.segments import segments
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.rows import rows
-from fakevllm_server.backends.torch_forest.segments import segments
 
 ROWS = "rows"
 """Name of the method that computes calls one by one and shares nothing."""
@@ -47,12 +47,12 @@ def sharing_attentions(device: torch.device) -> list[str]:
 
 
 MIN_RHO = 1.08
-"""Ratio of tokens to nodes below which `rows` is used. Below this measured value a CPU computes
-plain rows as fast as a forest, or faster if calls are short."""
+"""Sharing factor (tokens per node, `Forest.rho`) below which `rows` is used. Below this measured
+value a CPU computes plain rows as fast as a forest, or faster if calls are short."""
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
     """Return the fastest method for this piece. `sharing_attention` is the method that the device
-    and the self-check allow. `rows` needs `rho` times the piece's memory, which exceeds the budget
+    and the attention check allow. `rows` needs `rho` times the piece's memory, which exceeds the budget
     by at most MIN_RHO."""
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
+from fakevllm_server.backends.torch_forest.edge_log_probs import EdgeValues, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
 
 LossOfEdges = Callable[[Sequence[EdgeValues]], Tensor]

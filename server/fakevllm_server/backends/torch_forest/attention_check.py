@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.flex import BLOCK
-from fakevllm_server.backends.torch_forest.forward import edge_log_probs
+from fakevllm_server.backends.torch_forest.attention.flex import BLOCK
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
+from fakevllm_server.backends.torch_forest.autocast import compute_dtype
+from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.precision import compute_dtype
 from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
-from fakevllm_server.backends.torch_forest.transformers_attention import causal_model
 from fakevllm_server.forest import CallTokens, build_forest
 
 TOLERANCE = {
@@ -40,10 +40,11 @@ the gradient. It is above the rounding of a deep model, and below the effect of 
 mask. Norm layers compute in float32 even in a float64 model."""
 NUM_CHECKED_WEIGHTS = 4
 """Number of weights whose gradients are compared. They are the first that train, so their gradients
-go through all layers above them. One weight would not do, because half of the weights of a new
-adapter have a gradient of 0."""
+go through all layers above them. One weight is not enough, because half of the weights of a
+new adapter have a gradient of 0."""
 MAX_WINDOW = 64
-"""Tokens. The check's calls do not exceed a longer window: that would need the memory of a step."""
+"""Longest attention window, in tokens, that the check's calls exceed. Exceeding a longer window
+would need the memory of a step."""
 SHORT = 9
 """Prompt length, in tokens, that exceeds no limit."""
 WHOLE_BLOCKS = 3
@@ -91,7 +92,7 @@ def check_attention(model: Any, attention: str) -> AttentionCheck:
 def relative_differences(model: Any, attention: str) -> tuple[float, float]:
     """Return the relative differences of the log-probabilities and of a gradient."""
     causal = causal_model(model)
-    calls = self_check_calls(causal.config.get_text_config(), attention)
+    calls = check_calls(causal.config.get_text_config(), attention)
     trained = (parameter for parameter in causal.parameters() if parameter.requires_grad)
     weights = list(islice(trained, NUM_CHECKED_WEIGHTS))
     with torch.enable_grad():
@@ -114,8 +115,10 @@ def _one_by_one(
     coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
     for call in calls:
         log_prob = _plain_log_probs(causal, call)
-        own, coefficients = coefficients[: len(log_prob)], coefficients[len(log_prob) :]
-        for total, gradient in zip(gradients, _gradients(log_prob, own, weights), strict=True):
+        call_coefficients = coefficients[: len(log_prob)]
+        coefficients = coefficients[len(log_prob) :]
+        call_gradients = _gradients(log_prob, call_coefficients, weights)
+        for total, gradient in zip(gradients, call_gradients, strict=True):
             total += gradient
         log_probs.append(log_prob.detach())
     return torch.cat(log_probs), gradients
@@ -130,7 +133,7 @@ def _coefficients(number: int) -> Tensor:
 def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     if not expected:
         return 0.0
-    difference = _norm([one - other for one, other in zip(actual, expected, strict=True)])
+    difference = _norm([mine - reference for mine, reference in zip(actual, expected, strict=True)])
     # If no gradient reaches the weights in either case, both norms are 0, and 0 / 0 would fail.
     return 0.0 if difference == 0 else (difference / _norm(expected)).item()
 
@@ -147,15 +150,15 @@ def _gradients(
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all tensors together. It is not computed by a float64 copy: that of an
+    """Return the norm of all tensors together. A float64 copy is avoided, because that of an
     embedding would need gigabytes, and not every device has float64."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
-    return torch.stack([torch.linalg.vector_norm(one, dtype=wide) for one in tensors]).norm()
+    return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]).norm()
 
 
-def self_check_calls(config: Any, attention: str) -> list[CallTokens]:
-    """Return random calls that are long enough for the method. For flex, some key blocks are seen
-    whole, and there are several query blocks."""
+def check_calls(config: Any, attention: str) -> list[CallTokens]:
+    """Return random calls that are long enough for the method. For flex, some key blocks are
+    attended to completely, and there are several query blocks."""
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0
     length = window + 3 if window <= MAX_WINDOW else SHORT
@@ -168,17 +171,15 @@ def self_check_calls(config: Any, attention: str) -> list[CallTokens]:
 
     prompt, answer = random_ids(length), random_ids(5 + branch)
     second_prompt = [*prompt, *answer, *random_ids(3)]
-    other, drifted = (
-        [*answer[:2], *random_ids(4 + branch)],
-        [*prompt, *answer[:3], *random_ids(4)],
-    )
+    other_answer = [*answer[:2], *random_ids(4 + branch)]
+    drifted_prompt = [*prompt, *answer[:3], *random_ids(4)]
     return [
         CallTokens.of(prompt, answer),
-        CallTokens.of(prompt, other),
+        CallTokens.of(prompt, other_answer),
         CallTokens.of(prompt, answer),
         CallTokens.of(second_prompt, random_ids(4)),
         CallTokens.of(second_prompt, random_ids(6 + branch)),
-        CallTokens.of(drifted, random_ids(2)),
+        CallTokens.of(drifted_prompt, random_ids(2)),
     ]
 
 

@@ -1,9 +1,9 @@
 """The hook into transformers: an attention implementation that takes a layout as an argument.
 
 A model set to this implementation computes as with `sdpa`. Only in a forward pass with
-`forest=LAYOUT` the layout decides which nodes a node attends to. The layout is an argument of the
-forward pass, so a layer that gradient checkpointing computes again during the backward pass gets
-the same layout.
+`forest=LAYOUT` does the layout decide which nodes a node attends to. The layout is an argument of
+the forward pass, so a layer that gradient checkpointing computes again during the backward pass
+gets the same layout.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ def forest_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-    assert dropout == 0, "with dropout a shared prefix is no longer the same for all"
+    assert dropout == 0, (
+        "dropout must be off, because it would differ between the calls that share a prefix"
+    )
     # Under autocast, rotated queries and keys arrive in float32, but values do not.
     query, key = query.to(value.dtype), key.to(value.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -65,7 +67,7 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """Return the model with body and LM head. Adapters that peft put into its layers stay in."""
+    """Return the model with body and LM head. It keeps adapters that peft put into its layers."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

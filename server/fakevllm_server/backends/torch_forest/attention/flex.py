@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import node_states
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
-from fakevllm_server.backends.torch_forest.transformers_attention import node_states
 
 BLOCK = 128
 """Block size of the kernels, in nodes. The number of nodes is padded to a multiple of it."""
@@ -56,7 +56,7 @@ def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK)
     """Return the block mask of a forest. `tout` (subtree ends) and `pos` are [nodes], a multiple of
     `size`. With a window, the mask may list a block of which every pair is masked."""
     num_blocks = len(tout) // size
-    ends, places = tout.view(num_blocks, size), pos.view(num_blocks, size)
+    ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
     last = first + size - 1
     below = first[:, None] > first[None, :]
@@ -66,12 +66,12 @@ def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK)
     some = below & (first[:, None] < ends.amax(1)[None, :])
     some |= torch.eye(num_blocks, dtype=torch.bool, device=tout.device)
     if window is not None:
-        low, high = places.amin(1), places.amax(1)
+        low, high = positions.amin(1), positions.amax(1)
         whole &= high[:, None] - low[None, :] < window
         some &= low[:, None] - high[None, :] < window
     return BlockMask.from_kv_blocks(
-        *_listed(some & ~whole),
-        *_listed(whole),
+        *_block_lists(some & ~whole),
+        *_block_lists(whole),
         BLOCK_SIZE=size,
         mask_mod=_mask_mod(tout, pos, window),
     )
@@ -89,9 +89,9 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
     return visible if window is None else visible_in_window
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each query block the number of its key blocks, and all key blocks in an order in
-    which its own come first. `blocks` is [query blocks, key blocks] of bool."""
+def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the number of key blocks of each query block, and all key blocks, sorted so that those
+    of the query block come first. `blocks` is [query blocks, key blocks] of bool."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
     return counts[None, None], order[None, None]
@@ -99,7 +99,7 @@ def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _compiled(device_type: str) -> Any:
-    # Compiled for a CPU, FlexAttention has no backward pass. Uncompiled it serves the tests.
+    # Compiled for a CPU, FlexAttention has no backward pass. The tests use it without compilation.
     return flex_attention if device_type == "cpu" else torch.compile(flex_attention, dynamic=True)
 
 

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fakevllm_server.backends.torch_forest.attention.segments import SegmentLayout
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.segments import SegmentLayout
-from fakevllm_server.backends.torch_forest.transformers_attention import head_states, repeat_kv
 from fakevllm_server.forest import Forest
 
 MAX_PADDING = 1.05
@@ -69,7 +69,7 @@ def is_available(device: torch.device) -> bool:
     return device.type == "cpu" and _forward is not None and _backward is not None
 
 
-def chains_of(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
+def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
     """Return the chains as [first, last), and for each branch the block in which the nodes below
     the lighter children attend to the chain."""
     chains: list[tuple[int, int]] = []
@@ -92,7 +92,7 @@ class ChainLayout:
     segment layout."""
 
     def __init__(self, plan: Plan) -> None:
-        chains, self.cross_blocks = chains_of(plan.forest)
+        chains, self.cross_blocks = find_chains(plan.forest)
         self.chain_batches = list(_chain_batches(chains))
         self._plan = plan
         self._longest = int(plan.pos.max()) + 1 if len(plan.pos) else 0
@@ -111,16 +111,17 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
+    """Group chains of similar lengths into kernel launches."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
-    together: list[tuple[int, int]] = []
+    batch: list[tuple[int, int]] = []
     for chain in by_length:
-        longest = together[0][1] - together[0][0] if together else 0
-        if together and longest > max(SHORT, MAX_PADDING * (chain[1] - chain[0])):
-            yield _chain_batch(together)
-            together = []
-        together.append(chain)
-    if together:
-        yield _chain_batch(together)
+        longest = batch[0][1] - batch[0][0] if batch else 0
+        if batch and longest > max(SHORT, MAX_PADDING * (chain[1] - chain[0])):
+            yield _chain_batch(batch)
+            batch = []
+        batch.append(chain)
+    if batch:
+        yield _chain_batch(batch)
 
 
 def _chain_batch(chains: Sequence[tuple[int, int]]) -> ChainBatch:
@@ -154,13 +155,15 @@ class _ChainAttention(torch.autograd.Function):
         """Return the attention output. All tensors are [heads, nodes, size]."""
         heads, nodes, size = value.shape
         # Node-major in memory, as the layers before and after need it.
-        out = query.new_empty(nodes, heads, size, dtype=_wide(query.dtype)).transpose(0, 1)
+        out = query.new_empty(nodes, heads, size, dtype=_accumulation_dtype(query.dtype)).transpose(
+            0, 1
+        )
         total = out.new_empty(heads, nodes)
         for batch in layout.chain_batches:
-            inputs = [_picked(values, batch) for values in (query, key, value)]
+            inputs = [_select(values, batch) for values in (query, key, value)]
             part, part_total = _forward(*inputs, 0.0, True, scale=scale)
-            _put(out, part, batch)
-            _put(total, part_total, batch)
+            _store(out, part, batch)
+            _store(total, part_total, batch)
         for cross in layout.cross_blocks:
             queries = slice(cross.first_query, cross.last_query)
             keys = slice(cross.first_key, cross.last_key)
@@ -182,13 +185,13 @@ class _ChainAttention(torch.autograd.Function):
         layout: ChainLayout = ctx.layout
         gradients = [torch.empty_like(values) for values in (query, key, value)]
         for batch in layout.chain_batches:
-            inputs = [_picked(values, batch) for values in (query, key, value, out, total)]
-            grad_out = _picked(grad, batch)
+            inputs = [_select(values, batch) for values in (query, key, value, out, total)]
+            grad_out = _select(grad, batch)
             if batch.is_real is not None:
                 grad_out = grad_out * batch.is_real[:, None, :, None]
             parts = _backward(grad_out, *inputs, 0.0, True, scale=ctx.scale)
             for target, part in zip(gradients, parts, strict=True):
-                _put(target, part, batch)
+                _store(target, part, batch)
         for cross in layout.cross_blocks:
             queries = slice(cross.first_query, cross.last_query)
             keys = slice(cross.first_key, cross.last_key)
@@ -209,12 +212,12 @@ class _ChainAttention(torch.autograd.Function):
         return (*gradients, None, None)
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which partial results are added up."""
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which partial results are added up."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def _picked(values: Tensor, batch: ChainBatch) -> Tensor:
+def _select(values: Tensor, batch: ChainBatch) -> Tensor:
     """Select the batch's nodes: [heads, nodes, …] -> [chains, heads, longest, …]. The result is a
     view if `first_node` is set."""
     num_chains, longest = batch.nodes.shape
@@ -225,11 +228,11 @@ def _picked(values: Tensor, batch: ChainBatch) -> Tensor:
     return rows.unflatten(1, (num_chains, longest)).transpose(0, 1)
 
 
-def _put(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
+def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
     """Write the batch's `values` [chains, heads, longest, …] into `target` [heads, nodes, …]. Each
     node is in one chain, so nothing is written twice."""
     if batch.first_node is not None:
-        _picked(target, batch).copy_(values)
+        _select(target, batch).copy_(values)
         return
     rows = values.transpose(0, 1).flatten(1, 2).to(target.dtype)
     if batch.is_real is None:

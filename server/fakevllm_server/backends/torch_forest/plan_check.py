@@ -1,17 +1,16 @@
-"""Check before every step that a plan feeds and gathers what the calls recorded.
+"""Check before every step that a plan has the tokens that the calls recorded.
 
 Three invariants must hold for each trained token:
 
     I1  its edge has the id that was sampled there, the node before it, the call's temperature, and
-        the set that the token was chosen from
-    I2  that node attends to the call's own tokens up to there, in order, at their own positions,
-    and
-        to nothing else
+        the set of tokens that could be sampled
+    I2  the node before it attends to exactly the call's preceding tokens, in order, at their
+        positions
     I3  the log-probability that it is compared with is the recorded one
 
 The check reads the tensors that a forward pass takes, and the parents, subtree ends and segments
 from which the layouts are built. It compares them with the calls alone. Whether a kernel computes
-correctly from them is checked by `self_check`.
+correctly from them is checked by `attention_check`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ from fakevllm_server.forest import Forest
 from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
-class Recorded(Protocol):
-    """What the check reads of a batch's call."""
+class RecordedCall(Protocol):
+    """The fields of a batch's call that the check reads."""
 
     @property
     def group_id(self) -> str: ...
@@ -50,38 +49,38 @@ class Recorded(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Fidelity:
+class PlanCheck:
     """Result of the check of one plan."""
 
     num_tokens: int
-    num_true: int
+    num_correct: int
     """Number of tokens for which all three invariants hold."""
     fault: str | None = None
     """The first token that differs from the record, as one clause; None if all agree."""
 
 
-def check_fidelity(plan: Plan, calls: Sequence[Recorded], sampled_log_prob: Tensor) -> Fidelity:
+def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tensor) -> PlanCheck:
     """Check a plan. `calls` are the calls of the plan, in its order. `sampled_log_prob` is [tokens]
     in the order of `plan.flat`, as the loss will take it."""
     total = sum(plan.num_trained)
     for number, call in enumerate(calls):
         if len(call.logprobs) != len(call.response_ids):
             fault = f"{_name(calls, number)} has another number of log-probabilities than of tokens"
-            return Fidelity(total, 0, fault)
-    chosen = _chosen(plan, calls)
-    if chosen is None or not total == len(plan.gather) == len(sampled_log_prob):
-        return Fidelity(total, 0, "the gather has another number of tokens than the calls")
+            return PlanCheck(total, 0, fault)
+    is_trained = _trained_mask(plan, calls)
+    if is_trained is None or not total == len(plan.gather) == len(sampled_log_prob):
+        return PlanCheck(total, 0, "the gather has another number of tokens than the calls")
     rows = _CallRows.of(plan, calls)
     if rows is None:
-        return Fidelity(total, 0, "a path is not as long as its call")
-    wrong = (~_is_true(plan, calls, rows, chosen, sampled_log_prob)).nonzero()
+        return PlanCheck(total, 0, "a path is not as long as its call")
+    wrong = (~_is_correct(plan, calls, rows, is_trained, sampled_log_prob)).nonzero()
     if not len(wrong):
-        return Fidelity(total, total)
-    at = int(chosen.nonzero()[int(wrong[0])])
-    return Fidelity(total, total - len(wrong), _token_fault(calls, at))
+        return PlanCheck(total, total)
+    at = int(is_trained.nonzero()[int(wrong[0])])
+    return PlanCheck(total, total - len(wrong), _token_fault(calls, at))
 
 
-def _chosen(plan: Plan, calls: Sequence[Recorded]) -> Tensor | None:
+def _trained_mask(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor | None:
     """Return a mask [response tokens] of the trained tokens, or None if the plan has another number
     of them."""
     if len(calls) != len(plan.num_trained):
@@ -92,42 +91,48 @@ def _chosen(plan: Plan, calls: Sequence[Recorded]) -> Tensor | None:
     return torch.tensor(list(chain.from_iterable(is_trained)), dtype=torch.bool)
 
 
-def _is_true(
-    plan: Plan, calls: Sequence[Recorded], rows: _CallRows, chosen: Tensor, sampled_log_prob: Tensor
+def _is_correct(
+    plan: Plan,
+    calls: Sequence[RecordedCall],
+    rows: _CallRows,
+    is_trained: Tensor,
+    sampled_log_prob: Tensor,
 ) -> Tensor:
     """Return for each trained token whether all invariants hold, [tokens] of bool."""
-    place = rows.responses[chosen]
+    position = rows.responses[is_trained]
     gather, is_edge = _clipped_indices(plan.gather.cpu(), plan.num_edges)
     if not plan.num_edges:
         return is_edge
     head, is_head = _clipped_indices(plan.edge_head.cpu()[gather], len(plan.head_node))
     temperatures = torch.tensor([call.temperature for call in calls], dtype=torch.float64)
     lengths = torch.tensor([len(call.response_ids) for call in calls])
-    temperature = temperatures.repeat_interleave(lengths)[chosen]
-    recorded = _floats(call.logprobs for call in calls)[chosen].to(sampled_log_prob.dtype)
+    temperature = temperatures.repeat_interleave(lengths)[is_trained]
+    recorded = _floats(call.logprobs for call in calls)[is_trained].to(sampled_log_prob.dtype)
     return (
         is_edge
         & is_head
-        & (plan.edge_token.cpu()[gather] == rows.recorded_ids[place])
-        & (plan.head_node.cpu()[head] == rows.nodes[place - 1])
+        & (plan.edge_token.cpu()[gather] == rows.recorded_ids[position])
+        & (plan.head_node.cpu()[head] == rows.nodes[position - 1])
         & (plan.head_temperature[head] == temperature)
-        & (as_tensor(plan.forest.edges.head_set, "cpu")[head] == _sets(plan, calls)[chosen])
-        & rows.is_true_up_to[place - 1]
+        & (
+            as_tensor(plan.forest.edges.head_set, "cpu")[head]
+            == _set_indices(plan, calls)[is_trained]
+        )
+        & rows.is_correct_so_far[position - 1]
         & torch.isclose(sampled_log_prob.cpu(), recorded, rtol=0, atol=0, equal_nan=True)
     )
 
 
-def _sets(plan: Plan, calls: Sequence[Recorded]) -> Tensor:
-    """Return for each response token the plan's number of the set that it was chosen from,
-    [response tokens]."""
+def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
+    """Return for each response token the plan's index of its allowed set, [response tokens]."""
     numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
         if call.allowed is None:
             flat.extend(array("q", [WHOLE]) * len(call.response_ids))
         else:
-            own = [numbers.get(packed, WHOLE - 1) for packed in call.allowed.sets]
-            flat.extend(WHOLE if at == WHOLE else own[at] for at in call.allowed.set_indices)
+            indices = [numbers.get(packed, WHOLE - 1) for packed in call.allowed.sets]
+            flat.extend(WHOLE if at == WHOLE else indices[at] for at in call.allowed.set_indices)
     return as_tensor(flat, "cpu")
 
 
@@ -138,13 +143,13 @@ class _CallRows(NamedTuple):
     recorded_ids: Tensor
     nodes: Tensor
     """The plan's node of each token."""
-    is_true_up_to: Tensor
+    is_correct_so_far: Tensor
     """Whether this token and all tokens of the call before it are those recorded."""
     responses: Tensor
     """[response tokens] Indices of the response tokens."""
 
     @staticmethod
-    def of(plan: Plan, calls: Sequence[Recorded]) -> _CallRows | None:
+    def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
         """Follow the plan's paths. Return None if a path has another length than its call."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
@@ -153,18 +158,22 @@ class _CallRows(NamedTuple):
         if [sum(end - start for start, end in path) for path in paths] != lengths.tolist():
             return None
         firsts = lengths.cumsum(0) - lengths
-        recorded = _ints(chain.from_iterable((one.prompt_ids, one.response_ids) for one in calls))
+        recorded = _ints(
+            chain.from_iterable((call.prompt_ids, call.response_ids) for call in calls)
+        )
         position = torch.arange(len(recorded)) - firsts.repeat_interleave(lengths)
-        path_nodes = _expanded(list(chain.from_iterable(paths)))
+        path_nodes = _expand_runs(list(chain.from_iterable(paths)))
         nodes, is_node = _clipped_indices(path_nodes, plan.forest.num_nodes)
-        is_true = is_node & _follows(plan, nodes, position) & (plan.ids.cpu()[nodes] == recorded)
-        num_wrong = torch.nn.functional.pad((~is_true).cumsum(0), (1, 0))
+        is_correct = (
+            is_node & _continues(plan, nodes, position) & (plan.ids.cpu()[nodes] == recorded)
+        )
+        num_wrong = torch.nn.functional.pad((~is_correct).cumsum(0), (1, 0))
         before = num_wrong[firsts].repeat_interleave(lengths)
         responses = (position >= prompts.repeat_interleave(lengths)).nonzero()[:, 0]
         return _CallRows(recorded, nodes, num_wrong[1:] == before, responses)
 
 
-def _follows(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
+def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
     """Return for each token whether its node is a child of the previous token's node, and attends
     to what that node attends to and itself."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
@@ -191,12 +200,15 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
     path must be all its ancestors, each once, and end with its own nodes."""
     num = forest.num_nodes
     segments = forest.segments
-    covers = [0, *(one.end for one in segments)] == [*(one.start for one in segments), num]
+    covers = [0, *(segment.end for segment in segments)] == [
+        *(segment.start for segment in segments),
+        num,
+    ]
     if not covers or not segments:
         return torch.zeros(num, dtype=torch.bool)
-    slices = [(start, end) for one in segments for start, end in one.path]
-    count = torch.tensor([len(one.path) for one in segments])
-    last = torch.tensor([one.end - 1 for one in segments])
+    slices = [(start, end) for segment in segments for start, end in segment.path]
+    count = torch.tensor([len(segment.path) for segment in segments])
+    last = torch.tensor([segment.end - 1 for segment in segments])
     start, end = torch.tensor(slices).unbind(1)
     # A slice is a run of first children. A break is a node whose parent is not the node before it.
     breaks = torch.nn.functional.pad((parent != torch.arange(num) - 1).cumsum(0), (1, 0))
@@ -209,12 +221,12 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
     zero = torch.zeros(len(segments), dtype=torch.long)
     num_bad = zero.index_add(0, owner, (~is_above).long())
     length = zero.index_add(0, owner, end - start)
-    depth = torch.tensor([one.depth + one.end - one.start for one in segments])
-    touts = torch.tensor([one.tout for one in segments])
-    firsts = torch.tensor([one.start for one in segments])
+    depth = torch.tensor([segment.depth + segment.end - segment.start for segment in segments])
+    touts = torch.tensor([segment.tout for segment in segments])
+    firsts = torch.tensor([segment.start for segment in segments])
     is_consistent = (num_bad == 0) & (length == depth)
     size = last - firsts + 1
-    is_consistent &= torch.tensor([one.path[-1][1] - 1 for one in segments]) == last
+    is_consistent &= torch.tensor([segment.path[-1][1] - 1 for segment in segments]) == last
     return is_consistent.repeat_interleave(size) & (tout == touts.repeat_interleave(size))
 
 
@@ -224,7 +236,7 @@ def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
     return torch.where(is_inside, numbers, 0), is_inside
 
 
-def _expanded(runs: Sequence[tuple[int, int]]) -> Tensor:
+def _expand_runs(runs: Sequence[tuple[int, int]]) -> Tensor:
     """Expand runs to their members: [(0, 2), (5, 7)] -> [0, 1, 5, 6]."""
     if not runs:
         return torch.empty(0, dtype=torch.long)
@@ -248,7 +260,7 @@ def _floats(rows: Iterable[Sequence[float]]) -> Tensor:
     return torch.frombuffer(flat, dtype=torch.float64) if flat else torch.empty(0)
 
 
-def _token_fault(calls: Sequence[Recorded], at: int) -> str:
+def _token_fault(calls: Sequence[RecordedCall], at: int) -> str:
     for number, call in enumerate(calls):
         if at < len(call.response_ids):
             return f"{_name(calls, number)}, response token {at}, is not what was recorded"
@@ -256,5 +268,5 @@ def _token_fault(calls: Sequence[Recorded], at: int) -> str:
     raise AssertionError("a token beyond the last call")
 
 
-def _name(calls: Sequence[Recorded], number: int) -> str:
+def _name(calls: Sequence[RecordedCall], number: int) -> str:
     return f"call {number} (group {calls[number].group_id})"

@@ -1,4 +1,4 @@
-"""Compute in another type than that of the weights.
+"""Compute in another dtype than that of the weights, by autocast.
 
 The weights stay in float32, which small updates need. Matrix products and attention run in bfloat16
 by autocast. Norms, the residual stream and everything after the LM head stay in float32.
@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from fakevllm_server.backends.torch_forest.transformers_attention import body_of, causal_model
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import body_of, causal_model
 
 MARK = "fakevllm_compute_dtype"
-"""Attribute of a module whose forward pass is wrapped in autocast; its value is the type."""
+"""Attribute of a module whose forward pass is wrapped in autocast. Its value is the dtype."""
 
 
 def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
-    """Make `model` compute in `dtype`. If that is the type of the weights, nothing changes.
+    """Make `model` compute in `dtype`. If that is the dtype of the weights, nothing changes.
 
     Call it again after layers have been replaced."""
     causal = causal_model(model)
@@ -32,5 +32,5 @@ def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
 
 
 def compute_dtype(model: Any) -> torch.dtype:
-    """Return the type in which `model` computes."""
+    """Return the dtype in which `model` computes."""
     return getattr(body_of(model), MARK, causal_model(model).dtype)

@@ -9,30 +9,30 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, CohereConfig, Gemma2Config, GraniteConfig
 
 from fakevllm_server.backends.embedded.lora import LoraSettings, insert_adapters
-from fakevllm_server.backends.torch_forest.attentions import (
+from fakevllm_server.backends.torch_forest.attention.chains import ChainLayout
+from fakevllm_server.backends.torch_forest.attention.dense import DenseLayout
+from fakevllm_server.backends.torch_forest.attention.registry import (
     ATTENTIONS,
     default_attention,
     fastest_attention,
 )
-from fakevllm_server.backends.torch_forest.chains import ChainLayout
-from fakevllm_server.backends.torch_forest.dense import DenseLayout
-from fakevllm_server.backends.torch_forest.forward import edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.precision import set_compute_dtype
-from fakevllm_server.backends.torch_forest.self_check import (
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states
+from fakevllm_server.backends.torch_forest.attention_check import (
     TOLERANCE,
     check_attention,
     check_sharing_attention,
 )
+from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
+from fakevllm_server.backends.torch_forest.edge_log_probs import edge_values
+from fakevllm_server.backends.torch_forest.plan import Plan
 from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
-from fakevllm_server.backends.torch_forest.transformers_attention import head_states
 from fakevllm_server.forest import CallTokens, build_forest
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense"])
 @pytest.mark.parametrize("name", MODELS)
-def test_supported_models_pass_the_self_check(
+def test_supported_models_pass_the_attention_check(
     name: str, attention: str, dtype: torch.dtype
 ) -> None:
     torch.manual_seed(0)
@@ -50,10 +50,10 @@ def test_supported_models_pass_in_bfloat16_over_float32_weights(name: str, atten
     set_compute_dtype(model, torch.bfloat16)
     check = check_sharing_attention(model, attention)
     assert check.fault is None
-    assert 1e-4 < check.gradient < TOLERANCE[torch.bfloat16], "its rounding shows"
+    assert 1e-4 < check.gradient < TOLERANCE[torch.bfloat16], "bfloat16 is really used"
 
 
-def too_much(model: Any, plan: Plan) -> Tensor:
+def attend_to_all(model: Any, plan: Plan) -> Tensor:
     """A wrong attention to all earlier nodes, including those of siblings."""
     layout = DenseLayout(plan)
     layout._visible = torch.ones_like(layout._visible).tril()
@@ -81,19 +81,19 @@ def not_a_number(model: Any, plan: Plan) -> Tensor:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
-    ("way", "message"),
+    ("attention", "message"),
     [
-        (too_much, "gives wrong log-probabilities (off by "),
+        (attend_to_all, "gives wrong log-probabilities (off by "),
         (no_gradient, "gives wrong gradients (off by "),
         (not_a_number, "gives wrong log-probabilities (off by nan"),
         (raising, "fails on this model (RuntimeError: no such kernel)"),
     ],
 )
-def test_the_self_check_names_a_wrong_attention(
-    way: Any, message: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+def test_the_attention_check_names_a_wrong_attention(
+    attention: Any, message: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    monkeypatch.setitem(ATTENTIONS, "wrong", attention)
     fault = check_sharing_attention(llama().to(dtype).eval(), "wrong").fault
     assert fault is not None and f"attention wrong {message}" in fault
 
@@ -105,15 +105,16 @@ def test_a_model_that_is_not_trained_is_checked_by_its_log_probs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "message"), [(too_much, "wrong log-probabilities"), (no_gradient, "wrong gradients")]
+    ("attention", "message"),
+    [(attend_to_all, "wrong log-probabilities"), (no_gradient, "wrong gradients")],
 )
-def test_the_self_check_names_a_wrong_attention_in_bfloat16_over_float32(
-    way: Any, message: str, monkeypatch: pytest.MonkeyPatch
+def test_the_attention_check_names_a_wrong_attention_in_bfloat16_over_float32(
+    attention: Any, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     model = llama().eval()
     set_compute_dtype(model, torch.bfloat16)
-    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    monkeypatch.setitem(ATTENTIONS, "wrong", attention)
     assert message in (check_sharing_attention(model, "wrong").fault or "")
 
 
@@ -126,17 +127,17 @@ def with_fresh_adapters() -> Any:
 
 
 @pytest.mark.parametrize("attention", ["chains", "segments", "dense", "rows"])
-def test_a_new_adapter_passes_the_self_check_by_its_nonzero_gradients(attention: str) -> None:
+def test_a_new_adapter_passes_the_attention_check_by_its_nonzero_gradients(attention: str) -> None:
     model = with_fresh_adapters()
-    first = next(one for one in model.parameters() if one.requires_grad)
+    first = next(weight for weight in model.parameters() if weight.requires_grad)
     check = check_sharing_attention(model, attention)
     assert check.fault is None and 0 < check.gradient < TOLERANCE[torch.float32]
     plan = Plan.of(build_forest([CallTokens.of([1, 2], [3, 4])]))
     edge_values(model, plan, "rows").log_prob.sum().backward()
-    assert first.grad.count_nonzero() == 0, "it alone would tell nothing"
+    assert first.grad.count_nonzero() == 0, "the gradient of one weight would not be enough"
 
 
-def test_the_self_check_detects_a_lost_gradient_of_an_adapter(
+def test_the_attention_check_detects_a_lost_gradient_of_an_adapter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(ATTENTIONS, "wrong", no_gradient)
@@ -157,22 +158,22 @@ def test_weights_without_a_gradient_pass_unless_an_attention_gives_them_one(
     def zero(model: Any, plan: Plan) -> Tensor:
         return ATTENTIONS["chains"](model, plan) + 0 * model.unused
 
-    for way, is_right in ((zero, True), (reaching, False)):
-        monkeypatch.setitem(ATTENTIONS, "odd", way)
+    for attention, is_right in ((zero, True), (reaching, False)):
+        monkeypatch.setitem(ATTENTIONS, "odd", attention)
         check = check_sharing_attention(model, "odd")
         assert (check.fault is None) is is_right
         assert check.gradient == (0 if is_right else float("inf"))
 
 
-def test_the_self_check_detects_a_lost_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attention_check_detects_a_lost_window(monkeypatch: pytest.MonkeyPatch) -> None:
     class Windowless(DenseLayout):
         def visible(self, window: int | None) -> Tensor:
             return super().visible(None)
 
-    def way(model: Any, plan: Plan) -> Tensor:
+    def attention(model: Any, plan: Plan) -> Tensor:
         return head_states(model, plan, Windowless(plan))
 
-    monkeypatch.setitem(ATTENTIONS, "wrong", way)
+    monkeypatch.setitem(ATTENTIONS, "wrong", attention)
     assert "wrong log-probabilities" in (
         check_sharing_attention(mistral().eval(), "wrong").fault or ""
     )
@@ -214,14 +215,14 @@ def test_a_prompt_adapter_is_refused() -> None:
     assert sharing_refusal(Adapted("LORA", 0.0).train()) is None
 
 
-BEHIND_THE_HEAD: list[Any] = [
+LOGIT_TRANSFORMING: list[Any] = [
     GraniteConfig(**SIZES, logits_scaling=8.0),
     Gemma2Config(**SIZES, head_dim=4, final_logit_softcapping=1.0),
     CohereConfig(**SIZES, logit_scale=0.0625),
 ]
 
 
-@pytest.mark.parametrize("config", BEHIND_THE_HEAD, ids=lambda config: config.model_type)
+@pytest.mark.parametrize("config", LOGIT_TRANSFORMING, ids=lambda config: config.model_type)
 def test_rows_apply_a_models_own_transformation_of_logits(config: Any) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval()
@@ -231,9 +232,9 @@ def test_rows_apply_a_models_own_transformation_of_logits(config: Any) -> None:
 
 def test_an_unknown_transformation_of_logits_is_detected() -> None:
     model = llama().float().eval()
-    model.forward = lambda *given, **named: _doubled(type(model).forward(model, *given, **named))
-    found = check_attention(model, "rows").fault
-    assert found is not None and "wrong log-probabilities" in found
+    model.forward = lambda *args, **named: _doubled(type(model).forward(model, *args, **named))
+    fault = check_attention(model, "rows").fault
+    assert fault is not None and "wrong log-probabilities" in fault
 
 
 def _doubled(output: Any) -> Any:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from swarm_server.forest.call_sets import call_sets
 
-from fakevllm_server.backends.torch_forest.small_prefixes import (
+from fakevllm_server.backends.torch_forest.prefix_sharing import (
     SHARE_OF_A_TOKEN,
     unshare_small_prefixes,
 )
@@ -15,7 +15,7 @@ def test_a_token_that_begins_every_prompt_is_not_shared() -> None:
     siblings = [CallTokens.of(prompt, [last]) for prompt in prompts for last in (1, 2, 3)]
     forest = build_forest(unshare_small_prefixes(siblings))
     assert [forest.ids[top.start] for top in forest.segments if top.parent < 0] == [0] * 8
-    assert forest.num_nodes == 8 * (22 + 3), "what is behind it still is"
+    assert forest.num_nodes == 8 * (22 + 3), "the longer prompts are still shared"
 
 
 def test_a_long_prompt_stays_shared() -> None:
@@ -39,11 +39,11 @@ def test_calls_stay_the_same_and_different_roots_stay_different(
     calls: list[CallTokens],
 ) -> None:
     kept = unshare_small_prefixes(calls)
-    for one, other in zip(calls, kept, strict=True):
-        assert (one.ids, one.trained) == (other.ids, other.trained)
-        assert one.temperature == other.temperature
-    roots = {other.root: one.root for one, other in zip(calls, kept, strict=True)}
-    assert all(roots[other.root] == one.root for one, other in zip(calls, kept, strict=True))
+    for before, after in zip(calls, kept, strict=True):
+        assert (before.ids, before.trained) == (after.ids, after.trained)
+        assert before.temperature == after.temperature
+    roots = {after.root: before.root for before, after in zip(calls, kept, strict=True)}
+    assert all(roots[after.root] == before.root for before, after in zip(calls, kept, strict=True))
     forest = build_forest(kept)
     for top in forest.segments:
         if top.parent < 0 and top.children:

@@ -2,23 +2,25 @@
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
-where a head's logits outside the set that its token was chosen from are -inf. Each edge is computed
+where a head's logits outside its set of allowed tokens are -inf. Each edge is computed
 once. `plan.flat` and `plan.per_call` map the edges back to the calls, including duplicates.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fakevllm_server.backends.torch_forest.allowed_sets import HeadTokenSets
-from fakevllm_server.backends.torch_forest.attentions import ATTENTIONS
+from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.transformers_attention import causal_model
+from fakevllm_server.types.token_masks import unpacked
 
 
 class EdgeValues(NamedTuple):
@@ -27,8 +29,8 @@ class EdgeValues(NamedTuple):
     log_prob: Tensor
     """[edges], at least float32."""
     entropy: Tensor | None
-    """[edges] Entropy in nats of the distribution that the edge's token was chosen from; None if it
-    was not requested."""
+    """[edges] Entropy in nats of the distribution that the edge's token was sampled from; None if
+    it was not requested."""
 
 
 def edge_values(
@@ -52,12 +54,12 @@ def edge_values(
         return EdgeValues(empty, empty if with_entropy else None)
     hidden = ATTENTIONS[attention](model, plan)
     chunks = _chunks(model, len(hidden), max_logits)
-    of_heads = partial(_head_values, with_entropy=with_entropy, entropy_trains=entropy_trains)
+    head_values = partial(_head_values, with_entropy=with_entropy, entropy_trains=entropy_trains)
     inputs = [_chunk_inputs(model, plan, hidden, first, last) for first, last in chunks]
     if len(inputs) == 1:
-        values: list[Any] = [of_heads(*inputs[0])]
+        values: list[Any] = [head_values(*inputs[0])]
     else:
-        values = [checkpoint(of_heads, *chunk, use_reentrant=False) for chunk in inputs]
+        values = [checkpoint(head_values, *chunk, use_reentrant=False) for chunk in inputs]
     log_probs, entropies = zip(*values, strict=True)
     return EdgeValues(torch.cat(log_probs), torch.cat(entropies) if with_entropy else None)
 
@@ -107,7 +109,7 @@ def _head_values(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of the edges, [edges] each. Without `with_entropy` the
     entropies are empty."""
-    logits = _transformed(config, lm_head(hidden))
+    logits = _apply_logit_transforms(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
         logits = logits / temperature.to(logits)[:, None]
@@ -121,16 +123,16 @@ def _head_values(
     with torch.set_grad_enabled(entropy_trains and torch.is_grad_enabled()):
         probability = (logits - total[:, None]).exp()
         if disallowed is not None:
-            # Their probability is 0, and 0 times -inf is not 0.
+            # A disallowed token has probability 0, and 0 times -inf is not 0.
             logits = logits.masked_fill(disallowed, 0.0)
         entropy = total - (probability * logits).sum(-1)
         entropy = entropy.index_select(0, edge_head)
     return log_prob, entropy
 
 
-def _transformed(config: Any, logits: Tensor) -> Tensor:
-    """Apply what models do to logits after their LM head, by the names of their configs' settings.
-    The self-check detects models that do anything else."""
+def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
+    """Apply the functions that models apply to logits after their LM head, by the names of their
+    configs' settings. The attention check detects models that apply any other function."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:
@@ -138,3 +140,40 @@ def _transformed(config: Any, logits: Tensor) -> Tensor:
     if cap := getattr(config, "final_logit_softcapping", None):
         logits = cap * torch.tanh(logits / cap)
     return logits
+
+
+class HeadTokenSets:
+    """The allowed token sets of some heads, as masks of the logits.
+
+    A token sampled under a constraint (grammar, allowed ids, top-p …) has probability only over its
+    set. A mask is as large as the logits, so sets stay packed until their heads are computed. They
+    are unpacked again when the heads are recomputed in the backward pass.
+    """
+
+    def __init__(self, sets: Sequence[bytes], head_set: Sequence[int]) -> None:
+        """`head_set` has the index of each head's set, or -1 for the whole vocabulary."""
+        self._rows = [row for row, index in enumerate(head_set) if index >= 0] if sets else []
+        used = sorted({head_set[row] for row in self._rows})
+        position = {index: position for position, index in enumerate(used)}
+        self._sets = [sets[index] for index in used]
+        self._set_of_row = [position[head_set[row]] for row in self._rows]
+
+    def disallowed(self, logits: Tensor) -> Tensor | None:
+        """Return a mask [heads, vocabulary] that is true for tokens outside the head's set, or None
+        if no head has a set. `logits` gives shape and device."""
+        if not self._rows:
+            return None
+        allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)
+        disallowed = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+        disallowed[self._rows] = ~allowed[self._set_of_row]
+        return disallowed
+
+
+def _unpack_sets(sets: Sequence[bytes], vocabulary: int) -> Tensor:
+    """Return [sets, vocabulary] of bool, true for the members of a set."""
+    width = -(-vocabulary // 8)
+    bits = b"".join(unpacked(packed)[:width].ljust(width, b"\0") for packed in sets)
+    rows = numpy.frombuffer(bits, dtype=numpy.uint8).reshape(len(sets), width)
+    return torch.from_numpy(
+        numpy.unpackbits(rows, axis=1, count=vocabulary, bitorder="little")
+    ).bool()

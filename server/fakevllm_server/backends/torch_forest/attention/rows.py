@@ -1,4 +1,4 @@
-"""Calls one by one, padded on the right: the fallback, for every causal model.
+"""Attention without sharing: calls one by one, padded on the right. For every causal model.
 
 Calls share nothing, and transformers only runs plain forward passes. The LM head still runs once
 for each node that predicts a token.
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import body_of
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
-from fakevllm_server.backends.torch_forest.transformers_attention import body_of
 
 MAX_PADDING = 1.1
 """Largest ratio of the lengths of two rows in one forward pass."""
@@ -23,21 +23,21 @@ def rows(model: Any, plan: Plan) -> Tensor:
     """Return the hidden states on which the LM head runs, [heads, hidden]."""
     body = body_of(model)
     flat: list[Tensor] = []
-    place = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
+    flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
     num_before = 0
     for calls in _batches(plan):
         nodes = [as_tensor(plan.forest.row(call), plan.device) for call in calls]
         longest = max(map(len, nodes))
         ids = torch.zeros(len(nodes), longest, dtype=torch.long, device=plan.device)
-        for index, own in enumerate(nodes):
-            ids[index, : len(own)] = plan.ids[own]
+        for index, row in enumerate(nodes):
+            ids[index, : len(row)] = plan.ids[row]
             first = num_before + index * longest
-            place[own] = torch.arange(first, first + len(own), device=plan.device)
+            flat_index[row] = torch.arange(first, first + len(row), device=plan.device)
         # Under the causal mask no real token attends to the padding.
         states = body(input_ids=ids, use_cache=False).last_hidden_state
         flat.append(states.flatten(0, 1))
         num_before += len(nodes) * longest
-    return torch.cat(flat).index_select(0, place[plan.head_node])
+    return torch.cat(flat).index_select(0, flat_index[plan.head_node])
 
 
 def _batches(plan: Plan) -> Sequence[Sequence[int]]:

@@ -1,4 +1,4 @@
-"""The two passes of a loss that couples pieces, with the functions that the trainer calls.
+"""The two-pass gradient of a loss that couples pieces, by the functions that the trainer calls.
 
 The trainer's own loop over them is tested in backends/embedded/train/test_passes.py.
 """
@@ -14,17 +14,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm_server.backends.torch_forest.tiny_models import (
+    build_model,
     coupled_loss,
     gathered_gradient,
     llama,
-    made,
 )
 from swarm_server.forest.call_sets import GOLDEN, call_sets
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.forward import EdgeValues, edge_values
+from fakevllm_server.backends.torch_forest.edge_log_probs import EdgeValues, edge_values
 from fakevllm_server.backends.torch_forest.plan import Plan
-from fakevllm_server.backends.torch_forest.two_pass import (
+from fakevllm_server.backends.torch_forest.two_pass_gradient import (
     LossOfEdges,
     backward_piece,
     loss_coefficients,
@@ -34,7 +34,7 @@ from fakevllm_server.forest import CallTokens, Piece, build_forest, pack
 
 @cache
 def shared_model() -> Any:
-    return made(llama)
+    return build_model(llama)
 
 
 def backward(
@@ -61,12 +61,14 @@ def loss_over(pieces: Sequence[Piece], num_calls: int, *, with_entropy: bool) ->
     def loss_of(values: Sequence[EdgeValues]) -> Tensor:
         log_probs = [torch.zeros(0)] * num_calls
         bonus = torch.zeros((), dtype=torch.float64)
-        for piece, own in zip(pieces, values, strict=True):
+        for piece, piece_values in zip(pieces, values, strict=True):
             plan = Plan.of(piece.forest)
-            for call, log_prob in zip(piece.calls, plan.per_call(own.log_prob), strict=True):
+            for call, log_prob in zip(
+                piece.calls, plan.per_call(piece_values.log_prob), strict=True
+            ):
                 log_probs[call] = log_prob
-            if with_entropy and own.entropy is not None:
-                bonus = bonus + plan.flat(own.entropy).sum()
+            if with_entropy and piece_values.entropy is not None:
+                bonus = bonus + plan.flat(piece_values.entropy).sum()
         # The loss couples the tokens of a call, and calls with each other.
         total = sum(log_prob.sum() for log_prob in log_probs)
         return coupled_loss([log_prob.double() for log_prob in log_probs]) + (

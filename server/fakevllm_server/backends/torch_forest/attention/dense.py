@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
 from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
-from fakevllm_server.backends.torch_forest.transformers_attention import head_states, repeat_kv
 
 
 class DenseLayout:
