@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,6 @@ from tests.e2e.processes import free_port
 
 pytestmark = [pytest.mark.real]
 
-TESTS = Path(__file__).parents[3]
 ONE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
@@ -27,7 +25,7 @@ def test_a_reference_pass_that_fails_leaves_the_trained_weights_as_they_were(lay
     env = os.environ | workers_environment(is_cpu=True) | ONE_RANK | rendezvous
     result = subprocess.run(
         [sys.executable, "-m", "swarm_server.backends.verl.failing_pass", layer],
-        env=env | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+        env=env | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=150,
