@@ -48,7 +48,7 @@ def pass_with_wrong_mask(model: Any, case: Case) -> Iterator[Any]:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_merging_variants_differ_from_naive_rows_only_by_rounding(dtype: str) -> None:
     model = gpu.make_model(gpu.MODEL_SHAPES["tiny"], "cpu")
-    gpu.precision.set_compute_dtype(model, getattr(torch, dtype))
+    gpu.autocast.set_compute_dtype(model, getattr(torch, dtype))
     passes = {name: gpu.FORWARD_PASSES[name] for name in ("dense", "segments")}
     result = measure_with_naive(model, **passes)
     assert result.failures() == []
@@ -62,7 +62,7 @@ def test_merging_variants_differ_from_naive_rows_only_by_rounding(dtype: str) ->
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_wrong_mask_differs_by_more_than_rounding(dtype: str) -> None:
     model = gpu.make_model(gpu.MODEL_SHAPES["tiny"], "cpu")
-    gpu.precision.set_compute_dtype(model, getattr(torch, dtype))
+    gpu.autocast.set_compute_dtype(model, getattr(torch, dtype))
     result = measure_with_naive(model, wrong=pass_with_wrong_mask)
     (failure,) = result.failures()
     assert "wrong differs by" in failure and result.differences["wrong"].gradient > 0.01

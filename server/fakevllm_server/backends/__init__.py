@@ -1,2 +1,5 @@
-"""Engines behind the server. Heavy libraries live here and nowhere else, in processes of their
-own."""
+"""Engines behind the server: rollouts and trainers.
+
+Only this folder imports torch, transformers, Ray, vLLM, verl and xgrammar. These libraries run in
+processes of their own, not in the server's process.
+"""
