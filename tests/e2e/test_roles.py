@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import httpx
-from swarm_server.boxes import ASKED, KEYS, Box, write_keys
+from swarm_server.team_server import CHAT_BODY, KEYS, TeamServer, write_keys
 
 from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Process, Processes, wait_until
@@ -53,9 +53,9 @@ def test_a_proxy_with_a_clients_key_says_who_may_start_the_engine_and_then_serve
     assert "paused" in command(proxy, "pause", name="root").stdout
     assert "fanned out" in command(proxy, "resume", name="root").stdout
 
-    Box(server).start_engine()
+    TeamServer(server).start_engine()
     proxy.wait_until_healthy()
     bearer = {"Authorization": f"Bearer {KEYS['bob'][0]}"}
     url = f"{proxy.url}/v1/chat/completions"
-    assert httpx.post(url, json=ASKED, headers=bearer, timeout=20).status_code == 200
+    assert httpx.post(url, json=CHAT_BODY, headers=bearer, timeout=20).status_code == 200
     assert wait_for_groups(proxy, 1)[0]["num_siblings"] == 2

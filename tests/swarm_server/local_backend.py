@@ -1,4 +1,4 @@
-"""A Backend in this process: the shipped fake engine, and troubles that a test plans for it."""
+"""A Backend in this process: the shipped fake engine, with failures that a test plans."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from fakevllm_server.types.backend import (
 
 
 class LocalBackend(FakeEngine):
-    """Trainer and Backend in one, as an engine of one process is."""
+    """A Backend and its Trainer, as an engine that samples and trains in one process."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.troubles: dict[str, deque[Exception]] = {}
-        """Name of an action to what its next calls raise."""
+        self.failures: dict[str, deque[Exception]] = {}
+        """Exceptions that the next calls of an action raise, by the action's name."""
         self.num_launched = 0
         self._endpoint: Endpoint | None = None
         self.steps: list[int] = []
-        self.asked: list[PolicyName] = []
-        """For whose log-probabilities."""
+        self.log_prob_policies: list[PolicyName] = []
+        """Policy of each request for log-probabilities."""
         self.step_begun = asyncio.Event()
         self.may_step = asyncio.Event()
         self.may_step.set()
@@ -45,11 +45,11 @@ class LocalBackend(FakeEngine):
     def trainer(self) -> LocalBackend:
         return self
 
-    def plan(self, action: str, *troubles: Exception) -> None:
-        self.troubles[action] = deque(troubles)
+    def plan(self, action: str, *failures: Exception) -> None:
+        self.failures[action] = deque(failures)
 
     async def start(self) -> BackendStart:
-        self._trouble("launch")
+        self._fail_if_planned("launch")
         if self._endpoint is not None and not self.dead.done():
             return BackendStart(self._endpoint, trainer_is_new=False)
         self.num_launched += 1
@@ -58,33 +58,33 @@ class LocalBackend(FakeEngine):
         return BackendStart(self._endpoint, trainer_is_new=True)
 
     async def launch(self) -> object:
-        raise AssertionError("started as a whole")
+        raise AssertionError("a test must call start instead")
 
     async def is_sampling(self) -> bool:
         return self._endpoint is not None and not self.dead.done()
 
     async def boot(self, job: TrainJob) -> None:
-        self._trouble("boot")
+        self._fail_if_planned("boot")
         await super().boot(job)
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         self.step_begun.set()
         await self.may_step.wait()
-        self._trouble("step")
+        self._fail_if_planned("step")
         self.steps.append(batch.step)
         return await super().step(batch, loss)
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        self._trouble("log_probs")
-        self.asked.append(policy)
+        self._fail_if_planned("log_probs")
+        self.log_prob_policies.append(policy)
         return await super().log_probs(calls, policy)
 
     async def save(self, folder: Path) -> None:
-        self._trouble("save")
+        self._fail_if_planned("save")
         await super().save(folder)
 
     async def restore(self, folder: Path) -> None:
-        self._trouble("restore")
+        self._fail_if_planned("restore")
         await super().restore(folder)
 
     async def health(self) -> bool:
@@ -95,8 +95,8 @@ class LocalBackend(FakeEngine):
 
     async def close(self) -> None:
         self._endpoint = None
-        self._trouble("close")
+        self._fail_if_planned("close")
 
-    def _trouble(self, action: str) -> None:
-        if self.troubles.get(action):
-            raise self.troubles[action].popleft()
+    def _fail_if_planned(self, action: str) -> None:
+        if self.failures.get(action):
+            raise self.failures[action].popleft()

@@ -1,4 +1,4 @@
-"""A training loop with all it drives, for tests that break parts of it."""
+"""A training loop with the parts that it drives, for tests that make these parts fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from swarm_server.local_parts import LocalRollout, LocalTrainer
+from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
@@ -37,6 +37,8 @@ JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1)
 
 
 class Run(Generic[AnyBackend]):
+    """A run with a journal, an intake, a backend and a running training loop."""
+
     def __init__(
         self,
         folder: Path,
@@ -83,12 +85,12 @@ class Run(Generic[AnyBackend]):
         return self.intake.episodes
 
     async def capture(self, name: str, *calls: RecordedCall) -> None:
-        """One call for each sibling."""
-        for index, one in enumerate(calls):
-            await self.intake.add_call(SiblingRef(name, index), one)
+        """Add one captured call for each sibling of the group."""
+        for index, each in enumerate(calls):
+            await self.intake.add_call(SiblingRef(name, index), each)
 
     async def end_group(self, name: str, *rewards: float) -> EndGroupReply:
-        # Unchecked: a journal may hold a reward that no door takes any more.
+        # Not validated: a journal may have a reward that the routes no longer accept.
         end = EndGroupRequest.model_construct(group_id=name, rewards=list(rewards))
         reply = await self.intake.end_group(end, self.loop.closed_reason)
         self.loop.notify()
@@ -96,12 +98,12 @@ class Run(Generic[AnyBackend]):
 
     @property
     def saved_steps(self) -> list[int]:
-        """Newest first."""
+        """Steps of the saved checkpoints, newest first."""
         return [saved.step for saved in self.journal.read(reads.checkpoints)]
 
     @property
     def trained_groups(self) -> dict[str, int]:
-        """By the step that trained them, as the weights stand."""
+        """Step that trained each group that is part of the present weights."""
         query = "SELECT group_id, step FROM groups WHERE state = 'consumed'"
         return dict(self.journal.read(lambda db: db.exec_driver_sql(query).all()))
 
@@ -133,7 +135,7 @@ class Run(Generic[AnyBackend]):
 
 
 class Parts:
-    """The same with a rollout and a trainer apart."""
+    """A run whose backend has a rollout and a trainer as two engines."""
 
     def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
         self.rollout = LocalRollout()

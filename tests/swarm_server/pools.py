@@ -1,4 +1,4 @@
-"""Pools, and groups put into them."""
+"""Pools, and functions that add groups and episodes to a pool."""
 
 from typing import Any
 

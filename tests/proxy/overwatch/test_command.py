@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from swarm_server.boxes import write_keys
+from swarm_server.team_server import write_keys
 
 from fakevllm import AsyncSwarmClient, SwarmClient, Task, TrainJob
 from fakevllm.errors import UserError

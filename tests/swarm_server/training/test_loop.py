@@ -111,7 +111,7 @@ async def test_a_step_whose_reference_cannot_be_had_is_tried_again(
     run.backend.plan("log_probs", trouble)
     await run.finish_group("a")
     await run.trained("a")
-    assert run.backend.asked == ["reference"]
+    assert run.backend.log_prob_policies == ["reference"]
     assert told in caplog.messages
     await run.stop()
 
@@ -132,7 +132,7 @@ async def test_kl_in_the_reward_pulls_towards_the_starting_weights(
     await run.end_group("a", 1.0, 1.0)
     await run.trained("a")
     (entry,) = [one for one in run.log.entries_after(0) if one.kind == "step"]
-    assert (entry.groups[0].siblings, run.backend.asked) == ([0, 1], asked)
+    assert (entry.groups[0].siblings, run.backend.log_prob_policies) == ([0, 1], asked)
     # The two advantages are ∓1 / √2, and each answer's slope is ±1 / 2.
     expected = START_THETA + 1.0 - JOB.lr * 0.5 / math.sqrt(2)
     assert entry.metrics["theta"] == pytest.approx(expected)
@@ -146,7 +146,7 @@ async def test_no_reference_is_asked_for_where_nothing_is_taken_from_rewards(
     run = start(tmp_path, job)
     await run.finish_group("a")
     await run.trained("a")
-    assert run.backend.asked == []
+    assert run.backend.log_prob_policies == []
     await run.stop()
 
 

@@ -113,8 +113,8 @@ async def test_a_trainer_that_cannot_be_had_at_all_stops_no_app(tmp_path: Path) 
     await run.capture("a", call(), call())
     assert (await run.end_group("a", 1.0, 0.0)).failure_reason == "training_refused"
     assert "verl needs ray: install it" in (run.engine.detail or "")
-    assert len(parts.trainer.troubles["launch"]) == 1, "it is not tried over and over"
-    parts.trainer.troubles.clear()
+    assert len(parts.trainer.failures["launch"]) == 1, "it is not tried over and over"
+    parts.trainer.failures.clear()
     parts.rollout.die("gone")
     await run.until(lambda: parts.rollout.num_launched == 2)
     await run.finish_group("b")  # what was to be mended has been

@@ -13,7 +13,7 @@ import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from swarm_server.local_parts import LocalRollout, LocalTrainer
+from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 
 from fakevllm_server.backends.fake.engine import START_THETA, FakeEngine
@@ -60,7 +60,7 @@ class Candidates(LocalTrainer):
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         fate = self.fates.pop(0) if self.fates else "well"
-        engine = self._alive("step")
+        engine = self._engine_for("step")
         match fate:
             case "is refused":
                 raise ActionFailed("no")

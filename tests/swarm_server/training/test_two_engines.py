@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from swarm_server import local_parts
-from swarm_server.local_parts import LocalRollout, LocalTrainer
+from swarm_server import local_engines
+from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
@@ -203,12 +203,12 @@ async def test_the_last_step_is_saved_though_its_weights_arrived_late(tmp_path: 
 async def test_an_engine_that_is_slow_to_say_it_is_well_is_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_pairs, "QUICK_CHECK_S", local_parts.SLOW_LOOK_S / 2)
+    monkeypatch.setattr(backend_pairs, "QUICK_CHECK_S", local_engines.SLOW_CHECK_S / 2)
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
     await run.trained("a")
-    parts.trainer.slow_looks = 2
+    parts.trainer.num_slow_checks = 2
     parts.rollout.die("gone")
     await run.finish_group("b")
     await run.trained("b")

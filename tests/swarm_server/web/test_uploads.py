@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from swarm_server.boxes import Box, Member, write_keys
+from swarm_server.team_server import Member, TeamServer, write_keys
 
 from fakevllm_server.web.train_code import MAX_ZIP_BYTES
 from tests.e2e.processes import Processes
@@ -30,9 +30,9 @@ def upload(member: Member, raw: bytes) -> httpx.Response:
     return httpx.post(url, content=raw, headers=headers, timeout=20)
 
 
-def start_box(processes: Processes, *flags: str) -> Box:
+def start_box(processes: Processes, *flags: str) -> TeamServer:
     keys = write_keys(processes.folder / "keys")
-    return Box(processes.server("--backend", "fake", "--key-file", str(keys), *flags))
+    return TeamServer(processes.server("--backend", "fake", "--key-file", str(keys), *flags))
 
 
 def test_without_the_flag_no_code_is_accepted_not_even_from_an_admin(tmp_path: Path) -> None:

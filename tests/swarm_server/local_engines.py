@@ -1,5 +1,5 @@
-"""A rollout and a trainer apart, in this process: the shipped fake engine twice, each with deaths
-and troubles that a test plans."""
+"""A rollout and a trainer as two engines in this process. Each is the shipped fake engine with
+deaths and failures that a test plans."""
 
 from __future__ import annotations
 
@@ -20,33 +20,35 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 
-SLOW_LOOK_S = 0.01
+SLOW_CHECK_S = 0.01
 
 
-class Part:
-    """What both have: a life that may end."""
+class LocalEngine:
+    """An engine that can be launched, die, and fail its next actions as planned."""
 
     def __init__(self) -> None:
         self.engine: FakeEngine | None = None
         self.num_launched = 0
-        self.troubles: dict[str, deque[Exception]] = {}
-        self.slow_looks = 0
-        """So many answers about its health come too late."""
+        self.failures: dict[str, deque[Exception]] = {}
+        self.num_slow_checks = 0
+        """Number of health checks that fail slowly."""
         self.may_launch = asyncio.Event()
         self.may_launch.set()
         self._dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def plan(self, action: str, *troubles: Exception) -> None:
-        self.troubles[action] = deque(troubles)
+    def plan(self, action: str, *failures: Exception) -> None:
+        """Let the next calls of `action` raise these exceptions, one each."""
+        self.failures[action] = deque(failures)
 
-    def die(self, told: str) -> None:
+    def die(self, cause: str) -> None:
+        """End the engine; `lost` returns `cause`."""
         self.engine = None
-        self._dead.set_result(told)
+        self._dead.set_result(cause)
 
     async def health(self) -> bool:
-        if self.slow_looks and self.engine is not None:
-            self.slow_looks -= 1
-            await asyncio.sleep(SLOW_LOOK_S)
+        if self.num_slow_checks and self.engine is not None:
+            self.num_slow_checks -= 1
+            await asyncio.sleep(SLOW_CHECK_S)
             return False
         return self.engine is not None
 
@@ -58,45 +60,47 @@ class Part:
     async def close(self) -> None:
         self.engine = None
 
-    async def _live(self) -> FakeEngine:
+    async def _launch(self) -> FakeEngine:
         await self.may_launch.wait()
-        self._alive("launch", must_run=False)
+        self._engine_for("launch", must_run=False)
         self.num_launched += 1
         self._dead = asyncio.get_running_loop().create_future()
         self.engine = FakeEngine()
         return self.engine
 
-    def _alive(self, action: str, *, must_run: bool = True) -> FakeEngine:
-        if self.troubles.get(action):
-            raise self.troubles[action].popleft()
+    def _engine_for(self, action: str, *, must_run: bool = True) -> FakeEngine:
+        if self.failures.get(action):
+            raise self.failures[action].popleft()
         if must_run and self.engine is None:
             raise BackendError("it is not running")
         return self.engine or FakeEngine()
 
 
-class LocalRollout(Part):
-    """Remembers what it was given to sample with."""
+class LocalRollout(LocalEngine):
+    """A rollout that records the versions of the weights it loads."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loaded: list[int] = []
         self.refusal: str | None = None
-        """Of those launched from now on."""
+        """Refusal in the endpoint of later launches."""
 
     async def launch(self) -> Endpoint:
-        engine = await self._live()
+        engine = await self._launch()
         name, length = engine.model_name, engine.max_model_len
-        # As an embedded engine says it, whatever trains beside it.
+        # True as in the embedded engine, which does not know the trainer.
         return Endpoint(
             None, "http://engine", name, length, refusal=self.refusal, reports_allowed=True
         )
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        await self._alive("load_weights").load_weights(folder, version)
+        await self._engine_for("load_weights").load_weights(folder, version)
         self.loaded.append(version)
 
 
-class LocalTrainer(Part):
+class LocalTrainer(LocalEngine):
+    """A trainer that records its steps."""
+
     def __init__(self) -> None:
         super().__init__()
         self.steps: list[int] = []
@@ -105,26 +109,26 @@ class LocalTrainer(Part):
         self.may_step.set()
 
     async def launch(self) -> object:
-        return await self._live()
+        return await self._launch()
 
     async def boot(self, job: TrainJob) -> None:
-        await self._alive("boot").boot(job)
+        await self._engine_for("boot").boot(job)
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         self.step_begun.set()
         await self.may_step.wait()
-        metrics = await self._alive("step").step(batch, loss)
+        metrics = await self._engine_for("step").step(batch, loss)
         self.steps.append(batch.step)
         return metrics
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        return await self._alive("log_probs").log_probs(calls, policy)
+        return await self._engine_for("log_probs").log_probs(calls, policy)
 
     async def export(self, folder: Path) -> None:
-        await self._alive("export").export(folder)
+        await self._engine_for("export").export(folder)
 
     async def save(self, folder: Path) -> None:
-        await self._alive("save").save(folder)
+        await self._engine_for("save").save(folder)
 
     async def restore(self, folder: Path) -> None:
-        await self._alive("restore").restore(folder)
+        await self._engine_for("restore").restore(folder)

@@ -1,4 +1,4 @@
-"""One server with keys for a team, and what its members ask of it over real sockets."""
+"""A server with a key for each member of a team, and the members' requests over real sockets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ KEYS = {
     "alice": ("sk-alice-1", Role.CLIENT),
     "bob": ("sk-bob-1", Role.CLIENT),
 }
-ASKED = {"model": "fake", "messages": [{"role": "user", "content": "[[say hello]]"}]}
+CHAT_BODY = {"model": "fake", "messages": [{"role": "user", "content": "[[say hello]]"}]}
 
 
 def write_keys(file: Path, *names: str) -> Path:
+    """Write a key file with the keys of `names`, or of the whole team."""
     text = ""
     for name in names or KEYS:
         key, role = KEYS[name]
@@ -33,7 +34,7 @@ def write_keys(file: Path, *names: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One who has a key, and a stock client's server URL with it."""
+    """A user with a key, who sends requests as the stock client does."""
 
     name: str
     server: Process
@@ -44,6 +45,7 @@ class Member:
 
     @property
     def url(self) -> str:
+        """URL of the server with the member's name and key, as the stock client uses it."""
         return self.server.url.replace("//", f"//{self.name}:{self.key}@")
 
     def post(self, path: str, **body: Any) -> httpx.Response:
@@ -53,18 +55,20 @@ class Member:
         return httpx.get(f"{self.url}{path}", timeout=20)
 
     def claim(self) -> Claim:
-        answer = self.post(
+        reply = self.post(
             "/claim_episode",
             client_uuid=f"{self.name}'s",
             episode_type="train",
             discard_episode_timeout=60,
-        )
-        told = answer.json()
-        assert told["success"], told
-        return Claim(told["episode_uuid"], told["openai_base_url"], told["openai_api_key"])
+        ).json()
+        assert reply["success"], reply
+        return Claim(reply["episode_uuid"], reply["openai_base_url"], reply["openai_api_key"])
 
-    def about(self, path: str, uuid: str, owner: str | None = None) -> httpx.Response:
-        """`/end_episode` and its like. `owner`: whose client uuid is said, by default one's own."""
+    def post_episode(self, path: str, uuid: str, owner: str | None = None) -> httpx.Response:
+        """Post to a route about one episode, such as `/end_episode`.
+
+        The body has the client uuid of `owner`, by default the member's own.
+        """
         return self.post(
             path,
             client_uuid=f"{owner or self.name}'s",
@@ -76,19 +80,23 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
+    """A claimed episode."""
+
     uuid: str
     base_url: str
-    """As the server tells it."""
+    """Base URL that the server returned with the claim."""
     key: str
 
-    def asked(self, *, key: str, path: str = "/chat/completions") -> httpx.Response:
-        """By a bearer."""
+    def call_model(self, *, key: str, path: str = "/chat/completions") -> httpx.Response:
+        """Call the model with `key` as a bearer token."""
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.post(f"{self.base_url}{path}", json=ASKED, headers=headers, timeout=20)
+        return httpx.post(f"{self.base_url}{path}", json=CHAT_BODY, headers=headers, timeout=20)
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class TeamServer:
+    """A server process whose key file has the keys of the team."""
+
     server: Process
 
     def member(self, name: str) -> Member:
@@ -98,9 +106,9 @@ class Box:
         root = self.member("root")
         assert root.post("/sync_train_config", yaml_as_string=JOB).json()["success"]
         assert root.post("/start_engine").json()["success"]
-        self.until_rolling()
+        self.wait_until_rolling()
 
-    def until_rolling(self) -> None:
+    def wait_until_rolling(self) -> None:
         def is_rolling() -> bool:
             status = self.member("root").get("/get_engine_status").json()
             return status["engine_status"] == "ENGINE.ROLLING"
@@ -108,20 +116,23 @@ class Box:
         wait_until(is_rolling, 20)
 
 
-def box_of(processes: Processes, keys: Path, *flags: str) -> Box:
+def start_team_server(processes: Processes, keys: Path, *flags: str) -> TeamServer:
+    """Start a server with the fake engine, and wait until it serves."""
     server = processes.server("--backend", "fake", "--key-file", str(keys), *flags)
-    box = Box(server)
-    box.start_engine()
-    return box
+    team = TeamServer(server)
+    team.start_engine()
+    return team
 
 
-def asking(member: Member, claim: Claim) -> openai.OpenAI:
-    """As the stock client makes it: its own server URL before the path that the claim told."""
+def openai_client(member: Member, claim: Claim) -> openai.OpenAI:
+    """Return an OpenAI client as the stock client creates it: its base URL is the member's server
+    URL and the path of the claim's base URL."""
     path = urlsplit(claim.base_url).path
     return openai.OpenAI(base_url=member.url + path, api_key=claim.key, max_retries=0)
 
 
-def ask(app: openai.OpenAI) -> str:
+def say_hello(app: openai.OpenAI) -> str:
+    """Call the model with a script that makes it answer "hello", and return the answer."""
     answer = app.chat.completions.create(
         model="fake", messages=[{"role": "user", "content": "[[say hello]]"}]
     )
