@@ -1,8 +1,8 @@
-"""The clients that take part in the batch being collected, and those that agreed to its step.
+"""The clients that take part in the current batch, and their agreement to its step.
 
-A client takes part once it has ended or aborted an episode that trains since the last step. A
-client that was silent for IDLE_LIMIT_S is not waited for any more. It may still agree, because its
-episodes are in the batch.
+A client takes part if it has ended or aborted a training episode since the last step. The step does
+not wait for the agreement of a client that was silent for IDLE_LIMIT_S. Such a client may still
+agree, because its episodes are in the batch.
 
 Pure; the clock is passed in.
 """
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 IDLE_LIMIT_S = 600.0
-"""Seconds of silence after which a client that has not agreed is not waited for."""
+"""Seconds without a request after which a step does not wait for a client's agreement."""
 MAX_SILENT = 20_000
-"""Number of silent clients to remember. They are not waited for, and may agree."""
+"""Maximum number of silent clients that are remembered, so that they may still agree."""
 
 
 @dataclass(slots=True)
@@ -29,12 +29,12 @@ class Client:
 
 
 class ActiveClients:
-    """Asks the clients of the current batch for their agreement to a step."""
+    """The clients of the current batch, and which of them agreed to a step."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
         self._silent: OrderedDict[str, None] = OrderedDict()
-        """Clients that come back if they agree; oldest first."""
+        """Uuids of silent clients, oldest first. A silent client that agrees takes part again."""
 
     def __iter__(self) -> Iterator[Client]:
         return iter(tuple(self._clients.values()))
@@ -49,24 +49,25 @@ class ActiveClients:
         return bool(self._clients) and all(client.has_agreed for client in self._clients.values())
 
     def add(self, client_uuid: str, now: float) -> None:
+        """Record that a client takes part and was active now."""
         self._clients.setdefault(client_uuid, Client(client_uuid, now)).last_activity = now
 
     def restore(self, client_uuids: Iterable[str]) -> None:
-        """Add the clients of waiting episodes from before a restart, as silent ones.
+        """Add the clients of episodes that were ended before a restart, as silent clients.
 
-        They are not waited for: clients that are alive will end more episodes, and it is not known
-        which of the others wanted to take part.
+        Steps do not wait for silent clients. A client that still runs takes part again when it ends
+        its next episode.
         """
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
-        """Record a sign of life. It does not make a client take part."""
+        """Record a request of a client. This alone does not make the client take part."""
         client = self._clients.get(client_uuid)
         if client is not None:
             client.last_activity = now
 
     def agree(self, client_uuid: str, now: float) -> str | None:
-        """Record a client's agreement; return a refusal in the protocol's words, or None."""
+        """Record a client's agreement; return the protocol's text of a refusal, or None."""
         if not client_uuid:
             return "client_uuid required"
         if client_uuid in self._silent:
@@ -81,7 +82,7 @@ class ActiveClients:
         return None
 
     def sweep(self, now: float) -> None:
-        """Stop waiting for clients that have been silent for too long."""
+        """Mark clients as silent that have not agreed and sent no request for IDLE_LIMIT_S."""
         for client in self:
             if not client.has_agreed and now - client.last_activity > IDLE_LIMIT_S:
                 del self._clients[client.client_uuid]
@@ -90,6 +91,6 @@ class ActiveClients:
             self._silent.popitem(last=False)
 
     def clear(self) -> None:
-        """Forget all clients, because the batch was taken and the next one is empty."""
+        """Remove all clients. Call this when a step has taken the batch."""
         self._clients.clear()
         self._silent.clear()

@@ -1,6 +1,6 @@
 """The queue of groups that wait to be trained, in order of arrival. Pure.
 
-It is bounded by the number of groups and by their tokens.
+The queue is bounded by the number of groups and by the number of their tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fakevllm_server.types.calls import FinishedGroup
 
 MAX_FINISHED_GROUPS = MAX_BATCH_SIZE
 MAX_TOKENS = 20_000_000
-"""Tokens of all waiting groups. Beyond this or MAX_FINISHED_GROUPS, the group sampled by the oldest
-weights is dropped, because it is the next to be too old for any step."""
+"""Maximum number of tokens in all waiting groups. Above this or MAX_FINISHED_GROUPS, the group that
+the oldest weights sampled is dropped, because it would be the first to become stale."""
 
 
 class FinishedGroups:
@@ -25,7 +25,7 @@ class FinishedGroups:
     def __init__(self) -> None:
         self._groups: OrderedDict[str, FinishedGroup] = OrderedDict()
         self._versions: dict[str, int] = {}
-        """Version of each group, kept here because a group computes it from all its calls."""
+        """Version by group id. Cached, because a group computes its version from all calls."""
         self.num_tokens = self.num_episodes = 0
 
     def __len__(self) -> int:
@@ -36,7 +36,10 @@ class FinishedGroups:
         return iter(list(self._groups.values()))
 
     def add(self, group: FinishedGroup) -> list[str]:
-        """Add a group; return the ids of groups dropped for lack of room, perhaps its own."""
+        """Add a group; return the ids of groups that were dropped because the queue was full.
+
+        The added group may be one of them.
+        """
         self.put(group)
         dropped: list[str] = []
         while len(self._groups) > MAX_FINISHED_GROUPS or self.num_tokens > MAX_TOKENS:
@@ -46,7 +49,7 @@ class FinishedGroups:
         return dropped
 
     def put(self, group: FinishedGroup) -> None:
-        """Append a group, or replace it without moving it."""
+        """Append a group, or replace the group with this id in its position."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
         self.num_episodes += len(group.episodes) - (len(before.episodes) if before else 0)
@@ -58,6 +61,7 @@ class FinishedGroups:
         return list(self._groups)[-num:]
 
     def remove(self, group_id: str) -> FinishedGroup:
+        """Remove and return a group."""
         group = self._groups.pop(group_id)
         del self._versions[group_id]
         self.num_tokens -= group.num_tokens
@@ -67,7 +71,7 @@ class FinishedGroups:
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
         """Remove the calls that are more than `max_staleness` versions old.
 
-        Groups with too little left are removed as well. Returns their ids, and the number of
+        Groups that then cannot be trained are removed too. Return their ids, and the number of
         removed calls.
         """
         dropped: list[str] = []

@@ -1,14 +1,17 @@
 """Decide which groups are pooled, and when the pooled groups are enough for a step. Pure.
 
-A partial group is compared as far as it has rewards: a sibling without a reward failed for reasons
-that are not the model's. A single reward cannot be compared with anything. If all rewards are
-equal, the group has no signal. `filter_groups` then decides: either the group is part of its step
-(with advantage 0, so that only KL and entropy pull on it), or it is dropped. In the second case it
-also decides whether the step waits for another group.
+In a partial group, the siblings with rewards are compared with each other: a sibling without a
+reward failed for a reason that is not the model's. A group with a single reward is not trained. If
+all rewards are equal, the group has no signal, and `filter_groups` decides:
 
-The swarm protocol's sample-collection methods decide when there is enough. One kind takes the
-newest groups of a batch and leaves the rest waiting. The other kind takes everything there is at
-one moment, including tasks that lack episodes.
+* `keep`: the group is part of its step with advantage 0, so that only KL and entropy affect it.
+* `drop`: the group is dropped, and the step may have fewer groups.
+* `collect`: the group is dropped, and the step waits for another group, within the limit
+  `max_num_gen_batches`.
+
+The swarm protocol's sample-collection methods decide when a step is made. Some methods take the
+newest groups of a batch, and the other groups wait. Other methods take everything at one moment,
+including tasks that lack episodes.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from fakevllm_server.types.calls import FinishedGroup
 TIED = "tied"
 """Reason of a group whose rewards are all equal."""
 FULL = "pool_full"
-"""Reason of a group that there is no room for."""
+"""Reason of a group that was dropped because the pool was full."""
 BY_TASKS = "rollout_until_finish_enough_tasks"
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 
@@ -49,9 +52,9 @@ def filtering(job: TrainJob) -> str:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return after how many groups a step is made of fewer than batch_size groups.
+    """Return the number of groups after which a step has fewer than batch_size groups.
 
-    Dropped ties count. None means that a step always waits for batch_size groups.
+    Dropped tied groups count. None means that a step always waits for batch_size groups.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
@@ -72,30 +75,32 @@ def _why_untrainable(group: FinishedGroup) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """How much waits in the pool, and whether clients agreed to a step."""
+    """Numbers of waiting groups and episodes, and whether clients agreed to a step."""
 
     num_groups: int
-    """Groups that are complete, and have a signal if ties are dropped."""
+    """Number of pooled groups. If ties are dropped, all of them have a signal."""
     num_tied: int
-    """Tied groups that were dropped since the last step."""
+    """Number of tied groups that were dropped since the last step."""
     num_episodes: int
-    """Episodes of all these groups, of dropped ties, and of tasks that lack episodes."""
+    """Number of episodes in pooled groups, in dropped tied groups, and in incomplete tasks."""
     any_agreed: bool = False
     all_agreed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CollectionMethod:
-    """How a job decides when to make a step, and what the step takes."""
+    """A method that decides when a step is made, and which groups the step takes."""
 
     is_due: Callable[[PoolCounts, TrainJob], bool]
+    """Returns whether a step is due."""
     takes_all: bool = False
     """Whether a step takes everything, including tasks that lack episodes."""
     is_agreed_on: bool = False
-    """Whether clients are asked for their agreement."""
+    """Whether clients decide by their agreement when a step is due."""
 
 
 def method_of(job: TrainJob) -> CollectionMethod:
+    """Return the collection method that a job chooses."""
     return METHODS[job.swarm_mode_sample_collection_method]
 
 
@@ -110,9 +115,10 @@ def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
 
 
 def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
-    """Return whether there are enough groups.
+    """Return whether there are enough groups for a step.
 
-    If ties are dropped, a step is made of fewer groups rather than never.
+    If ties are dropped, the step may have fewer than batch_size groups. Otherwise a run in which
+    most groups are tied would make no step.
     """
     enough = groups_before_short_step(job)
     is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough

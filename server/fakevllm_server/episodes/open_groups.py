@@ -1,4 +1,4 @@
-"""Captured calls of passive groups that have not ended yet. Pure; the clock is passed in."""
+"""The captured calls of passive groups that have not ended yet. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from fakevllm_server.types.calls import RecordedCall
 
 MAX_OPEN_GROUPS = 10_000
 MAX_OPEN_TOKENS = 20_000_000
-"""Tokens of all open groups. Beyond this or MAX_OPEN_GROUPS, the group that has been silent for the
-longest time is dropped."""
+"""Maximum number of tokens in all open groups. Above this or MAX_OPEN_GROUPS, the group whose last
+call is oldest is dropped."""
 MAX_OPEN_S = 3600.0
-"""Seconds since a group's last call after which its client is considered lost."""
+"""Seconds after a group's last call at which the group is dropped, because its client has
+disappeared."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,7 @@ class OpenGroups:
     def restore(
         self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float
     ) -> None:
-        """Add a group from before a restart, with a full MAX_OPEN_S from `now` on."""
+        """Add a group from before a restart, as if its last call had ended at `now`."""
         for index, sibling_calls in calls.items():
             for call in sibling_calls:
                 self.add(SiblingRef(group_id, index), call, now)
@@ -67,7 +68,10 @@ class OpenGroups:
         return group
 
     def pop_expired(self, now: float) -> dict[str, str]:
-        """Remove groups that expired or exceed the limits; return the reason for each id."""
+        """Remove expired groups, and the oldest groups if there are too many.
+
+        Return the reason for each removed group id.
+        """
         expired: dict[str, str] = {}
         while self._groups:
             group_id, oldest = next(iter(self._groups.items()))

@@ -1,4 +1,4 @@
-"""Who takes part in the batches of one run of the engine, and which tasks may begin."""
+"""Pauses and quotas for claims, and the clients that take part in the current batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakevllm_server.episodes.registry import Episode
 from fakevllm_server.episodes.states import EngineLifecycle
 
 MAX_REMEMBERED = 20_000
-"""Number of throttled claims whose client is remembered."""
+"""Maximum number of claims with a throttle policy whose client is remembered."""
 PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
@@ -23,7 +23,7 @@ class Participation:
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
         self.clients: ActiveClients = pool.clients
         self.is_paused = False
-        """Whether new episodes are held back. The pause ends with this run of the engine."""
+        """Whether no episode may be claimed. The pause ends when the engine is stopped."""
         self._batch_size = pool.batch_size
         self._quotas = pool.quotas
         self._engine = engine
@@ -31,10 +31,10 @@ class Participation:
         """Client of each claim that had a throttle policy, by the claim's uuid."""
 
     def refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
-        """Return why an episode of this task has to wait; None if it may begin.
+        """Return why an episode cannot be claimed now; None if it can.
 
-        Evaluations wait only for a pause. A request counts as a sign of life, and for its quota,
-        also during a pause.
+        Evaluations are refused only during a pause. Also during a pause, the request counts as
+        activity of the client and of the client's mix.
         """
         self.clients.touch(request.client_uuid, now)
         refusal = self._quota_refusal(request, now)
@@ -68,7 +68,7 @@ class Participation:
     def ended(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
         """Record that an episode ended or was aborted.
 
-        `task_id` is the task that the episode was handed in for; None if it trains nothing. The
+        `task_id` is the task for which the episode was submitted; None if it is not trained. The
         client takes part in the step, unless the episode was an evaluation or `is_active` is false.
         """
         if episode.kind != "train":
@@ -82,7 +82,7 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record that claims expired, and sweep quotas and clients."""
+        """Record expired claims, and remove inactive mixes and clients."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":

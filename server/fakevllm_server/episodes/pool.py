@@ -1,9 +1,9 @@
-"""The pool: what was captured and not yet trained. Pure.
+"""The pool of captured groups and episodes that are not trained yet. Pure.
 
-It holds open groups, finished groups, and tasks that wait for episodes; the next batch is taken
-from it. Passive groups arrive complete with their rewards. Episodes of active clients are collected
-under their task until there are `num_repeat` of them, or no more are expected. Each group id is
-accepted once. A repeated request is answered before it reaches the pool.
+The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
+from the pool. Passive groups arrive complete with their rewards. Episodes of active clients are
+collected by task until there are `num_repeat` episodes, or until no more are expected. Each group
+id is accepted once. A repeated request is answered before it reaches the pool.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class Pool:
         job: TrainJob | None = None,
         ended_reason: Callable[[str], str | None] = lambda group_id: None,
     ) -> None:
-        """`ended_reason` returns why an id from before a restart may not come again, or None."""
+        """Create an empty pool for a job.
+
+        `ended_reason` returns why a group id that was used before a restart is refused, or None for
+        an id that was not used.
+        """
         self._job = job = job or TrainJob()
         self._open = OpenGroups()
         self._finished = FinishedGroups()
@@ -136,8 +140,9 @@ class Pool:
     ) -> EndGroupReply:
         """End an open group, and pool it if its rewards can be compared.
 
-        `closed_reason` says why nothing is trained any more, so that nothing is pooled. `served` is
-        the index of the served sibling. `parent_id` is the group of the conversation's turn before.
+        `closed_reason` is the reason why training has ended and no group is pooled, or None.
+        `served` is the index of the served sibling. `parent_id` is the group id of the previous
+        turn of the conversation.
         """
         opened = self._open.pop(group_id)
         if opened is None:
@@ -201,7 +206,7 @@ class Pool:
 
         A task is complete with `num_repeat` episodes. Further ones begin the task's next group.
         """
-        # Copied: a call that is still running when its episode ends comes too late.
+        # Copy the calls: a call that ends after its episode must not be added.
         copied = tuple(calls)
         episodes = self._tasks.add(
             task_id, lambda index: ScoredEpisode(index, reward, copied, owner)
@@ -214,7 +219,7 @@ class Pool:
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """Complete all waiting tasks, if the job's steps take everything there is."""
+        """Complete all waiting tasks if the job's steps take all groups and tasks."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 
@@ -224,8 +229,8 @@ class Pool:
     def _complete(
         self, task_id: str, episodes: Sequence[ScoredEpisode], reason: str | None = None
     ) -> CompletedTask:
-        # The id contains the name of a claim, because the same task may come again, now or after
-        # a restart.
+        # The id contains the uuid of a claim, because the same task may be collected again, also
+        # after a restart.
         group = FinishedGroup(f"{TASK}{task_id}#{episodes[-1].owner}", episodes)
         reason = reason or self._pool_group(group)
         if reason is None:
@@ -243,7 +248,7 @@ class Pool:
         open_groups: Mapping[str, Mapping[int, Sequence[RecordedCall]]],
         now: float,
     ) -> dict[str, str]:
-        """Add what the journal holds from an earlier process or job.
+        """Add the groups that the journal has from an earlier process or job.
 
         Returns the reasons for the groups that this job does not take, by group id.
         """
@@ -257,12 +262,12 @@ class Pool:
         return dropped
 
     def take(self, version: int) -> TakenGroups:
-        """Take the groups of a step, in order of arrival.
+        """Remove the groups of a step from the pool and return them in order of arrival.
 
-        If more arrives than can be trained, the newest groups are taken, because they are closest
-        to the current policy. If the job's method takes everything, all groups are taken. Before
-        that, stale calls are dropped, and groups with too little left. If this leaves too few for a
-        step, no group is taken.
+        First, stale calls are dropped, with groups that then have too few calls. If the remaining
+        groups are too few for a step, no group is taken. If they are more than a batch, the newest
+        groups are taken, because they are closest to the current policy. If the job's method takes
+        everything, all groups are taken.
 
         `version` is the version of the weights that will be trained.
         """
@@ -278,10 +283,7 @@ class Pool:
         return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_excluded_counts(self) -> dict[str, int]:
-        """Return and reset the counts of what steps lack.
-
-        These are stale calls, partial groups and, if ties are dropped, tied groups.
-        """
+        """Return and reset the counts of stale calls, partial groups and dropped tied groups."""
         counts = {"stale_calls": 0} | dict(self._excluded)
         self._excluded.clear()
         return counts
@@ -314,7 +316,10 @@ class Pool:
             self._excluded["partial_groups"] += 1
 
     def _drop_stale(self, version: int) -> dict[str, str]:
-        """Drop stale calls; return the reasons of groups with too little left, by group id."""
+        """Drop stale calls and groups that then have too few calls.
+
+        Return the reason for each dropped group id.
+        """
         dropped, num_calls = self._finished.drop_stale(version, self._job)
         self._excluded["stale_calls"] += num_calls
         for group_id in dropped:

@@ -1,6 +1,6 @@
 """Quotas of task mixes: hold each mix to its share of the batches by delaying its new tasks.
 
-Pure; the clock is passed in. It stands still while nobody may claim.
+Pure; the clock is passed in. The clock stops while no client may claim an episode.
 
 This is weighted fair queueing over tasks. A mix's *pace* is the number of tasks it has completed,
 divided by its share. A mix may begin another task if its pace, counting tasks under way as
@@ -8,12 +8,13 @@ completed, is not too far ahead of the slowest pace.
 
 Four rules complete this:
 
-* A completed task that waits too long and is dropped does not count, so that another may take its
-  place.
-* Only mixes that are present are waited for: those that ask, or have episodes under way.
-* A mix that was away continues at the pace of the others. It has nothing to catch up on.
-* A mix whose tasks all come to nothing is not waited for. Its pace is raised with that of the
-  others, and it goes on trying within its share until one of its tasks is pooled.
+* If a completed task waits too long and is dropped, it does not count. Another task of its mix may
+  then take its place.
+* Mixes wait only for mixes that are present. A mix is present if it requests claims or has running
+  episodes.
+* A mix that was absent continues at the pace of the others. It does not catch up.
+* A mix whose tasks are never pooled is *unproductive*, and other mixes do not wait for it. Its pace
+  is raised with that of the others. It may begin tasks within its share until one is pooled.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-ASKING_S = 30.0
-"""Seconds after its last request during which a mix counts as asking. Clients ask every two
-seconds."""
+REQUESTING_S = 30.0
+"""Seconds after its last claim request during which a mix counts as requesting. Clients send a
+request every two seconds."""
 UNDER_WAY_S = 60.0
-"""Seconds that a task which lacks episodes stays under way while none of them is running."""
+"""Seconds that an incomplete task counts as under way while none of its episodes is running."""
 
-VAIN_PARTS = 4
-"""Number of its parts of a batch that must all come to nothing before a mix is not waited for.
-Otherwise the others would wait forever for a mix whose tasks are always tied, or whose agent is
-broken."""
-VAIN_TASKS = 40
-"""Least number of tasks for the same. If one task in five is pooled, 40 in a row come to nothing
-with a probability of one in seven thousand."""
+UNPRODUCTIVE_BATCHES = 4
+"""Number of tasks without a pooled one after which a mix is unproductive, in units of the mix's
+tasks per batch. Otherwise, the other mixes would wait forever for a mix whose tasks are always tied
+or whose agent is broken."""
+MIN_UNPRODUCTIVE_TASKS = 40
+"""Minimum number of tasks without a pooled one after which a mix is unproductive. If on average one
+task in five is pooled, 40 tasks in a row are not pooled with a probability of 1 in 7000."""
 
 
 @dataclass(slots=True)
 class _OpenTask:
     last_activity: float
-    """When one of its episodes was last claimed, ended or given up."""
+    """Time at which an episode of the task was last claimed, ended or aborted."""
     num_running: int = 0
+    """Number of running episodes."""
     num_ended: int = 0
+    """Number of ended episodes that wait for the task's other episodes."""
 
     def is_under_way(self, now: float) -> bool:
         return self.num_running > 0 or now - self.last_activity <= UNDER_WAY_S
@@ -52,9 +55,11 @@ class _OpenTask:
 class _Mix:
     share: float
     num_done: float = 0.0
-    num_vain: int = 0
-    """Tasks that were dropped or given up since the last one that was pooled."""
-    asked_at: float = -math.inf
+    """Number of completed tasks. It is adjusted when the share changes or the pace is raised."""
+    num_not_pooled: int = 0
+    """Number of tasks that were dropped or aborted since a task was last pooled."""
+    last_request: float = -math.inf
+    """Time of the last claim request."""
     open: dict[str, _OpenTask] = field(default_factory=dict[str, _OpenTask])
 
     @property
@@ -62,9 +67,13 @@ class _Mix:
         """Completed tasks divided by the share."""
         return self.num_done / self.share
 
-    def is_vain(self, batch_part: float) -> bool:
-        """Return whether its tasks come to nothing; `batch_part` is its tasks per batch."""
-        return self.num_vain >= max(VAIN_TASKS, VAIN_PARTS * batch_part)
+    def is_unproductive(self, tasks_per_batch: float) -> bool:
+        """Return whether the mix's tasks are never pooled.
+
+        `tasks_per_batch` is the mix's share of a batch, in tasks.
+        """
+        limit = max(MIN_UNPRODUCTIVE_TASKS, UNPRODUCTIVE_BATCHES * tasks_per_batch)
+        return self.num_not_pooled >= limit
 
     def begun_pace(self, now: float) -> float:
         """Return completed tasks and tasks under way, divided by the share."""
@@ -72,8 +81,9 @@ class _Mix:
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        is_asking = now - self.asked_at <= ASKING_S
-        return is_asking or any(task.num_running for task in self.open.values())
+        """Return whether other mixes wait for this mix."""
+        is_requesting = now - self.last_request <= REQUESTING_S
+        return is_requesting or any(task.num_running for task in self.open.values())
 
 
 class MixQuotas:
@@ -103,7 +113,7 @@ class MixQuotas:
         if present == [mix]:
             return True
         tasks_per_share = self._batch_size / sum(other.share for other in present)
-        self._raise_vain_mixes(present, tasks_per_share)
+        self._raise_unproductive_mixes(present, tasks_per_share)
         ahead = (mix.begun_pace(now) - min(other.pace for other in present)) * mix.share
         return ahead < max(1.0, lead * tasks_per_share * mix.share)
 
@@ -114,7 +124,7 @@ class MixQuotas:
         task.last_activity = now
 
     def ended(self, claimed_task_id: str, task_id: str, now: float) -> None:
-        """Record that an episode was handed in for `task_id`."""
+        """Record that an episode claimed for `claimed_task_id` was submitted for `task_id`."""
         mix = self._mix_of_task.get(claimed_task_id)
         if mix is not None:
             self._open_task(mix, task_id, now).num_ended += 1
@@ -123,7 +133,7 @@ class MixQuotas:
     def abandoned(self, task_id: str, now: float) -> None:
         """Record that an episode is no longer running.
 
-        If its task has no other episode, it is as if the task had not begun.
+        If the task has no other episode, the task no longer counts as begun.
         """
         mix = self._mix_of_task.get(task_id)
         if mix is None:
@@ -131,19 +141,20 @@ class MixQuotas:
         task = mix.open[task_id]
         task.num_running = max(0, task.num_running - 1)
         task.last_activity = now
-        mix.num_vain += self._close_if_empty(task_id)
+        mix.num_not_pooled += self._close_if_empty(task_id)
 
     def completed(self, task_id: str, group_id: str, *, is_pooled: bool) -> None:
-        """Record that a task has all its episodes; those still running belong to its next group.
+        """Record that a task has all its episodes.
 
-        A task that is not pooled does not count for its share, so that another may take its place.
+        Episodes of the task that are still running belong to its next group. A task that is not
+        pooled does not count for its mix's share, so that another task may take its place.
         """
         mix = self._mix_of_task.get(task_id)
         if mix is None:
             return
         mix.open[task_id].num_ended = 0
         self._close_if_empty(task_id)
-        mix.num_vain = 0 if is_pooled else mix.num_vain + 1
+        mix.num_not_pooled = 0 if is_pooled else mix.num_not_pooled + 1
         if is_pooled:
             mix.num_done += 1
             self._mix_of_group[group_id] = mix
@@ -153,43 +164,47 @@ class MixQuotas:
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
-        """Record that a pooled group was dropped: it no longer counts for its share."""
+        """Record that a pooled group was dropped, so that it no longer counts for its mix's
+        share."""
         mix = self._mix_of_group.pop(group_id, None)
         if mix is not None:
             mix.num_done -= 1
 
     def sweep(self, now: float) -> None:
-        """Remove the mixes that are not present. Call it from time to time."""
-        gone = [
+        """Remove the mixes that are absent and have no open task. Call it periodically."""
+        absent = [
             name for name, mix in self._mixes.items() if not mix.open and not mix.is_present(now)
         ]
-        for name in gone:
+        for name in absent:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
+        """Record a claim request of a mix, and return the mix with its current share and pace."""
         mix = self._mixes.setdefault(name, _Mix(share))
-        mix.num_done *= share / mix.share  # keep the pace: a new share holds from here on
+        mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share
         if not mix.is_present(now):
             others = [other.pace for other in self._mixes.values() if other.is_present(now)]
             furthest = max(other.pace for other in self._mixes.values())
             mix.num_done = max(mix.num_done, min(others, default=furthest) * share)
-        mix.asked_at = now
+        mix.last_request = now
         return mix
 
-    def _raise_vain_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
-        """Raise mixes whose tasks come to nothing to the slowest pace of the others."""
-        vain = [mix for mix in present if mix.is_vain(tasks_per_share * mix.share)]
-        others = [mix.pace for mix in present if mix not in vain]
+    def _raise_unproductive_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
+        """Raise the pace of unproductive mixes to the slowest pace of the others."""
+        unproductive = [mix for mix in present if mix.is_unproductive(tasks_per_share * mix.share)]
+        others = [mix.pace for mix in present if mix not in unproductive]
         pace = min(others, default=max(mix.pace for mix in present))
-        for mix in vain:
+        for mix in unproductive:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
+        """Return an open task; begin it for `mix` if it is not open."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
+        """Close a task without running and ended episodes; return whether it was closed."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

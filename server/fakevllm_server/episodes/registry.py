@@ -1,10 +1,10 @@
 """The registry of claimed episodes: claim, renew, end, abort, expire. Pure; the clock is passed in.
 
-When a claim is given up or expires, the next client gets the same episode. Each claim has an epoch,
-which is part of its key and of the uuid that the client knows. Whoever comes late with an older
-epoch is refused and changes nothing, also on routes that carry only the uuid.
+When a claim is aborted or expires, the next claim gets the same episode with a higher epoch. The
+epoch is part of the claim's key and of the uuid that the client uses. A late request with an older
+epoch is refused and changes nothing, also on routes that have only the uuid.
 
-Clients match the texts of refusals as they stand, so they must not change.
+Clients compare the texts of refusals with fixed strings, so the texts must not change.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_CLAIMED = 2_000
-"""Number of episodes that may be claimed at once. This is enough for a thousand clients, and for as
-many claims whose clients died or never got the reply, until these claims expire. The calls of all
-claimed episodes are held in memory."""
+"""Maximum number of claimed episodes. This is enough for a thousand clients and a thousand lost
+claims: a claim is lost until it expires if its client died or did not get the reply. The calls of
+all claimed episodes are in memory."""
 ID_CHARS = 28
 """Length of an episode's id, which is the beginning of the uuid of each of its claims."""
 _EPOCH_CHARS = 4
@@ -29,9 +29,9 @@ _SHOWN_CHARS = 80
 
 
 def max_claims(job: TrainJob | None) -> int:
-    """Return how many episodes may be claimed at once.
+    """Return the maximum number of claimed episodes for a job.
 
-    This is one batch, or as many whole tasks as `max_env_worker` allows.
+    This is one batch, or as many complete tasks as `max_env_worker` allows.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48
@@ -46,10 +46,11 @@ NO_CALL = (
     "No call of this episode was captured, so it trains nothing: let its agent call the base URL "
     "with the key of its claim, and abort an episode that makes no call."
 )
+"""Warning for a client that ends a training episode without calls."""
 
 
 class EpisodeRefused(Exception):
-    """A refused request for an episode, which changed nothing; with HTTP status and detail."""
+    """A request for an episode was refused and changed nothing. It has the HTTP status and text."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -59,7 +60,7 @@ class EpisodeRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """The idempotency key of a claim, with which the client may send the same claim again."""
+    """The idempotency key of a claim request, which lets the client repeat the request."""
 
     key: str
     body_hash: bytes
@@ -75,7 +76,7 @@ class Episode:
     key: str
     client_uuid: str
     kind: str
-    """train or eval"""
+    """`train` or `eval`."""
     idle_limit_s: float
     """Seconds without activity after which the claim expires."""
     last_activity: float
@@ -83,20 +84,20 @@ class Episode:
     in_flight: int = 0
     """Number of calls that are running."""
     owner: str = ""
-    """Name of the API key that claimed the episode; "" if the server asks for no key."""
+    """Name of the API key that claimed the episode; "" if the server needs no key."""
     task_id: str = ""
-    """The task, if a throttle policy named it in the claim."""
+    """Task id from the claim's throttle policy; "" without one."""
     idempotency: Idempotency | None = None
-    """None if the client does not repeat this claim."""
+    """Idempotency key of the claim request; None if the request had none."""
 
     @property
     def warning(self) -> str:
-        """The warning to send if the episode ends in its present state."""
+        """Warning for the client if the episode ends now; "" if there is none."""
         return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property
     def uuid(self) -> str:
-        """The name of this claim that the client uses."""
+        """Uuid by which the client addresses this claim."""
         return claim_uuid(self.episode_id, self.epoch)
 
 
@@ -114,7 +115,7 @@ def claim_uuid(episode_id: str, epoch: int) -> str:
 
 
 class EpisodeRegistry:
-    """All claimed episodes, and the open ones that wait for the next claim."""
+    """All claimed episodes, and the open episodes, which wait for the next claim."""
 
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
@@ -124,7 +125,7 @@ class EpisodeRegistry:
         """Claimed episodes by owner, client and idempotency key."""
         self._num_training = 0
         self._open: OrderedDict[str, int] = OrderedDict()
-        """Ids and last epochs of episodes that were given up, oldest first."""
+        """Last epoch of each open episode by its id, in the order in which they became open."""
 
     @property
     def num_claimed(self) -> int:
@@ -140,6 +141,7 @@ class EpisodeRegistry:
         return self._num_training
 
     def can_claim(self, num_slots: int) -> bool:
+        """Return whether fewer than `num_slots` episodes are claimed."""
         return len(self._claimed) < num_slots
 
     def claim(
@@ -151,7 +153,7 @@ class EpisodeRegistry:
         owner: str = "",
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Claim the episode that was given up the longest time ago, or a new one."""
+        """Claim the episode that has been open longest, or a new episode."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1
@@ -171,9 +173,10 @@ class EpisodeRegistry:
         return episode
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
-        """Return what the same request has claimed, if that claim is still valid.
+        """Return the episode that the same request has claimed before, if the claim is still valid.
 
-        The reply to the first request may have been lost. Raises IdempotencyConflict.
+        A client repeats a request if it did not get the reply. Raises IdempotencyConflict if a
+        different request with this idempotency key has claimed an episode.
         """
         episode = self._by_idempotency.get((owner, client_uuid, idempotency.key))
         if episode is not None and episode.idempotency != idempotency:
@@ -209,7 +212,7 @@ class EpisodeRegistry:
             raise EpisodeRefused(404, _foreign(uuid, episode.owner, caller))
 
     def renew(self, episode: Episode, now: float) -> None:
-        """Record that the client is alive."""
+        """Record activity, which restarts the time until the claim expires."""
         episode.last_activity = now
 
     def call_begins(self, episode: Episode, now: float) -> None:
@@ -217,7 +220,7 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
-        """Record the end of a call. A call that outlived its episode changes nothing."""
+        """Record the end of a call. It has no effect if the episode has ended."""
         episode.in_flight -= 1
         self.renew(episode, now)
 
@@ -247,7 +250,8 @@ class EpisodeRegistry:
     def sweep(self, now: float) -> list[Episode]:
         """Reopen the episodes that were idle beyond their limit, and return them.
 
-        A call in flight is activity. A sweep visits all episodes, so do not sweep for each request.
+        An episode with a running call is not idle. A sweep visits all episodes, so do not call it
+        for each request.
         """
         idle = [
             episode
@@ -259,15 +263,16 @@ class EpisodeRegistry:
         return idle
 
     def give_up(self) -> list[Episode]:
-        """Reopen all claimed episodes and return them, because the engine was stopped."""
+        """Reopen all claimed episodes and return them. Call this when the engine was stopped."""
         claimed = list(self._claimed.values())
         for episode in claimed:
             self._reopen(episode)
         return claimed
 
     def _missing_reason(self, uuid: str) -> str:
+        """Return the text of the refusal for a uuid that is not claimed."""
         episode_id, uuid = uuid[:ID_CHARS], uuid[:_SHOWN_CHARS]
-        if episode_id in self._open or episode_id in self._claimed:  # an earlier claim of it
+        if episode_id in self._open or episode_id in self._claimed:  # the uuid is an earlier claim
             return (
                 f"Episode {uuid} is not in claimed status, maybe you take **too long** to submit "
                 "the workflow output, try increase `discard_episode_timeout` when `begin_episode`."
@@ -286,5 +291,6 @@ class EpisodeRegistry:
         self._num_training -= episode.kind == "train"
 
 
-def _foreign(uuid: str, claimed_by: str, asked_by: str) -> str:
-    return f"Episode {uuid} is claimed by different client: {claimed_by}, but got {asked_by}."
+def _foreign(uuid: str, claimed_by: str, caller: str) -> str:
+    """Return the text of the refusal for an episode of another client."""
+    return f"Episode {uuid} is claimed by different client: {claimed_by}, but got {caller}."

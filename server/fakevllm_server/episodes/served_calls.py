@@ -1,4 +1,4 @@
-"""The calls whose answers apps got, which later turns of a conversation continue. Pure."""
+"""Cache of calls that were served to apps, for later turns of their conversations. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from fakevllm_server.types.calls import RecordedCall
 
 MAX_TOKENS = 1_000_000
-"""Tokens to hold. Beyond this, the oldest call is removed."""
+"""Maximum number of cached tokens. Above this, the oldest calls are removed."""
 
 
 class ServedCalls:
@@ -31,6 +31,7 @@ class ServedCalls:
             self._num_tokens -= _length(oldest)
 
     def find(self, group_id: str | None) -> RecordedCall | None:
+        """Return the served call of a group; None if it is not cached."""
         return None if group_id is None else self._calls.get(group_id)
 
 

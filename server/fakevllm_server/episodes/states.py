@@ -30,8 +30,7 @@ batch."""
 
 
 class IllegalTransition(Exception):
-    """A state change that the table does not allow. It is a defect of the server, never a client's
-    fault."""
+    """A state change that the table does not allow. The cause is always a bug in the server."""
 
 
 class EngineLifecycle:
@@ -40,7 +39,7 @@ class EngineLifecycle:
     def __init__(self) -> None:
         self.status = OFFLINE
         self.detail: str | None = None
-        """What is wrong with the engine; None if nothing is."""
+        """Description of the engine's problem; None if it has no problem."""
         self.global_step = 1
         self.version = 0
         self._since = 0.0
@@ -53,7 +52,7 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """The step that may train a group that ends now. During a step, this is the next one."""
+        """First step that can train a group that ends now. While a step runs, the next step."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
@@ -70,12 +69,13 @@ class EngineLifecycle:
         await self._moved.wait()
 
     def seconds_in_state(self, now: float) -> float:
+        """Return the seconds since the last change of the status."""
         return now - self._since
 
     def seconds_rolling(self, now: float) -> float:
-        """Return the total seconds spent in ROLLING, the only state in which clients may claim.
+        """Return the total seconds in ROLLING, the only state in which clients may claim.
 
-        This is a clock that stands still in all other states.
+        Quotas use this as a clock, which stops in all other states.
         """
         return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
@@ -84,5 +84,5 @@ class EngineLifecycle:
         return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
 
     def next_version(self) -> int:
-        """Return the next version. Versions grow even after an older checkpoint is restored."""
+        """Return the next version. Versions increase also after the restore of a checkpoint."""
         return self.version + 1

@@ -1,4 +1,4 @@
-"""Cache the replies to requests that take effect once, so that a repetition gets the same reply."""
+"""Cache of replies to requests that take effect once. A repeated request gets the same reply."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from pydantic import BaseModel
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 
 MAX_REMEMBERED = 2_000
-"""Number of replies in memory; older ones are read from the journal."""
+"""Maximum number of replies in memory. Older replies are read from the journal."""
 MAX_WITH_CALLS = 100
-"""Number of replies that keep the calls of their groups, which may be megabytes. The journal also
-has the calls of pooled groups, but nothing else has those of dropped ones."""
+"""Maximum number of replies with the calls of their groups, which may have megabytes. The journal
+has the calls of pooled groups too. It does not have the calls of dropped groups."""
 
 
 class IdempotencyConflict(Exception):
-    """A request repeated the key of an earlier one with another body; the earlier one stands."""
+    """A request had the idempotency key of an earlier request with another body. The earlier
+    request stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,10 @@ class SubmissionCache:
     def __init__(self) -> None:
         self._replies: OrderedDict[str, CachedReply] = OrderedDict()
         self._with_calls: deque[str] = deque()
-        """Keys of replies with calls; the cache may have removed some of the replies."""
+        """Keys of replies with calls, oldest first. Some of them may be out of the cache."""
 
     def find(self, key: str) -> CachedReply | None:
+        """Return the cached reply to the request with this key; None if it is not cached."""
         return self._replies.get(key)
 
     def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
@@ -55,6 +57,7 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
+        """Remove the calls from the oldest replies beyond MAX_WITH_CALLS."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)
@@ -68,9 +71,9 @@ class SubmissionCache:
 
 
 def hash_of(request: BaseModel) -> bytes:
-    """Hash the fields of a request that decide its effect.
+    """Return a hash of all fields of a request that can change its effect.
 
-    Metadata has no effect, and may be nested too deeply to be serialised.
+    Metadata is excluded: it has no effect, and it may be nested too deeply for serialization.
     """
     exclude = {"metadata": True, "workflow_output": {"metadata"}}
     body = request.model_dump_json(exclude=exclude)

@@ -12,39 +12,40 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_toke
 
 MAX_TASKS = 10_000
 MAX_TOKENS = 20_000_000
-"""Tokens of all waiting tasks. Beyond this or MAX_TASKS, the task is removed that has waited the
-longest time for its next episode."""
+"""Maximum number of tokens in all waiting tasks. Above this or MAX_TASKS, the task is removed that
+has waited longest for its next episode."""
 
 
 @dataclass(slots=True)
 class _Task:
     episodes: list[ScoredEpisode] = field(default_factory=list[ScoredEpisode])
     since: float | None = None
-    """When a check first saw the task's last episode; None until the next check."""
+    """Time of the first call of `pop_expired` after the task's last episode; None before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTask:
-    """A task that lacks episodes and waits for them no longer."""
+    """An incomplete task that does not wait for more episodes."""
 
     task_id: str
     episodes: Sequence[ScoredEpisode]
-    is_for_room: bool
+    was_full: bool
     """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
-        if self.is_for_room:
+        """Return the reason why the task's group is not pooled; None if it may be."""
+        if self.was_full:
             return FULL
         return "partial" if job.partial_tasks == "drop" else None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedTask:
-    """A task that gets no more episodes."""
+    """A task that gets no more episodes, with or without all `num_repeat` of them."""
 
     group: FinishedGroup
     reason: str | None
-    """Why the group is not pooled; None if it is."""
+    """Reason why the group is not pooled; None if it is."""
 
 
 class WaitingTasks:
@@ -66,8 +67,8 @@ class WaitingTasks:
     ) -> list[ScoredEpisode] | None:
         """Add an episode; return all episodes of the task if it is now complete.
 
-        `new_episode` makes the episode from its index in the task. The task's time to wait begins
-        again with the next check.
+        `new_episode` creates the episode from its index in the task. The task's waiting time starts
+        again at the next call of `pop_expired`.
         """
         task = self._tasks.setdefault(task_id, _Task())
         self._tasks.move_to_end(task_id)
@@ -82,7 +83,10 @@ class WaitingTasks:
         return [ExpiredTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
 
     def pop_expired(self, now: float, after_s: float) -> list[ExpiredTask]:
-        """Remove and return the tasks that waited `after_s`, and those beyond the limits."""
+        """Remove and return the tasks that waited longer than `after_s` seconds.
+
+        If there are more tasks or tokens than allowed, the oldest tasks are removed too.
+        """
         for task in reversed(self._tasks.values()):
             if task.since is not None:
                 break
@@ -90,10 +94,10 @@ class WaitingTasks:
         expired: list[ExpiredTask] = []
         while self._tasks:
             task_id, oldest = next(iter(self._tasks.items()))
-            is_for_room = len(self._tasks) > MAX_TASKS or self.num_tokens > MAX_TOKENS
-            if not is_for_room and oldest.since is not None and now - oldest.since <= after_s:
+            is_full = len(self._tasks) > MAX_TASKS or self.num_tokens > MAX_TOKENS
+            if not is_full and oldest.since is not None and now - oldest.since <= after_s:
                 break
-            expired.append(ExpiredTask(task_id, self._pop(task_id), is_for_room))
+            expired.append(ExpiredTask(task_id, self._pop(task_id), is_full))
         return expired
 
     def _pop(self, task_id: str) -> list[ScoredEpisode]:

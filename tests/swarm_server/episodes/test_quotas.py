@@ -12,7 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_server.episodes.quotas import ASKING_S, UNDER_WAY_S, VAIN_PARTS, VAIN_TASKS, MixQuotas
+from fakevllm_server.episodes.quotas import (
+    MIN_UNPRODUCTIVE_TASKS,
+    REQUESTING_S,
+    UNDER_WAY_S,
+    UNPRODUCTIVE_BATCHES,
+    MixQuotas,
+)
 
 LEAD = 1.5
 RETRY_S = 2.0
@@ -130,7 +136,7 @@ FAST_AND_SLOW = [
 ]
 
 
-@pytest.mark.parametrize("step_s", [2.0, 2 * ASKING_S])
+@pytest.mark.parametrize("step_s", [2.0, 2 * REQUESTING_S])
 @pytest.mark.parametrize("seed", range(5))
 def test_twenty_steps_have_the_mix_that_was_asked_for(seed: int, step_s: float) -> None:
     shares = realised(FAST_AND_SLOW, 8, num_steps=20, num_repeat=4, seed=seed, step_s=step_s)
@@ -209,7 +215,7 @@ def test_a_mix_that_has_gone_holds_nobody_back_and_has_nothing_to_make_up_for() 
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     assert filled(mixes, "code", 0.5, 0.0) == 6
-    later = ASKING_S + 1
+    later = REQUESTING_S + 1
     assert filled(mixes, "code", 0.5, later) == 1000
     assert mixes.may_begin("math", 0.5, LEAD, "m", later)
     assert filled(mixes, "code", 0.5, later) == 6
@@ -227,9 +233,9 @@ def test_a_mix_whose_episodes_run_is_waited_for_however_long_they_take() -> None
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     mixes.claimed("math", "m", 0.0)
-    assert filled(mixes, "code", 0.5, 10 * ASKING_S) < 20
-    mixes.abandoned("m", 10 * ASKING_S)
-    assert filled(mixes, "code", 0.5, 20 * ASKING_S) == 1000
+    assert filled(mixes, "code", 0.5, 10 * REQUESTING_S) < 20
+    mixes.abandoned("m", 10 * REQUESTING_S)
+    assert filled(mixes, "code", 0.5, 20 * REQUESTING_S) == 1000
 
 
 def test_repeats_of_a_task_that_has_begun_are_never_held_back() -> None:
@@ -259,14 +265,14 @@ def drops(mixes: MixQuotas, name: str, num: int, now: float) -> None:
         mixes.completed(task, task, is_pooled=False)
 
 
-@pytest.mark.parametrize("in_vain", [drops, gives_up])
+@pytest.mark.parametrize("abandon_tasks", [drops, gives_up])
 def test_a_mix_whose_tasks_come_to_nothing_is_not_waited_for(
-    in_vain: Callable[[MixQuotas, str, int, float], None],
+    abandon_tasks: Callable[[MixQuotas, str, int, float], None],
 ) -> None:
     mixes = MixQuotas(8)
-    in_vain(mixes, "hard", VAIN_TASKS - 1, 0.0)
+    abandon_tasks(mixes, "hard", MIN_UNPRODUCTIVE_TASKS - 1, 0.0)
     assert filled(mixes, "easy", 0.5, 0.0) == 6, "that may be bad luck"
-    in_vain(mixes, "hard", 1, 1.0)
+    abandon_tasks(mixes, "hard", 1, 1.0)
     assert filled(mixes, "easy", 0.5, 1.0) == 1000
     assert left_open(mixes, "hard", 1.0) == 6, "it tries on, and takes no place of the others"
 
@@ -274,7 +280,7 @@ def test_a_mix_whose_tasks_come_to_nothing_is_not_waited_for(
 def test_several_parts_of_a_large_batch_have_to_come_to_nothing() -> None:
     mixes = MixQuotas(100)
     assert mixes.may_begin("easy", 0.5, LEAD, "e", 0.0)
-    drops(mixes, "hard", VAIN_PARTS * 50 - 1, 0.0)
+    drops(mixes, "hard", UNPRODUCTIVE_BATCHES * 50 - 1, 0.0)
     assert filled(mixes, "easy", 0.5, 0.0) == 75
     drops(mixes, "hard", 1, 1.0)
     assert filled(mixes, "easy", 0.5, 1.0) == 1000
@@ -282,7 +288,7 @@ def test_several_parts_of_a_large_batch_have_to_come_to_nothing() -> None:
 
 def test_a_mix_that_gives_something_again_is_waited_for_with_nothing_to_make_up_for() -> None:
     mixes = MixQuotas(8)
-    drops(mixes, "hard", VAIN_TASKS, 0.0)
+    drops(mixes, "hard", MIN_UNPRODUCTIVE_TASKS, 0.0)
     assert filled(mixes, "easy", 0.5, 0.0) == 1000
     assert filled(mixes, "hard", 0.5, 0.0) == 6
     assert filled(mixes, "easy", 0.5, 1.0) == 12
@@ -294,7 +300,7 @@ def test_where_all_mixes_give_nothing_none_waits_for_another() -> None:
     assert filled(mixes, "hard", 0.5, 0.0) == 6
     assert filled(mixes, "harder", 0.5, 0.0) == 12
     for name in ("hard", "harder"):
-        drops(mixes, name, VAIN_TASKS, 1.0)
+        drops(mixes, name, MIN_UNPRODUCTIVE_TASKS, 1.0)
     for number in range(12):
         mixes.dropped(f"harder-0.0-{number}")
     assert mixes.may_begin("hard", 0.5, LEAD, "h", 2.0)
@@ -377,7 +383,7 @@ def test_who_comes_back_before_others_leaves_them_no_way_to_make_up() -> None:
     assert mixes.may_begin("code", 0.5, LEAD, "half", 2.0)
     mixes.claimed("code", "half", 2.0)
     mixes.ended("half", "half", 2.0)
-    later = 2.0 + ASKING_S + UNDER_WAY_S + 1
+    later = 2.0 + REQUESTING_S + UNDER_WAY_S + 1
     mixes.sweep(later)
     assert len(mixes) == 1
     assert mixes.may_begin("math", 0.5, LEAD, "m", later)
@@ -389,13 +395,13 @@ def test_who_has_gone_is_forgotten() -> None:
     for number in range(10):
         assert mixes.may_begin(f"client {number}", 0.5, LEAD, "t", 0.0)
     mixes.claimed("client 3", "t", 0.0)
-    mixes.sweep(ASKING_S)
+    mixes.sweep(REQUESTING_S)
     assert len(mixes) == 10
-    mixes.sweep(ASKING_S + 1)
+    mixes.sweep(REQUESTING_S + 1)
     assert len(mixes) == 1
-    mixes.ended("t", "t", ASKING_S + 1)
+    mixes.ended("t", "t", REQUESTING_S + 1)
     mixes.completed("t", "t", is_pooled=True)
-    mixes.sweep(ASKING_S + 1)
+    mixes.sweep(REQUESTING_S + 1)
     assert len(mixes) == 0
 
 
