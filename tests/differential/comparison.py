@@ -1,4 +1,4 @@
-"""What differs between two answers to one request, as lines a reader understands."""
+"""Compare two responses to one request, and describe each difference in a line."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ from typing import Any, cast
 
 import orjson
 
-from tests.differential.asking import Seen
 from tests.differential.masking import Json, Mask, shape_of
-from tests.differential.streams import Event, events_of, told
+from tests.differential.raw_http import RawResponse
+from tests.differential.streams import Event, normalize, parse_events
 
-_OF_ONE_CONNECTION = frozenset({"date", "content-length"})
+_CONNECTION_HEADERS = frozenset({"date", "content-length"})
 _OWN_URL = re.compile(r"http://127\.0\.0\.1:\d+")
 NUM_SHOWN = 300
 MISSING = "(nothing)"
 
 
-def differences(direct: Seen, ours: Seen, *, is_free: bool = False) -> list[str]:
-    """Each `where: vLLM's -> ours`. `is_free`: the sampled texts may be two."""
+def differences(direct: RawResponse, ours: RawResponse, *, is_free: bool = False) -> list[str]:
+    """Return the differences as lines of the form "place: vLLM's -> ours".
+
+    If `is_free` is set, the sampled texts may differ.
+    """
     is_free = is_free and direct.status == 200
-    found = [*_headers(direct, ours)]
+    lines = [*_headers(direct, ours)]
     if direct.status != ours.status:
         bodies = _line("body", _text(direct.body), _text(ours.body))
-        return [f"status: {direct.status} -> {ours.status}", bodies, *found]
+        return [f"status: {direct.status} -> {ours.status}", bodies, *lines]
     if direct.is_whole != ours.is_whole:
-        found.append(f"ends whole: {direct.is_whole} -> {ours.is_whole}")
+        lines.append(f"complete: {direct.is_whole} -> {ours.is_whole}")
     if direct.is_stream and ours.is_stream:
-        found += _streams(direct, ours, is_free)
+        lines += _streams(direct, ours, is_free)
     else:
-        found += _bodies(direct, ours, is_free)
-    return found
+        lines += _bodies(direct, ours, is_free)
+    return lines
 
 
-def _headers(direct: Seen, ours: Seen) -> Iterator[str]:
-    one, other = _counted(direct), _counted(ours)
+def _headers(direct: RawResponse, ours: RawResponse) -> Iterator[str]:
+    one, other = _header_values(direct), _header_values(ours)
     for name in sorted(one.keys() | other.keys()):
         if one[name] != other[name]:
             yield _line(f"header {name}", _joined(one[name]), _joined(other[name]))
 
 
-def _counted(seen: Seen) -> dict[str, list[str]]:
+def _header_values(response: RawResponse) -> dict[str, list[str]]:
     values = defaultdict[str, list[str]](list)
-    for name, value in seen.headers:
-        if name.lower() not in _OF_ONE_CONNECTION:
+    for name, value in response.headers:
+        if name.lower() not in _CONNECTION_HEADERS:
             values[name].append(_OWN_URL.sub("http://<here>", value))
-    has_length = any(name.lower() == "content-length" for name, _ in seen.headers)
+    has_length = any(name.lower() == "content-length" for name, _ in response.headers)
     values["content-length (there or not)"] = [str(has_length)]
     return values
 
@@ -57,7 +60,7 @@ def _joined(values: list[str]) -> str:
     return " and ".join(values) or MISSING
 
 
-def _bodies(direct: Seen, ours: Seen, is_free: bool) -> Iterator[str]:
+def _bodies(direct: RawResponse, ours: RawResponse, is_free: bool) -> Iterator[str]:
     one, other = _json(direct.body), _json(ours.body)
     if one is None or other is None:
         if direct.body != ours.body:
@@ -72,18 +75,20 @@ def _shown(value: Any, is_free: bool) -> Any:
     return shape_of(value) if is_free else Mask()(value)
 
 
-def _streams(direct: Seen, ours: Seen, is_free: bool) -> Iterator[str]:
-    events = events_of(direct.body), events_of(ours.body)
-    one, other = (told(found, Mask()) for found in events)
+def _streams(direct: RawResponse, ours: RawResponse, is_free: bool) -> Iterator[str]:
+    events = parse_events(direct.body), parse_events(ours.body)
+    one, other = (normalize(stream, Mask()) for stream in events)
     yield from _within("stream order", one.order, other.order)
-    for voice in one.grammar.keys() | other.grammar.keys():
-        shapes = [grammar.get(voice, []) for grammar in (one.grammar, other.grammar)]
+    for channel in one.grammar.keys() | other.grammar.keys():
+        shapes = [grammar.get(channel, []) for grammar in (one.grammar, other.grammar)]
         if is_free:
-            shapes = [[shape_of(shape) for shape in found] for found in shapes]
-        yield from _within(f"grammar of {voice}", *shapes)
+            shapes = [[shape_of(shape) for shape in stream] for stream in shapes]
+        yield from _within(f"grammar of {channel}", *shapes)
     if not is_free:
-        yield from _within("said", Mask()(one.said), Mask()(other.said))
-    writing = [writers([event.data.encode() for event in _json_events(found)]) for found in events]
+        yield from _within("text", Mask()(one.texts), Mask()(other.texts))
+    writing = [
+        writers([event.data.encode() for event in _json_events(stream)]) for stream in events
+    ]
     if not writing[0] & writing[1]:
         yield f"events are written: {writing[0]} -> {writing[1]}"
 
@@ -93,12 +98,13 @@ def _json_events(events: list[Event]) -> list[Event]:
 
 
 def writers(texts: list[bytes]) -> set[str]:
-    """Which JSON writers can have written all of these: floats and spaces tell."""
-    known = {"compact": _compact, "orjson": orjson.dumps, "spaced": _spaced}
+    """Return the JSON writers that write all texts like this. Writers differ in floats and
+    spaces."""
+    candidates = {"compact": _compact, "orjson": orjson.dumps, "spaced": _spaced}
     values = [json.loads(text) for text in texts]
     return {
         name
-        for name, write in known.items()
+        for name, write in candidates.items()
         if all(write(value) == text for value, text in zip(values, texts, strict=True))
     } or {"another"}
 
@@ -112,13 +118,13 @@ def _spaced(value: Any) -> bytes:
 
 
 def _within(where: str, one: Any, other: Any) -> Iterator[str]:
-    """Down to where they part."""
+    """Yield a line for each place at which two JSON values differ, as deep as possible."""
     if isinstance(one, dict) and isinstance(other, dict):
         yield from _objects(where, cast(Json, one), cast(Json, other))
     elif isinstance(one, list) and isinstance(other, list):
         mine, theirs = cast(list[Any], one), cast(list[Any], other)
         if len(mine) != len(theirs):
-            yield _line(f"{where} (of {len(mine)} -> {len(theirs)})", mine, theirs)
+            yield _line(f"{where} (length {len(mine)} -> {len(theirs)})", mine, theirs)
             return
         for index, pair in enumerate(zip(mine, theirs, strict=True)):
             yield from _within(f"{where}[{index}]", *pair)
@@ -127,7 +133,7 @@ def _within(where: str, one: Any, other: Any) -> Iterator[str]:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """1, 1.0 and true are three things."""
+    """Return whether type and value are equal: 1, 1.0 and true are different."""
     return type(one) is type(other) and one == other
 
 

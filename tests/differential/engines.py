@@ -1,9 +1,9 @@
-"""One vLLM, reached in three ways: directly, and behind server and proxy with one sibling and with
-four.
+"""One vLLM in three setups: directly, behind server and proxy with one sibling, and behind both
+with four siblings.
 
-All that is sampled is decided: requests name seeds and a temperature that is all but greedy, so do
-the siblings, and the hook prefers the last one, so that with four it is never the app's own request
-that is answered.
+All samples are reproducible: requests and siblings have seeds, and an almost greedy temperature.
+The hook prefers the last sibling, so with four siblings the app never gets the answer to its own
+request.
 """
 
 from __future__ import annotations
@@ -19,66 +19,71 @@ from fakevllm_server.backends.vllm.command import serve_command, serve_environme
 from fakevllm_server.backends.vllm.model_folder import read_chat_template
 from fakevllm_server.backends.vllm.rollout import find_install
 from fakevllm_server.types.engine_spec import EngineSpec
-from tests.differential.asking import Seen, ask
 from tests.differential.corpus import KEY, Request
+from tests.differential.raw_http import RawResponse, send
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 MODEL = "demo"
 EXTRA = (
-    # Four times what the demo's model was made for, so that tools and their results fit.
+    # This is four times the context of the demo's model, so that tools and their results fit.
     '--hf-overrides={"max_position_embeddings": 2048}',
-    # Between two tokens of a grammar the small model would write blanks without end.
+    # Otherwise the small model would write endless white space between two tokens of a grammar.
     '--structured-outputs-config={"backend": "xgrammar", "disable_any_whitespace": true}',
 )
 TEMPERATURE = 0.01
-"""Greedy to all effects, while requests at temperature 0 would not be fanned out."""
+"""Almost greedy. Requests at temperature 0 would not be fanned out."""
 CONFIG = f"[job]\nbatch_size = 10000\nnum_repeat = 4\ntemperature = {TEMPERATURE}\n"
-"""Nothing is ever trained."""
+"""Configuration of the proxies. The batch never fills, so nothing is trained."""
 PREFER_THE_LAST = """
 def on_compute_relative_reward(valid_results, all_answers):
     return [float(sibling.index) for sibling in valid_results]
 """
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-"""A model this small only waits for the others."""
+"""Environment of vLLM. With a model this small, threads only wait for each other."""
 DIRECT = "vLLM"
-WAYS = {"N=1": 1, "N=4": 4}
-"""Behind proxy and server, by the number of siblings."""
+SIBLINGS = {"N=1": 1, "N=4": 4}
+"""Number of siblings by setup with proxy and server."""
 
 
 @dataclass
-class Ways:
-    """Each request is asked once in each way; what follows another is asked after it."""
+class Setups:
+    """The running setups. Each request is sent once to each setup, and its response is kept."""
 
     urls: dict[str, str]
+    """URL by setup."""
     proxies: dict[str, Process]
 
     def __post_init__(self) -> None:
-        self._seen: dict[tuple[str, str], Seen] = {}
+        self._responses: dict[tuple[str, str], RawResponse] = {}
 
-    def ask(self, way: str, request: Request, corpus: dict[str, Request]) -> Seen:
-        key = way, request.name
-        if key not in self._seen:
+    def send(self, setup: str, request: Request, corpus: dict[str, Request]) -> RawResponse:
+        """Return the response. A request that follows another is sent after that one."""
+        key = setup, request.name
+        if key not in self._responses:
             if request.follows is not None:
-                before = self.ask(way, corpus[request.follows], corpus)
+                before = self.send(setup, corpus[request.follows], corpus)
                 request = request.after(before.id)
-            self._seen[key] = ask(self.urls[way], request)
-        return self._seen[key]
+            self._responses[key] = send(self.urls[setup], request)
+        return self._responses[key]
 
 
 @contextmanager
-def ways(
+def start_all(
     folder: Path, model: Path = DEMO_MODEL_DIR, flags: Sequence[str] = EXTRA
-) -> Generator[Ways]:
-    """`flags`: vLLM's."""
-    with vllm(folder / "vllm", model, flags) as direct, behind(folder, direct, model) as asked:
-        yield asked
+) -> Generator[Setups]:
+    """Start vLLM with these flags, and the server and proxies in front of it."""
+    with (
+        start_vllm(folder / "vllm", model, flags) as direct,
+        start_behind(folder, direct, model) as setups,
+    ):
+        yield setups
 
 
 @contextmanager
-def behind(folder: Path, direct: str, model: Path) -> Generator[Ways]:
-    """`direct`: the URL of a vLLM that serves `model`."""
+def start_behind(folder: Path, direct: str, model: Path) -> Generator[Setups]:
+    """Start server and proxies in front of a vLLM that serves `model` at the URL `direct`."""
     with Processes(folder) as started:
         config = folder / "fakevllm.toml"
         config.write_text(CONFIG)
@@ -94,26 +99,27 @@ def behind(folder: Path, direct: str, model: Path) -> Generator[Ways]:
             *("--rollout-key-file", str(key_file)),
         )
         proxies: dict[str, Process] = {}
-        for way, num in reversed(WAYS.items()):  # the first one's job is the server's
+        # The server takes the job of the first proxy that connects.
+        for setup, num in reversed(SIBLINGS.items()):
             flags = ["--config", str(config), "--n", str(num), "--key-file", str(key_file)]
             flags += ["--hooks", str(hooks)] if num > 1 else []
-            proxies[way] = started.proxy(server, *flags, folder=f"proxy-{num}", wait=False)
-            proxies[way].wait_until_healthy(START_TIMEOUT_S)
-        yield Ways({DIRECT: direct, **{way: proxies[way].url for way in WAYS}}, proxies)
+            proxies[setup] = started.proxy(server, *flags, folder=f"proxy-{num}", wait=False)
+            proxies[setup].wait_until_healthy(START_TIMEOUT_S)
+        yield Setups({DIRECT: direct, **{setup: proxies[setup].url for setup in SIBLINGS}}, proxies)
 
 
 @contextmanager
-def vllm(
+def start_vllm(
     folder: Path, model: Path = DEMO_MODEL_DIR, flags: Sequence[str] = EXTRA
 ) -> Generator[str]:
-    """`vllm serve` as the server would start it, but on a port. Yields its URL."""
+    """Start `vllm serve` as the server would, but on a TCP port, and yield its URL."""
     folder.mkdir()
     spec = EngineSpec("vllm", folder, str(model), MODEL, extra_args=tuple(flags))
     install = find_install()
     socket, port = folder / "engine.sock", free_port()
     arguments = serve_command(spec, install, socket, read_chat_template(spec.model, {}))
-    where = arguments.index("--uds")
-    arguments[where : where + 2] = ["--host", "127.0.0.1", "--port", str(port)]
+    index = arguments.index("--uds")
+    arguments[index : index + 2] = ["--host", "127.0.0.1", "--port", str(port)]
     arguments += ["--api-key", KEY]
     log_file = folder / "vllm.log"
     with log_file.open("wb") as log:
@@ -141,9 +147,9 @@ def vllm(
 
 
 def _is_up(process: subprocess.Popen[bytes], url: str) -> bool:
-    assert process.poll() is None, "vLLM ended"
+    assert process.poll() is None, "vLLM ended; see its log."
     try:
-        return ask(url, Request("", "GET", "/health")).status == 200
+        return send(url, Request("", "GET", "/health")).status == 200
     except OSError:
         return False
 

@@ -1,7 +1,7 @@
-"""What two equal answers may differ in: ids, times, the digits of logprobs.
+"""Mask the values that may differ between two equal responses: ids, times, the digits of logprobs.
 
-An id keeps its prefix, its length and its place among the ids of one answer, so that another
-alphabet, or a second id where there should be one, still shows.
+An id keeps its prefix, its length, and its number among the ids of its response. Therefore a
+different alphabet, or a second id in place of a repeated one, is still found.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ _ID = re.compile(r"(?<![0-9a-zA-Z])((?:[a-zA-Z]+[-_])*)([0-9a-f]{16,40})(?![0-9a
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 _TIMES = frozenset({"created", "created_at", "completed_at"})
 _CACHED = "cached_tokens"
-"""What was asked before decides it."""
+"""Field that depends on earlier requests."""
 _LOGPROBS = frozenset({"logprob", "token_logprobs"})
 
 
 class Mask:
-    """Of one answer: remembers the ids it has seen."""
+    """A mask for one response, which remembers the ids that occurred."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
 
     def __call__(self, value: Any, key: str = "") -> Any:
+        """Return a JSON value with masked ids, times and logprobs."""
         if isinstance(value, dict):
             return {name: self(inner, name) for name, inner in cast(Json, value).items()}
         if isinstance(value, list):
@@ -41,9 +42,10 @@ class Mask:
         return value
 
     def text(self, value: str) -> str:
-        return _UUID.sub(self._uuid, _ID.sub(self._named, value))
+        """Return a text with masked ids."""
+        return _UUID.sub(self._uuid, _ID.sub(self._prefixed_id, value))
 
-    def _named(self, found: re.Match[str]) -> str:
+    def _prefixed_id(self, found: re.Match[str]) -> str:
         return f"{found[1]}<{len(found[2])} hex, id {self._number(found[2])}>"
 
     def _uuid(self, found: re.Match[str]) -> str:
@@ -54,7 +56,8 @@ class Mask:
 
 
 def shape_of(value: Any) -> Any:
-    """Keys, their order, and types; of a list its first element."""
+    """Return the keys of a JSON value in their order, with types. A list keeps its first
+    element."""
     if isinstance(value, dict):
         return {key: shape_of(inner) for key, inner in cast(Json, value).items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The corpus, the masks and the comparison by themselves, without any engine."""
+"""Tests of the corpus, the masks and the comparison, without an engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.differential.asking import Seen
 from tests.differential.comparison import differences
-from tests.differential.corpus import THINKING, Request, corpus
-from tests.differential.engines import WAYS
-from tests.differential.known import KNOWN, Known, missing, unexplained
+from tests.differential.corpus import REASONING, Request, corpus
+from tests.differential.engines import SIBLINGS
+from tests.differential.known_differences import KNOWN, KnownDifference, missing, unexplained
+from tests.differential.raw_http import RawResponse
 from tests.differential.table import FILE, page
 
 FORMATS = ("chat", "completions", "responses", "messages")
@@ -19,41 +19,43 @@ FORMATS = ("chat", "completions", "responses", "messages")
 
 def test_there_are_many_requests_in_all_four_formats() -> None:
     counts = Counter(name.partition(":")[0] for name in corpus())
-    thinking = {format: counts.pop(f"{THINKING} {format}") for format in FORMATS}
+    reasoning = {format: counts.pop(f"{REASONING} {format}") for format in FORMATS}
     assert {*FORMATS, "around", "keys"} == counts.keys()
     assert counts.total() >= 150 and min(counts.values()) >= 30, counts
-    assert sum(thinking.values()) >= 30 and min(thinking.values()) >= 3, thinking
+    assert sum(reasoning.values()) >= 30 and min(reasoning.values()) >= 3, reasoning
 
 
-def test_what_is_asked_of_the_model_that_thinks_says_so() -> None:
+def test_the_names_of_requests_to_the_reasoning_model_say_so() -> None:
     for name, request in corpus().items():
-        assert request.thinks == name.startswith(f"{THINKING} ")
+        assert request.is_reasoning == name.startswith(f"{REASONING} ")
 
 
-def test_what_a_request_follows_is_there_and_follows_nothing_itself() -> None:
+def test_a_request_follows_an_existing_request_that_follows_none() -> None:
     following = [request for request in corpus().values() if request.follows is not None]
     assert following
     assert all(corpus()[request.follows or ""].follows is None for request in following)
 
 
-def test_each_known_difference_is_of_requests_there_are() -> None:
+def test_each_known_difference_names_existing_requests() -> None:
     for entry in KNOWN:
         assert entry.differs and entry.why
         for pattern in entry.requests:
-            alone = Known("", "", "", "", (pattern,), (), entry.ways)
-            assert any(alone.covers(name, way) for name in corpus() for way in WAYS), pattern
+            alone = KnownDifference("", "", "", "", (pattern,), (), entry.setups)
+            assert any(alone.covers(name, setup) for name in corpus() for setup in SIBLINGS), (
+                pattern
+            )
 
 
-def test_the_page_is_that_of_the_table() -> None:
-    assert FILE.read_text() == page(), "write it anew: python -m tests.differential.table"
+def test_the_page_is_up_to_date_with_the_tables() -> None:
+    assert FILE.read_text() == page(), "Write the page again: python -m tests.differential.table"
 
 
 JSON = [("content-type", "application/json"), ("vary", "Origin"), ("date", "now")]
 STREAM = [("content-type", "text/event-stream; charset=utf-8"), ("transfer-encoding", "chunked")]
 
 
-def seen(body: bytes, status: int = 200, headers: list[tuple[str, str]] = JSON) -> Seen:
-    return Seen(status, headers, body)
+def response(body: bytes, status: int = 200, headers: list[tuple[str, str]] = JSON) -> RawResponse:
+    return RawResponse(status, headers, body)
 
 
 def chunk(text: str, finish: str = "null", id: str = "a") -> bytes:
@@ -78,7 +80,7 @@ STOP = '"stop"'
     ],
 )
 def test_ids_times_and_logprobs_may_differ(one: bytes, other: bytes) -> None:
-    assert differences(seen(one), seen(other)) == []
+    assert differences(response(one), response(other)) == []
 
 
 @pytest.mark.parametrize(
@@ -100,15 +102,15 @@ def test_ids_times_and_logprobs_may_differ(one: bytes, other: bytes) -> None:
         (b"OK", b"ok"),
     ],
 )
-def test_nothing_else_of_a_body_may(one: bytes, other: bytes) -> None:
-    assert differences(seen(one), seen(other))
+def test_any_other_difference_of_a_body_is_found(one: bytes, other: bytes) -> None:
+    assert differences(response(one), response(other))
 
 
-def test_status_and_headers_may_not() -> None:
-    assert differences(seen(b"{}"), seen(b"{}", 201))[0] == "status: 200 -> 201"
-    assert differences(seen(b"{}"), seen(b"{}", headers=[*JSON, ("x-more", "1")]))
-    assert differences(seen(b"{}"), seen(b"{}", headers=JSON[:1]))
-    assert not differences(seen(b"{}"), seen(b"{}", headers=[*JSON[:2], ("date", "later")]))
+def test_a_different_status_or_header_is_found() -> None:
+    assert differences(response(b"{}"), response(b"{}", 201))[0] == "status: 200 -> 201"
+    assert differences(response(b"{}"), response(b"{}", headers=[*JSON, ("x-more", "1")]))
+    assert differences(response(b"{}"), response(b"{}", headers=JSON[:1]))
+    assert not differences(response(b"{}"), response(b"{}", headers=[*JSON[:2], ("date", "later")]))
 
 
 WHOLE = [chunk("3"), chunk(" plus"), chunk(" 4"), chunk("", STOP), DONE]
@@ -122,7 +124,7 @@ WHOLE = [chunk("3"), chunk(" plus"), chunk(" 4"), chunk("", STOP), DONE]
         [chunk("3", id="b"), b": keep-alive\n\n", chunk(" plus 4", STOP, id="b"), DONE],
     ],
 )
-def test_how_a_stream_is_cut_into_chunks_may_differ(other: list[bytes]) -> None:
+def test_a_stream_may_be_split_into_chunks_differently(other: list[bytes]) -> None:
     assert differences(streamed(WHOLE), streamed(other)) == []
 
 
@@ -141,7 +143,7 @@ def test_how_a_stream_is_cut_into_chunks_may_differ(other: list[bytes]) -> None:
         [part.replace(b"data: ", b"event: x\ndata: ") for part in WHOLE],
     ],
 )
-def test_nothing_else_of_a_stream_may(other: list[bytes]) -> None:
+def test_any_other_difference_of_a_stream_is_found(other: list[bytes]) -> None:
     assert differences(streamed(WHOLE), streamed(other))
 
 
@@ -153,7 +155,7 @@ def delta(delta: str, ids: str = "null", finish: str = "null") -> bytes:
     ).encode()
 
 
-THOUGHT = [
+REASONED = [
     delta('{"reasoning":"hm"}', "[1]"),
     delta("{}", "[2]"),
     delta('{"content":"7"}', "[3]"),
@@ -167,31 +169,31 @@ REST = '{"index":0,"function":{"arguments":"{}"}}'
 @pytest.mark.parametrize(
     "other",
     [
-        [delta('{"reasoning":"hm","content":"7"}', "[1,2,3]"), *THOUGHT[3:]],
-        [delta('{"reasoning":"hm"}', "[1,2]"), *THOUGHT[2:]],
+        [delta('{"reasoning":"hm","content":"7"}', "[1,2,3]"), *REASONED[3:]],
+        [delta('{"reasoning":"hm"}', "[1,2]"), *REASONED[2:]],
         [delta('{"reasoning":"hm","content":"7"}', "[1,2,3,4]", STOP), DONE],
-        [*THOUGHT[:2], delta('{"content":"7"}', "[3,4]", STOP), DONE],
+        [*REASONED[:2], delta('{"content":"7"}', "[3,4]", STOP), DONE],
     ],
 )
-def test_thoughts_may_come_together_with_what_is_behind_them(other: list[bytes]) -> None:
-    assert differences(streamed(THOUGHT), streamed(other)) == []
+def test_reasoning_may_come_in_one_chunk_with_the_text_after_it(other: list[bytes]) -> None:
+    assert differences(streamed(REASONED), streamed(other)) == []
 
 
 @pytest.mark.parametrize(
     "other",
     [
-        [THOUGHT[0], *THOUGHT[2:]],
-        [delta('{"content":"7"}', "[1,2,3]"), *THOUGHT[3:]],
-        [delta('{"reasoning":"hm","content":null}', "[1,2]"), *THOUGHT[2:]],
-        [delta('{"content":"7"}', "[1]"), delta('{"reasoning":"hm"}', "[2,3]"), *THOUGHT[3:]],
-        [THOUGHT[0], delta("{}"), *THOUGHT[1:]],
+        [REASONED[0], *REASONED[2:]],
+        [delta('{"content":"7"}', "[1,2,3]"), *REASONED[3:]],
+        [delta('{"reasoning":"hm","content":null}', "[1,2]"), *REASONED[2:]],
+        [delta('{"content":"7"}', "[1]"), delta('{"reasoning":"hm"}', "[2,3]"), *REASONED[3:]],
+        [REASONED[0], delta("{}"), *REASONED[1:]],
     ],
 )
-def test_nothing_else_of_thoughts_may(other: list[bytes]) -> None:
-    assert differences(streamed(THOUGHT), streamed(other))
+def test_any_other_difference_of_reasoning_is_found(other: list[bytes]) -> None:
+    assert differences(streamed(REASONED), streamed(other))
 
 
-def test_the_prompts_ids_may_come_with_more_or_less_of_the_answer() -> None:
+def test_the_prompts_ids_may_come_with_more_or_less_text() -> None:
     def piece(text: str, prompt: str, finish: str = "null") -> bytes:
         return (
             f'data: {{"id":"cmpl-{"a" * 16}","choices":[{{"index":0,"text":"{text}",'
@@ -205,7 +207,7 @@ def test_the_prompts_ids_may_come_with_more_or_less_of_the_answer() -> None:
 
 
 @pytest.mark.parametrize("before", ["", '"reasoning":null,'])
-def test_the_pieces_of_a_call_may_come_together(before: str) -> None:
+def test_the_pieces_of_a_tool_call_may_come_in_one_chunk(before: str) -> None:
     apart = [delta(f'{{{before}"tool_calls":[{piece}]}}') for piece in (CALL, REST)]
     together = [delta(f'{{{before}"tool_calls":[{CALL},{REST}]}}')]
     end = [delta("{}", finish=STOP), DONE]
@@ -213,41 +215,41 @@ def test_the_pieces_of_a_call_may_come_together(before: str) -> None:
     assert differences(streamed([*apart, *end]), streamed([*apart[:1], *end]))
 
 
-def streamed(events: list[bytes]) -> Seen:
-    return seen(b"".join(events), headers=STREAM)
+def streamed(events: list[bytes]) -> RawResponse:
+    return response(b"".join(events), headers=STREAM)
 
 
-def test_texts_may_differ_where_they_are_free_and_shapes_may_not() -> None:
+def test_free_texts_may_differ_and_their_shapes_may_not() -> None:
     one: Any = b'{"choices":[{"text":"a","finish_reason":"stop"}]}'
     other: Any = b'{"choices":[{"text":"b","finish_reason":"stop"}]}'
-    assert differences(seen(one), seen(other), is_free=True) == []
-    assert differences(seen(one), seen(other.replace(b'"stop"', b"null")), is_free=True)
-    assert differences(seen(one, 400), seen(other, 400), is_free=True)
+    assert differences(response(one), response(other), is_free=True) == []
+    assert differences(response(one), response(other.replace(b'"stop"', b"null")), is_free=True)
+    assert differences(response(one, 400), response(other, 400), is_free=True)
 
 
-def test_a_known_difference_explains_itself_only_and_must_be_there() -> None:
-    entry = Known("", "", "", "", ("chat: *",), ("body.a: *",))
+def test_a_known_difference_explains_only_its_own_lines_and_must_occur() -> None:
+    entry = KnownDifference("", "", "", "", ("chat: *",), ("body.a: *",))
     assert entry.covers("chat: a", "N=1") and not entry.covers("around: a", "N=1")
     assert unexplained(["body.a: 1 -> 2", "header x: 1 -> 2"], [entry]) == ["header x: 1 -> 2"]
     assert unexplained(["body.a: 1 -> 2"], []) and not missing(["body.a: 1 -> 2"], [entry])
     assert missing(["body.b: 1 -> 2"], [entry]) == ["body.a: *"]
 
 
-def test_each_of_several_known_differences_of_a_request_must_be_there() -> None:
-    entries = [Known("", "", "", "", ("chat: *",), (f"body.{key}: *",)) for key in "ab"]
+def test_each_of_several_known_differences_must_occur() -> None:
+    entries = [KnownDifference("", "", "", "", ("chat: *",), (f"body.{key}: *",)) for key in "ab"]
     found = ["body.a: 1 -> 2", "body.b: 1 -> 2"]
     assert not unexplained(found, entries) and not missing(found, entries)
     assert missing(found[:1], entries) == ["body.b: *"]
 
 
-def test_another_status_explains_body_and_headers_too() -> None:
-    entry = Known("", "", "", "", ("chat: *",), ("status: * -> 404",))
+def test_a_known_status_also_explains_body_and_headers() -> None:
+    entry = KnownDifference("", "", "", "", ("chat: *",), ("status: * -> 404",))
     found = ["status: 400 -> 404", "header x: 1 -> 2", "body: 1 -> 2"]
     assert not unexplained(found, [entry]) and not missing(found, [entry])
     assert unexplained(["status: 400 -> 500", *found[1:]], [entry]) == ["status: 400 -> 500"]
 
 
-def test_a_request_that_follows_another_carries_its_id() -> None:
+def test_a_request_that_follows_another_has_the_responses_id() -> None:
     request = Request("x: y", "POST", "/v1/responses/{id}", {}, b'{"a":"{id}"}', follows="x: z")
     after = request.after("resp_1")
     assert (after.path, after.body) == ("/v1/responses/resp_1", b'{"a":"resp_1"}')

@@ -1,4 +1,4 @@
-"""No app can tell, of a model that thinks before it answers."""
+"""Apps see no unintended difference either if the model reasons before it answers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.differential.checking import check
 from tests.differential.corpus import corpus
-from tests.differential.engines import EXTRA, WAYS, Ways, ways
-from tests.differential.thinking import FLAGS, thinking_model
+from tests.differential.engines import EXTRA, SIBLINGS, Setups, start_all
+from tests.differential.reasoning_model import FLAGS, create_reasoning_model
+from tests.differential.request_check import check_request
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
+def setups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setups]:
     folder = tmp_path_factory.mktemp("reasoning")
-    with ways(folder, thinking_model(folder / "model"), (*EXTRA, *FLAGS)) as started:
+    with start_all(folder, create_reasoning_model(folder / "model"), (*EXTRA, *FLAGS)) as started:
         yield started
 
 
-@pytest.mark.parametrize("name", [name for name, each in corpus().items() if each.thinks])
-@pytest.mark.parametrize("way", WAYS)
-def test_reasoning_is_told_as_by_vllm_itself(asked: Ways, name: str, way: str) -> None:
-    check(asked, name, way)
+@pytest.mark.parametrize(
+    "name", [name for name, request in corpus().items() if request.is_reasoning]
+)
+@pytest.mark.parametrize("setup", SIBLINGS)
+def test_reasoning_is_returned_as_by_vllm_itself(setups: Setups, name: str, setup: str) -> None:
+    check_request(setups, name, setup)

@@ -1,4 +1,5 @@
-"""Valid bodies of every route, with as many of their fields as fit: what is garbled."""
+"""Valid request and response bodies of every route, with as many fields as possible, to be
+garbled."""
 
 from __future__ import annotations
 
@@ -125,7 +126,7 @@ TASK: Json = {
 }
 TASKS: list[Json] = [{"tasks": [TASK]}]
 
-# --- what engines answer
+# --- responses of engines
 
 _SPAN: Json = {"version": "3", "start": 0, "end": 1}
 _LOGPROB: Json = {"token": "x", "logprob": -0.5, "bytes": [1], "top_logprobs": []}
@@ -178,7 +179,7 @@ CHUNKS: list[Json] = [
     _chunk({"finish_reason": "tool_calls", "weight_versions": [_SPAN], "stop_reason": None}),
     _chunk(usage={"prompt_tokens": 2, "total_tokens": 3, "completion_tokens": 1}),
 ]
-"""Of one chat stream, in order."""
+"""Chunks of one chat stream, in order."""
 TEXT_CHUNKS: list[Json] = [
     {"id": "c", "object": "text_completion", "choices": [each], "usage": None}
     for each in (

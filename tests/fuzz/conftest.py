@@ -1,4 +1,4 @@
-"""One loop and one set of servers for all examples of a file."""
+"""An event loop that all examples of a file share, so that they can share servers."""
 
 from __future__ import annotations
 

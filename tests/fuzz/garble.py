@@ -1,4 +1,4 @@
-"""Bytes as no honest program writes them: noise, and valid bodies with something wrong in them."""
+"""Garbled bytes: noise, and valid bodies with something wrong in them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ ODD_VALUES: list[bytes] = [
     *(b"[" * 240 + b"]" * 240, b"[" * 600 + b"]" * 600, b"[" * 2000 + b"]" * 2000),
     b"/* no */ 1",
 ]
-"""JSON texts, and what only looks like one."""
+"""Unusual JSON texts, and texts that only look like JSON."""
 HOLE = b'"@here@"'
+"""Placeholder of a value that is to be replaced."""
 
 
 def holes(body: Any) -> list[bytes]:
-    """The body once for each of its values, with that value left open."""
-    return [orjson.dumps(_opened(body, path)) for path in _paths(body)]
+    """Return the body once for each of its values, with a placeholder for that value."""
+    return [orjson.dumps(_with_hole(body, path)) for path in _paths(body)]
 
 
 def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -39,51 +40,51 @@ def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
         yield from _paths(value[key], (*path, key))
 
 
-def _opened(body: Any, path: tuple[Any, ...]) -> Any:
+def _with_hole(body: Any, path: tuple[Any, ...]) -> Any:
     hole = orjson.loads(HOLE)
     if not path:
         return hole
-    opened = at = copy.deepcopy(body)
+    with_hole = parent = copy.deepcopy(body)
     for key in path[:-1]:
-        at = at[key]
-    at[path[-1]] = hole
-    return opened
+        parent = parent[key]
+    parent[path[-1]] = hole
+    return with_hole
 
 
-def _filled(opened: bytes, value: bytes) -> bytes:
-    return opened.replace(HOLE, value)
+def _fill_hole(with_hole: bytes, value: bytes) -> bytes:
+    return with_hole.replace(HOLE, value)
 
 
-def _flipped(raw: bytes, at: int) -> bytes:
+def _flip_bit(raw: bytes, at: int) -> bytes:
     at %= max(len(raw), 1)
     return raw[:at] + bytes(byte ^ (1 << at % 8) for byte in raw[at : at + 1]) + raw[at + 1 :]
 
 
-def _spliced(raw: bytes, at: int) -> bytes:
-    """A piece of it once more, somewhere else."""
+def _repeat_piece(raw: bytes, at: int) -> bytes:
+    """Insert a copy of one piece of the bytes elsewhere."""
     at %= max(len(raw), 1)
     return raw[:at] + raw[at // 2 : at // 2 + 17] + raw[at:]
 
 
-def _twice(raw: bytes, at: int) -> bytes:
-    """Every key twice, where it is an object."""
+def _repeat_keys(raw: bytes, at: int) -> bytes:
+    """Write every key of an object twice. Repeat other bytes."""
     is_object = raw.startswith(b"{") and len(raw) > 2
     return raw[:-1] + b"," + raw[1:] if is_object else raw + raw
 
 
-def _in_code(name: str) -> Callable[[bytes, int], bytes]:
+def _encoded_as(name: str) -> Callable[[bytes, int], bytes]:
     return lambda raw, at: raw.decode("utf-8", "replace").encode(name)
 
 
 CHANGES: list[Callable[[bytes, int], bytes]] = [
     lambda raw, at: raw[: at % (len(raw) + 1)],
     lambda raw, at: raw[at % (len(raw) + 1) :],
-    _flipped,
-    _spliced,
-    _twice,
-    _in_code("utf-8-sig"),
-    _in_code("utf-16"),
-    _in_code("utf-32-be"),
+    _flip_bit,
+    _repeat_piece,
+    _repeat_keys,
+    _encoded_as("utf-8-sig"),
+    _encoded_as("utf-16"),
+    _encoded_as("utf-32-be"),
     lambda raw, at: gzip.compress(raw, mtime=0),
     lambda raw, at: zlib.compress(raw),
     lambda raw, at: raw + b"\0" * (at % 5),
@@ -96,16 +97,18 @@ SOME_CHANGES: st.SearchStrategy[list[Change]] = st.lists(
 )
 
 
-def changed(raw: bytes, changes: Sequence[Change]) -> bytes:
+def apply_changes(raw: bytes, changes: Sequence[Change]) -> bytes:
+    """Return the bytes after all changes."""
     for change, at in changes:
         raw = change(raw, at)
     return raw
 
 
 def garbled(*valid: Any) -> st.SearchStrategy[bytes]:
-    """Noise, or one of the valid bodies with an odd value in it, or its bytes changed."""
-    opened = [each for body in valid for each in holes(body)]
-    odd = st.builds(_filled, st.sampled_from(opened), st.sampled_from(ODD_VALUES))
+    """Return a strategy of noise, and of the valid bodies with an odd value or with changed
+    bytes."""
+    with_holes = [raw for body in valid for raw in holes(body)]
+    odd = st.builds(_fill_hole, st.sampled_from(with_holes), st.sampled_from(ODD_VALUES))
     whole = st.sampled_from([orjson.dumps(body) for body in valid])
     noise = st.binary(max_size=80) | st.sampled_from(ODD_VALUES)
-    return st.one_of(odd, odd, st.builds(changed, whole | odd, SOME_CHANGES), noise)
+    return st.one_of(odd, odd, st.builds(apply_changes, whole | odd, SOME_CHANGES), noise)

@@ -1,4 +1,4 @@
-"""A server below whose answers are bytes of a test's own, head and framing included."""
+"""An upstream server whose responses are bytes that a test chooses, including head and framing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUS = EngineStatusReply(
 
 
 def http(body: bytes, head: bytes = b"", status: bytes = b"200 OK") -> bytes:
-    """A well-framed answer."""
+    """Return a well-framed HTTP response."""
     head = head or b"Content-Type: application/json"
     return b"HTTP/1.1 %s\r\n%s\r\nContent-Length: %d\r\n\r\n%s" % (status, head, len(body), body)
 
@@ -26,12 +26,15 @@ def _json(reply: BaseModel) -> bytes:
 
 
 class OddUpstream:
-    """Says what a link wants to hear, and `answer` to everything else; one answer a connection."""
+    """A server that gives valid responses to a proxy's link, and `answer` to all other requests.
+
+    Each connection gets one response.
+    """
 
     def __init__(self) -> None:
         self.answer: Sequence[bytes] = [http(b"{}")]
-        """Written one by one."""
-        self.known = {
+        """Pieces of the response, written one after another."""
+        self.valid = {
             b"/get_engine_status": _json(STATUS),
             b"/get_train_config": http(b"null"),
             b"/get_run_log": _json(LogReply(entries=[])),
@@ -41,13 +44,14 @@ class OddUpstream:
             b"/abort_group": http(b'{"success":true}'),
         }
         self.url = ""
-        self.num_asked = 0
+        self.num_requests = 0
         self.is_silent = False
-        """Answers nobody, and waits for them to leave."""
-        self.was_asked, self.was_left = asyncio.Event(), asyncio.Event()
+        """Whether the server sends no response and waits for the client's disconnect."""
+        self.has_request, self.has_disconnect = asyncio.Event(), asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def listening(self) -> AsyncGenerator[OddUpstream]:
+        """Listen on a free port until the block ends."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         async with server:
             host, port = server.sockets[0].getsockname()[:2]
@@ -60,13 +64,13 @@ class OddUpstream:
             path = head.split(b" ", 2)[1].split(b"?")[0]
             lengths = [line for line in head.lower().split(b"\r\n") if b"content-length:" in line]
             await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0)
-            self.num_asked += 1
-            known = self.known.get(path)
-            if self.is_silent and known is None:
-                self.was_asked.set()
+            self.num_requests += 1
+            valid = self.valid.get(path)
+            if self.is_silent and valid is None:
+                self.has_request.set()
                 await reader.read()
-                self.was_left.set()
-            for piece in [known] if known is not None else self.answer:
+                self.has_disconnect.set()
+            for piece in [valid] if valid is not None else self.answer:
                 writer.write(piece)
                 await writer.drain()
         writer.close()

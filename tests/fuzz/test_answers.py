@@ -1,5 +1,8 @@
-"""Whatever an engine answers: the formats word it as an answer or as an error, and what is
-captured of it can be trained or says why not."""
+"""Garbled responses of an engine.
+
+Each format returns a valid response or an error. A captured call can be trained, or has the reason
+why it cannot.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from tests.fuzz.bodies import CHAT_ANSWER, CHUNKS, ERROR, TEXT_ANSWER, TEXT_CHUN
 from tests.fuzz.garble import ODD_VALUES, garbled
 
 MANY = settings(max_examples=80)
-ASKED: dict[str, Json] = {
+REQUESTS: dict[str, Json] = {
     "chat": {"messages": [USER]},
     "completions": {"prompt": "hi"},
     "responses": {"input": "hi"},
@@ -33,12 +36,14 @@ STREAMING = ["chat", "completions", "responses", "messages"]
 COUNTED: Json = {"count": 2, "max_model_len": 9, "tokens": [1, 2], "token_strs": None}
 
 
-def opened(name: str, **more: Any) -> Exchange:
-    return (ADAPTERS | TOKEN_COUNTERS)[name].open(ASKED[name] | more, EngineInfo("fake", 4096, "0"))
+def open_exchange(name: str, **more: Any) -> Exchange:
+    return (ADAPTERS | TOKEN_COUNTERS)[name].open(
+        REQUESTS[name] | more, EngineInfo("fake", 4096, "0")
+    )
 
 
-def events_of(chunks: list[Json]) -> st.SearchStrategy[list[bytes]]:
-    """The stream with one event garbled, or bytes of no form in it, or cut off."""
+def garbled_streams(chunks: list[Json]) -> st.SearchStrategy[list[bytes]]:
+    """Return a strategy of the stream with one event garbled, with noise in it, or cut off."""
     valid = [encode(chunk) for chunk in chunks]
     at = st.integers(0, len(chunks) - 1)
     framed = garbled(*chunks, ERROR).map(lambda raw: b"data: " + raw + b"\n\n")
@@ -50,26 +55,28 @@ def events_of(chunks: list[Json]) -> st.SearchStrategy[list[bytes]]:
     return st.builds(stream, at, other, st.sampled_from([[DONE], [], [DONE, DONE, valid[0]]]))
 
 
-def follows_the_form(stream: bytes, name: str) -> bool:
-    """Every event ends, and has an object for data, or is [DONE], or a comment. Where bytes are
-    passed on, the object is not read."""
+def is_well_formed(stream: bytes, name: str) -> bool:
+    """Return whether every event is complete and is an object, [DONE] or a comment.
+
+    Formats that pass bytes on do not read the object.
+    """
     decoder = SseDecoder()
-    data = [found for event in decoder.feed(stream) if (found := data_of(event)) is not None]
+    payloads = [data for event in decoder.feed(stream) if (data := data_of(event)) is not None]
     is_passed_on = name in ("chat", "completions")
     return not decoder.rest() and all(
-        each.startswith(b"{") and (is_passed_on or isinstance(orjson.loads(each), dict))
-        for each in data
+        data.startswith(b"{") and (is_passed_on or isinstance(orjson.loads(data), dict))
+        for data in payloads
     )
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUESTS)
 @pytest.mark.parametrize("more", [{}, {"stream": False, "model": "fake"}])
-def test_a_garbled_answer_is_worded_or_refused(name: str, more: Json) -> None:
+def test_a_garbled_answer_is_translated_or_refused(name: str, more: Json) -> None:
     @MANY
     @given(garbled(CHAT_ANSWER, TEXT_ANSWER, COUNTED, ERROR))
     def each(raw: bytes) -> None:
         try:
-            shown = opened(name, **more).answer(raw)
+            shown = open_exchange(name, **more).answer(raw)
         except ValueError:
             return
         assert isinstance(orjson.loads(shown), dict)
@@ -78,23 +85,23 @@ def test_a_garbled_answer_is_worded_or_refused(name: str, more: Json) -> None:
 
 
 @pytest.mark.parametrize("name", STREAMING)
-def test_a_garbled_stream_stays_one_in_the_apps_format_and_ends(name: str) -> None:
+def test_a_garbled_stream_becomes_a_complete_stream_in_the_apps_format(name: str) -> None:
     chunks = TEXT_CHUNKS if name == "completions" else CHUNKS
 
     @MANY
-    @given(events_of(chunks))
+    @given(garbled_streams(chunks))
     def each(events: list[bytes]) -> None:
-        exchange = opened(name, stream=True)
+        exchange = open_exchange(name, stream=True)
         shown = exchange.keep_alive() + b"".join(map(exchange.event, events))
         if DONE not in events:
             shown += stream_end(exchange, events)
-        assert follows_the_form(shown, name), shown[-400:]
-        assert shown.endswith(ENDS[name]) or b"error" in shown, shown[-400:]
+        assert is_well_formed(shown, name), shown[-400:]
+        assert shown.endswith(LAST_BYTES[name]) or b"error" in shown, shown[-400:]
 
     each()
 
 
-ENDS = {
+LAST_BYTES = {
     "chat": DONE,
     "completions": DONE,
     "responses": b"}\n\n",
@@ -104,15 +111,15 @@ ENDS = {
 
 @pytest.mark.parametrize("name", STREAMING)
 @pytest.mark.parametrize("error", [internal_error().body, {}, {"error": "x"}, {"error": {"a": 1}}])
-def test_a_stream_broken_off_with_whatever_error_has_an_end(name: str, error: Json) -> None:
-    for begun in ([], [encode(CHUNKS[0])], list(map(encode, CHUNKS))):
-        exchange = opened(name, stream=True)
-        shown = b"".join(map(exchange.event, begun)) + exchange.end_with_error(error)
-        assert follows_the_form(shown, name) and shown
+def test_a_stream_that_ends_with_any_error_has_an_end(name: str, error: Json) -> None:
+    for events in ([], [encode(CHUNKS[0])], list(map(encode, CHUNKS))):
+        exchange = open_exchange(name, stream=True)
+        shown = b"".join(map(exchange.event, events)) + exchange.end_with_error(error)
+        assert is_well_formed(shown, name) and shown
 
 
 @pytest.mark.parametrize("path", CAPTURES)
-def test_a_garbled_answer_is_captured_or_says_why_not(path: str) -> None:
+def test_a_garbled_answer_is_captured_or_has_a_reason(path: str) -> None:
     @MANY
     @given(garbled(CHAT_ANSWER, TEXT_ANSWER), st.sampled_from([{}, {"include_reasoning": False}]))
     def each(raw: bytes, more: Json) -> None:
@@ -125,9 +132,9 @@ def test_a_garbled_answer_is_captured_or_says_why_not(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", CAPTURES)
-def test_a_garbled_stream_is_captured_or_says_why_not(path: str) -> None:
+def test_a_garbled_stream_is_captured_or_has_a_reason(path: str) -> None:
     @MANY
-    @given(events_of(CHUNKS if "chat" in path else TEXT_CHUNKS))
+    @given(garbled_streams(CHUNKS if "chat" in path else TEXT_CHUNKS))
     def each(events: list[bytes]) -> None:
         capture = CAPTURES[path]({"stream": True}, {})
         shown = b"".join(map(capture.event, events))
@@ -139,7 +146,7 @@ def test_a_garbled_stream_is_captured_or_says_why_not(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", CAPTURES)
-def test_a_call_that_asks_for_odd_things_can_be_captured_all_the_same(path: str) -> None:
+def test_a_call_with_odd_fields_can_be_captured(path: str) -> None:
     fields: Json = {
         **{"temperature": 1, "stream": True, "stream_options": {"include_usage": True}, "n": 1},
         **{"logprobs": 1, "top_logprobs": 1, "tools": [{"function": {"strict": True}}]},
@@ -153,9 +160,9 @@ def test_a_call_that_asks_for_odd_things_can_be_captured_all_the_same(path: str)
             body: Any = orjson.loads(raw)
         except ValueError:
             return
-        asked: Json = cast(Json, body) if isinstance(body, dict) else {}
-        if asked and not CAPTURES[path].refuses(asked):
-            capture = CAPTURES[path](asked, {})
+        request: Json = cast(Json, body) if isinstance(body, dict) else {}
+        if request and not CAPTURES[path].refuses(request):
+            capture = CAPTURES[path](request, {})
             assert capture.upstream_body()["return_token_ids"] is True
             capture.answer(orjson.dumps(CHAT_ANSWER))
             record = capture.record(CallStamp([3]))
@@ -166,16 +173,20 @@ def test_a_call_that_asks_for_odd_things_can_be_captured_all_the_same(path: str)
 
 @MANY
 @given(st.lists(st.sampled_from([b"data: 1", b"\n", b"\r", b"\r\n", b": c", b"\n\n", b"x"])))
-def test_a_stream_is_cut_alike_wherever_its_chunks_begin(parts: list[bytes]) -> None:
+def test_a_stream_is_split_into_events_independently_of_its_chunks(parts: list[bytes]) -> None:
     whole = b"".join(parts)
     at_once, bytewise = SseDecoder(), SseDecoder()
     events = at_once.feed(whole)
-    cut = [event for at in range(len(whole)) for event in bytewise.feed(whole[at : at + 1])]
-    assert b"".join(cut) + bytewise.rest() == b"".join(events) + at_once.rest() == whole
-    assert list(filter(None, map(data_of, cut))) == list(filter(None, map(data_of, events)))
+    events_bytewise = [
+        event for at in range(len(whole)) for event in bytewise.feed(whole[at : at + 1])
+    ]
+    assert b"".join(events_bytewise) + bytewise.rest() == b"".join(events) + at_once.rest() == whole
+    assert list(filter(None, map(data_of, events_bytewise))) == list(
+        filter(None, map(data_of, events))
+    )
 
 
 @pytest.mark.parametrize("odd", ODD_VALUES)
-def test_the_data_of_an_event_is_an_object_or_none_or_no_json(odd: bytes) -> None:
+def test_the_data_of_an_event_is_an_object_or_nothing_or_invalid_json(odd: bytes) -> None:
     with suppress(ValueError):
         assert isinstance(parse_event(b"data: " + odd + b"\n\n"), dict | None)

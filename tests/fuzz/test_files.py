@@ -1,4 +1,4 @@
-"""Whatever bytes a file of the user's holds: it is read, or one line says what to do."""
+"""Garbled files of the user: each file is read, or refused with a one-line message."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fakevllm_server.journal import changes, reads, rows
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
-from tests.fuzz.garble import DEEP, SOME_CHANGES, changed, garbled
+from tests.fuzz.garble import DEEP, SOME_CHANGES, apply_changes, garbled
 
 SOME = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -53,33 +53,34 @@ ODD_TOML = [
 ]
 
 
-def one_line(read: Callable[[], Any], error: type[Exception] = ConfigError) -> None:
+def check_message(read: Callable[[], Any], error: type[Exception] = ConfigError) -> None:
+    """Call `read`, and check the message if it raises `error`. Other exceptions are raised."""
     try:
         read()
-    except error as told:
-        assert str(told).strip() and len(str(told)) < 2000
+    except error as refusal:
+        assert str(refusal).strip() and len(str(refusal)) < 2000
 
 
-def texts(valid: bytes, odd: list[bytes]) -> st.SearchStrategy[bytes]:
-    mangled = st.builds(changed, st.just(valid), SOME_CHANGES)
+def garbled_texts(valid: bytes, odd: list[bytes]) -> st.SearchStrategy[bytes]:
+    mangled = st.builds(apply_changes, st.just(valid), SOME_CHANGES)
     lines = st.permutations(valid.splitlines()).map(b"\n".join)
     return st.one_of(mangled, lines, st.sampled_from(odd), st.binary(max_size=60))
 
 
 @SOME
-@given(raw=texts(TOML, ODD_TOML))
-def test_a_configuration_is_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+@given(raw=garbled_texts(TOML, ODD_TOML))
+def test_a_configuration_is_read_or_refused_in_check_message(tmp_path: Path, raw: bytes) -> None:
     file = tmp_path / "fakevllm.toml"
     file.write_bytes(raw)
     flags = {"proxy": {"run_dir": tmp_path / "run"}}
-    one_line(lambda: load(file, flags).keys())
+    check_message(lambda: load(file, flags).keys())
 
 
 @pytest.mark.parametrize("raw", ODD_TOML)
-def test_an_odd_configuration_is_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+def test_an_odd_configuration_is_refused_in_check_message(tmp_path: Path, raw: bytes) -> None:
     file = tmp_path / "fakevllm.toml"
     file.write_bytes(raw)
-    one_line(lambda: load(file, {}))
+    check_message(lambda: load(file, {}))
 
 
 KEYS = b"# ours\nsk-plain\n" + named_key("sk-x", "app", "2026-01-01").line.encode() + b"\n"
@@ -95,15 +96,17 @@ ODD_KEYS = [
 
 
 @SOME
-@given(raw=texts(KEYS, ODD_KEYS))
-def test_a_key_file_is_read_and_written_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+@given(raw=garbled_texts(KEYS, ODD_KEYS))
+def test_a_key_file_is_read_and_written_or_refused_in_check_message(
+    tmp_path: Path, raw: bytes
+) -> None:
     file = tmp_path / "keys"
     file.write_bytes(raw)
     keys = KeyFile(file)
-    one_line(keys.entries)
-    one_line(lambda: keys.add(named_key(new_app_key(), "other", "2026-01-01")))
-    one_line(lambda: keys.revoke("app", "2026-01-02"))
-    one_line(lambda: model.read_keys(file), model.ConfigError)
+    check_message(keys.entries)
+    check_message(lambda: keys.add(named_key(new_app_key(), "other", "2026-01-01")))
+    check_message(lambda: keys.revoke("app", "2026-01-02"))
+    check_message(lambda: model.read_keys(file), model.ConfigError)
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +130,7 @@ def used_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @settings(SOME, max_examples=60)
 @given(data=st.data())
-def test_a_damaged_journal_is_read_or_refused_in_one_line(
+def test_a_damaged_journal_is_read_or_refused_in_check_message(
     used_journal: bytes, tmp_path: Path, data: st.DataObject
 ) -> None:
     whole = used_journal
@@ -143,13 +146,13 @@ def test_a_damaged_journal_is_read_or_refused_in_one_line(
             journal.read(reads.planned_batches, [])
         journal.close()
 
-    one_line(read, model.ConfigError)
-    for left in tmp_path.glob("journal.sqlite*"):
-        left.unlink()
+    check_message(read, model.ConfigError)
+    for file in tmp_path.glob("journal.sqlite*"):
+        file.unlink()
 
 
-def laughing(levels: int) -> str:
-    """A kilobyte of YAML that would be a gigabyte written out."""
+def yaml_bomb(levels: int) -> str:
+    """Return YAML with nested aliases, a kilobyte that expands to a gigabyte with 12 levels."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     for level in range(1, levels):
         lines.append(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]")
@@ -161,24 +164,24 @@ ODD_YAML = [
     *("job: {lr: .inf}", "job: {lr: .nan}", "job: {kl_loss_coef: .inf}", "job: 2001-99-99"),
     *("job: " + "[" * 2000, "job: &a {x: *a}", "? [a]\n: b", "job: {1: 2}", "%YAML 9", "\x00"),
     *('job: {model: "\\ud800"}', "job: {seed: " + "7" * 5000 + "}", "job: {<<: 1}", "- job"),
-    *("job: !!python/object:os.system x", laughing(12), "", "job", "job:", "\ud800"),
+    *("job: !!python/object:os.system x", yaml_bomb(12), "", "job", "job:", "\ud800"),
 ]
 JOB = TrainJob(model="m").as_yaml()
 
 
-def job_of(text: str) -> None:
+def parse_job(text: str) -> None:
     assert json.loads(TrainJob.from_yaml(text).model_dump_json())
 
 
 @pytest.mark.parametrize("text", ODD_YAML)
-def test_an_odd_job_is_refused_or_can_be_told_again(text: str) -> None:
-    one_line(lambda: job_of(text), ValueError)
+def test_an_odd_job_is_refused_or_can_be_serialized(text: str) -> None:
+    check_message(lambda: parse_job(text), ValueError)
 
 
 @SOME
-@given(raw=texts(JOB.encode(), [b"{}"]))
-def test_a_garbled_job_is_refused_or_can_be_told_again(raw: bytes) -> None:
-    one_line(lambda: job_of(raw.decode("utf-8", "surrogateescape")), ValueError)
+@given(raw=garbled_texts(JOB.encode(), [b"{}"]))
+def test_a_garbled_job_is_refused_or_can_be_serialized(raw: bytes) -> None:
+    check_message(lambda: parse_job(raw.decode("utf-8", "surrogateescape")), ValueError)
 
 
 FLAGS = {"backend": config_file.FlagType.TEXT, "port": config_file.FlagType.NUMBER}
@@ -186,14 +189,16 @@ FLAGS = {"backend": config_file.FlagType.TEXT, "port": config_file.FlagType.NUMB
 
 @SOME
 @given(
-    raw=texts(b"backend: fake\nport: 5\n", [text.encode("utf-8", "replace") for text in ODD_YAML])
+    raw=garbled_texts(
+        b"backend: fake\nport: 5\n", [text.encode("utf-8", "replace") for text in ODD_YAML]
+    )
 )
-def test_a_servers_flags_are_read_from_a_file_or_refused_in_one_line(
+def test_a_servers_flags_are_read_from_a_file_or_refused_in_check_message(
     tmp_path: Path, raw: bytes
 ) -> None:
     file = tmp_path / "flags.yaml"
     file.write_bytes(raw)
-    one_line(lambda: config_file.read(file, FLAGS), model.ConfigError)
+    check_message(lambda: config_file.read(file, FLAGS), model.ConfigError)
 
 
 ROW = {"question": "1 + 1?", "answer": {"value": [2]}}
@@ -204,7 +209,7 @@ ROW = {"question": "1 + 1?", "answer": {"value": [2]}}
 @example(raw=b'{"question": "a", "x": NaN}')
 @example(raw=b'{"question": "a", "x": 1e999}')
 @example(raw=b'{"question": "a", "\\ud800": 1}')
-def test_a_dataset_is_read_and_can_be_sent_or_is_refused_in_one_line(
+def test_a_dataset_is_read_and_can_be_sent_or_is_refused_in_check_message(
     tmp_path: Path, raw: bytes
 ) -> None:
     file = tmp_path / "rows.jsonl"
@@ -214,18 +219,20 @@ def test_a_dataset_is_read_and_can_be_sent_or_is_refused_in_one_line(
         for task in read_tasks(file, "question"):
             json.dumps(task.model_dump(), allow_nan=False, ensure_ascii=False).encode()
 
-    one_line(read)
+    check_message(read)
 
 
 @SOME
 @given(raw=garbled({"epoch": 0, "task_id": "t"}))
-def test_the_state_of_a_replay_is_read_or_refused_in_one_line(tmp_path: Path, raw: bytes) -> None:
+def test_the_state_of_a_replay_is_read_or_refused_in_check_message(
+    tmp_path: Path, raw: bytes
+) -> None:
     file = tmp_path / "state.jsonl"
     file.write_bytes(b'{"epoch":0,"task_id":"a"}\n' + raw + b"\n")
-    one_line(lambda: Progress(file, fresh=False).close())
+    check_message(lambda: Progress(file, fresh=False).close())
 
 
-def test_a_job_of_many_aliases_is_refused_before_they_are_written_out() -> None:
+def test_a_job_with_many_aliases_is_refused_before_they_are_expanded() -> None:
     with pytest.raises(ValueError, match="aliases"):
-        TrainJob.from_yaml(laughing(40))
-    assert yaml.safe_load(laughing(3))["job"]
+        TrainJob.from_yaml(yaml_bomb(40))
+    assert yaml.safe_load(yaml_bomb(3))["job"]

@@ -1,5 +1,5 @@
-"""Whatever bytes a client sends to whatever route: an answer, or a refusal in the route's own
-shape; never a 500, never a traceback."""
+"""Garbled requests to every route get an answer or a refusal in the route's own format, and never
+cause a status 500 or a traceback."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.fuzz.bodies import APPS, ENGINES, SWARM
 from tests.fuzz.garble import garbled
-from tests.fuzz.rig import Got, Stack, no_traceback, running
+from tests.fuzz.in_process_stack import Reply, Stack, no_traceback, running
 
 Headers = dict[str, str]
 FEW = settings(max_examples=40)
@@ -42,88 +42,92 @@ def stack(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Gen
     loop.run(opened.aclose())
 
 
-def fuzzed(
+def send_garbled(
     loop: asyncio.Runner, stack: Stack, url: str, valid: list[Any], **more: str
-) -> list[Got]:
-    """Every answer to garbled bodies; raises AssertionError for what nobody may be answered."""
-    taken: list[Got] = []
+) -> list[Reply]:
+    """Send garbled bodies, and return the replies.
+
+    Raises AssertionError for an invalid status, an incomplete stream, or a traceback.
+    """
+    replies: list[Reply] = []
 
     @FEW
     @given(garbled(*valid), HEADERS)
     def each(raw: bytes, headers: Headers) -> None:
         with no_traceback():
-            got = loop.run(stack.ask(url, raw, headers | more))
-        assert got.status == 200 or 400 <= got.status < 500, (got.status, got.body[:500])
-        if got.status == 200 and "event-stream" in got.headers.get("Content-Type", ""):
-            assert got.body.endswith(b"\n\n"), got.body[-200:]
-        taken.append(got)
+            reply = loop.run(stack.send(url, raw, headers | more))
+        assert reply.status == 200 or 400 <= reply.status < 500, (reply.status, reply.body[:500])
+        if reply.status == 200 and "event-stream" in reply.headers.get("Content-Type", ""):
+            assert reply.body.endswith(b"\n\n"), reply.body[-200:]
+        replies.append(reply)
 
     each()
-    return taken
+    return replies
 
 
-def is_vllms(got: Got) -> bool:
-    """Whether a refusal is worded as vLLM words it, in whatever format."""
-    told = got.json
-    error: Any = told.get("error")
+def is_vllms(reply: Reply) -> bool:
+    """Return whether a refusal has the form of vLLM's, in any format."""
+    content = reply.json
+    error: Any = content.get("error")
     is_error = isinstance(error, dict) and {"message", "type"} <= cast(dict[str, Any], error).keys()
-    return is_error or (got.status == 404 and told == {"detail": "Not Found"})
+    return is_error or (reply.status == 404 and content == {"detail": "Not Found"})
 
 
-def refused(answers: list[Got]) -> list[Got]:
-    found = [got for got in answers if got.status != 200]
-    assert found
-    return found
+def refusals(replies: list[Reply]) -> list[Reply]:
+    """Return the replies with another status than 200. Raises AssertionError if there is none."""
+    refused = [reply for reply in replies if reply.status != 200]
+    assert refused
+    return refused
 
 
 @pytest.mark.parametrize("path", ENGINES)
-def test_an_engine_refuses_garbled_bodies_in_vllms_words(
+def test_an_engine_refuses_garbled_bodies_in_vllms_format(
     loop: asyncio.Runner, stack: Stack, path: str
 ) -> None:
-    assert all(map(is_vllms, refused(fuzzed(loop, stack, stack.engine + path, ENGINES[path]))))
+    assert all(
+        map(is_vllms, refusals(send_garbled(loop, stack, stack.engine + path, ENGINES[path])))
+    )
 
 
 @pytest.mark.parametrize("path", APPS)
-def test_a_proxy_refuses_garbled_bodies_in_vllms_words(
+def test_a_proxy_refuses_garbled_bodies_in_vllms_format(
     loop: asyncio.Runner, stack: Stack, path: str
 ) -> None:
-    assert all(map(is_vllms, refused(fuzzed(loop, stack, stack.proxy + path, APPS[path]))))
+    assert all(map(is_vllms, refusals(send_garbled(loop, stack, stack.proxy + path, APPS[path]))))
 
 
-ASKED = [path for path in APPS if "resp_1" not in path and path != "/ping"]
+CALL_PATHS = [path for path in APPS if "resp_1" not in path and path != "/ping"]
 
 
 @pytest.mark.parametrize("sibling", [None, "g/0", "g/9" + "9" * 50])
-@pytest.mark.parametrize(
-    "path", [path for path in APPS if "resp_1" not in path and path != "/ping"]
-)
-def test_a_server_refuses_garbled_calls_in_vllms_words(
+@pytest.mark.parametrize("path", CALL_PATHS)
+def test_a_server_refuses_garbled_calls_in_vllms_format(
     loop: asyncio.Runner, stack: Stack, path: str, sibling: str | None
 ) -> None:
     more = {} if sibling is None else {SIBLING_HEADER: sibling}
-    assert all(map(is_vllms, refused(fuzzed(loop, stack, stack.server + path, APPS[path], **more))))
+    assert all(
+        map(is_vllms, refusals(send_garbled(loop, stack, stack.server + path, APPS[path], **more)))
+    )
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in APPS if "resp_1" not in path and path != "/ping"]
-)
-def test_a_server_refuses_garbled_calls_of_episodes_in_vllms_words(
+@pytest.mark.parametrize("path", CALL_PATHS)
+def test_a_server_refuses_garbled_calls_of_episodes_in_vllms_format(
     loop: asyncio.Runner, stack: Stack, path: str
 ) -> None:
     episode = stack.swarm.episodes.claim("c", "train", 1e9, 0.0)
     url = f"{stack.server}/e/{episode.uuid}{path}"
     key = {"Authorization": f"Bearer {episode.key}"}
-    answers = fuzzed(loop, stack, url, APPS[path], **key)
-    assert all(map(is_vllms, refused(answers)))
+    replies = send_garbled(loop, stack, url, APPS[path], **key)
+    assert all(map(is_vllms, refusals(replies)))
 
 
 @pytest.mark.parametrize("path", SWARM)
-def test_the_swarm_protocol_refuses_garbled_bodies_and_says_what_for(
+def test_the_swarm_protocol_refuses_garbled_bodies_with_a_reason(
     loop: asyncio.Runner, stack: Stack, path: str
 ) -> None:
-    for got in refused(fuzzed(loop, stack, stack.server + path, SWARM[path])):
-        assert got.status in (400, 404, 409, 422) and got.json["detail"]
-        assert len(got.body) < 10_000
+    for reply in refusals(send_garbled(loop, stack, stack.server + path, SWARM[path])):
+        assert reply.status in (400, 404, 409, 422) and reply.json["detail"]
+        assert len(reply.body) < 10_000
 
 
 NOISE = st.binary(max_size=30).map(lambda raw: raw.decode("latin-1"))
@@ -137,43 +141,41 @@ ODD_TEXTS = (NOISE | ODD_WORDS).map(lambda text: "".join(filter(str.isprintable,
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/e/x/v1/messages", "/e/%00/tokenize"])
-def test_odd_headers_are_a_refusal_or_do_not_count(
-    loop: asyncio.Runner, stack: Stack, path: str
-) -> None:
+def test_odd_headers_are_refused_or_ignored(loop: asyncio.Runner, stack: Stack, path: str) -> None:
     @FEW
     @given(ODD_NAMES, ODD_TEXTS, st.sampled_from(["server", "proxy"]))
-    def each(name: str, text: str, where: str) -> None:
+    def each(name: str, text: str, part: str) -> None:
         raw = orjson.dumps(APPS["/v1/chat/completions"][0])
         with no_traceback():
-            got = loop.run(stack.ask(getattr(stack, where) + path, raw, {name: text}))
-        assert got.status == 200 or 400 <= got.status < 500
+            reply = loop.run(stack.send(getattr(stack, part) + path, raw, {name: text}))
+        assert reply.status == 200 or 400 <= reply.status < 500
 
     each()
 
 
-async def _query(stack: Stack, url: str) -> Got:
+async def _get(stack: Stack, url: str) -> Reply:
     async with stack.http.get(url) as answer:
-        return Got(answer.status, answer.headers, await answer.read())
+        return Reply(answer.status, answer.headers, await answer.read())
 
 
 ODD_NUMBERS = ["", "x", "NaN", "1e3", "-1", "9" * 30, "9" * 5000, "%00", "%FF", "1&after=x"]
 
 
 @pytest.mark.parametrize("text", ODD_NUMBERS)
-def test_an_odd_cursor_of_the_log_is_a_refusal_or_a_number(
+def test_an_odd_cursor_of_the_run_log_is_refused_or_read_as_a_number(
     loop: asyncio.Runner, stack: Stack, text: str
 ) -> None:
     with no_traceback():
-        got = loop.run(_query(stack, f"{stack.server}/get_run_log?after={text}"))
-    assert got.status == 200 or (got.status == 422 and got.json["detail"])
+        reply = loop.run(_get(stack, f"{stack.server}/get_run_log?after={text}"))
+    assert reply.status == 200 or (reply.status == 422 and reply.json["detail"])
 
 
-@pytest.mark.parametrize("where", ["server", "proxy"])
+@pytest.mark.parametrize("part", ["server", "proxy"])
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/version", "/v1/responses/resp_1"])
 @pytest.mark.parametrize("query", ["?x=%FF", "?starting_after=NaN&stream=true", "?" + "a" * 3000])
-def test_an_odd_query_of_a_relayed_route_breaks_nothing(
-    loop: asyncio.Runner, stack: Stack, where: str, path: str, query: str
+def test_an_odd_query_of_a_relayed_route_is_answered_or_refused(
+    loop: asyncio.Runner, stack: Stack, part: str, path: str, query: str
 ) -> None:
     with no_traceback():
-        got = loop.run(_query(stack, getattr(stack, where) + path + query))
-    assert got.status in (200, 400, 404)
+        reply = loop.run(_get(stack, getattr(stack, part) + path + query))
+    assert reply.status in (200, 400, 404)

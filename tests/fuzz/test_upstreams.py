@@ -1,5 +1,7 @@
-"""Whatever is below a proxy or a server and whatever bytes it answers: the client gets an answer or
-an error that HTTP can carry, a begun stream has an end, and no log a traceback."""
+"""Garbled responses of the upstream of a proxy or a server.
+
+The client gets an answer or a valid HTTP error, each stream has an end, and no traceback is logged.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,15 @@ from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.fuzz.bodies import CHAT_ANSWER, ERROR, TEXT_ANSWER, Json
 from tests.fuzz.garble import garbled
+from tests.fuzz.in_process_stack import TIMEOUT_S, Reply, no_traceback, proxy_over, swarm_over
 from tests.fuzz.odd_upstream import OddUpstream, http
-from tests.fuzz.rig import TIMEOUT_S, Got, no_traceback, proxy_over, swarm_over
-from tests.fuzz.test_answers import ASKED, CHUNKS, ENDS, TEXT_CHUNKS, events_of
+from tests.fuzz.test_answers import (
+    CHUNKS,
+    LAST_BYTES,
+    REQUESTS,
+    TEXT_CHUNKS,
+    garbled_streams,
+)
 
 FEW = settings(max_examples=40)
 HOOK = Path(__file__).parents[2] / "reward_hooks" / "exact_match.py"
@@ -51,29 +59,29 @@ MOVED = b"302 x\r\nLocation: /health"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Something that answers over an odd upstream."""
+class Fronts:
+    """A proxy without hooks, a proxy with hooks, and a server, all over the same odd upstream."""
 
     loop: asyncio.Runner
     upstream: OddUpstream
     client: aiohttp.ClientSession
     urls: dict[str, str]
 
-    def ask(self, door: str, path: str, body: Json, answer: list[bytes], **headers: str) -> Got:
+    def send(self, front: str, path: str, body: Json, answer: list[bytes], **headers: str) -> Reply:
         self.upstream.answer = answer
         with no_traceback():
-            return self.loop.run(self._ask(self.urls[door] + path, body, headers))
+            return self.loop.run(self._send(self.urls[front] + path, body, headers))
 
-    async def _ask(self, url: str, body: Json, headers: dict[str, str]) -> Got:
+    async def _send(self, url: str, body: Json, headers: dict[str, str]) -> Reply:
         async with (
             asyncio.timeout(TIMEOUT_S),
             self.client.post(url, json=body, headers=headers) as answer,
         ):
-            return Got(answer.status, answer.headers, await answer.read())
+            return Reply(answer.status, answer.headers, await answer.read())
 
 
 @asynccontextmanager
-async def _opened(folder: Path) -> AsyncGenerator[tuple[OddUpstream, dict[str, str]]]:
+async def _open_fronts(folder: Path) -> AsyncGenerator[tuple[OddUpstream, dict[str, str]]]:
     for name in ("proxy", "group", "server"):
         (folder / name).mkdir()
     async with (
@@ -86,21 +94,21 @@ async def _opened(folder: Path) -> AsyncGenerator[tuple[OddUpstream, dict[str, s
 
 
 @pytest.fixture(scope="module")
-def asked(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Generator[Asked]:
+def fronts(loop: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Generator[Fronts]:
     stack = AsyncExitStack()
 
-    async def opened() -> Asked:
+    async def open_all() -> Fronts:
         folder = tmp_path_factory.mktemp("odd")
-        upstream, urls = await stack.enter_async_context(_opened(folder))
+        upstream, urls = await stack.enter_async_context(_open_fronts(folder))
         client = await stack.enter_async_context(aiohttp.ClientSession())
-        return Asked(loop, upstream, client, urls)
+        return Fronts(loop, upstream, client, urls)
 
-    yield loop.run(opened())
+    yield loop.run(open_all())
     loop.run(stack.aclose())
 
 
 def framed(bodies: st.SearchStrategy[bytes]) -> st.SearchStrategy[list[bytes]]:
-    """Whole answers of every status, well framed, and some that are not."""
+    """Return a strategy of HTTP responses with every status, most of them well framed."""
     whole = st.builds(http, bodies, st.sampled_from(HEADS), st.sampled_from(STATUSES))
     cut = st.builds(_cut, whole, st.integers(0, 4000))
     return st.lists(
@@ -113,6 +121,7 @@ def _cut(raw: bytes, at: int) -> bytes:
 
 
 def chunked(events: list[bytes]) -> list[bytes]:
+    """Return the pieces of a streamed response with chunked framing."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked"
     pieces = [b"%x\r\n%s\r\n" % (len(event), event) for event in events if event]
     return [head + b"\r\n\r\n", *pieces, b"0\r\n\r\n"]
@@ -121,53 +130,59 @@ def chunked(events: list[bytes]) -> list[bytes]:
 SIBLING = {SIBLING_HEADER: "g/0"}
 
 
-@pytest.mark.parametrize("door", ["proxy", "group", "server"])
+@pytest.mark.parametrize("front", ["proxy", "group", "server"])
 @pytest.mark.parametrize("name", PATHS)
-def test_a_garbled_answer_is_an_answer_or_an_error(asked: Asked, name: str, door: str) -> None:
+def test_a_garbled_answer_is_an_answer_or_an_error(fronts: Fronts, name: str, front: str) -> None:
     @FEW
     @given(framed(garbled(CHAT_ANSWER, TEXT_ANSWER, ERROR)))
     def each(answer: list[bytes]) -> None:
-        headers = SIBLING if door == "server" else {}
-        got = asked.ask(door, PATHS[name], ASKED[name], answer, **headers)
-        assert 200 <= got.status < 600
-        if got.status == 200 and name in ("responses", "messages"):
-            assert isinstance(got.json, dict)
+        headers = SIBLING if front == "server" else {}
+        reply = fronts.send(front, PATHS[name], REQUESTS[name], answer, **headers)
+        assert 200 <= reply.status < 600
+        if reply.status == 200 and name in ("responses", "messages"):
+            assert isinstance(reply.json, dict)
 
     each()
 
 
-@pytest.mark.parametrize("door", ["proxy", "group", "server"])
-@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("front", ["proxy", "group", "server"])
+@pytest.mark.parametrize("name", LAST_BYTES)
 @pytest.mark.parametrize("headers", [{}, SIBLING])
 def test_a_garbled_stream_has_an_end(
-    asked: Asked, name: str, door: str, headers: dict[str, str]
+    fronts: Fronts, name: str, front: str, headers: dict[str, str]
 ) -> None:
-    if headers and door != "server":
-        pytest.skip("only servers take them")
+    if headers and front != "server":
+        pytest.skip("only servers read this header")
 
     @FEW
-    @given(events_of(TEXT_CHUNKS if name == "completions" else CHUNKS))
+    @given(garbled_streams(TEXT_CHUNKS if name == "completions" else CHUNKS))
     def each(events: list[bytes]) -> None:
-        got = asked.ask(
-            door, PATHS[name], ASKED[name] | {"stream": True}, chunked(events), **headers
+        reply = fronts.send(
+            front, PATHS[name], REQUESTS[name] | {"stream": True}, chunked(events), **headers
         )
-        assert got.status in (200, 400, 500, 503)
-        is_passed_on = door == "server" and not headers and name in ("chat", "completions")
-        if got.status == 200 and not is_passed_on:
-            has_end = got.body.endswith(ENDS[name]) or b"error" in got.body or DONE in got.body
-            assert has_end, got.body[-300:]
+        assert reply.status in (200, 400, 500, 503)
+        is_passed_on = front == "server" and not headers and name in ("chat", "completions")
+        if reply.status == 200 and not is_passed_on:
+            has_end = (
+                reply.body.endswith(LAST_BYTES[name])
+                or b"error" in reply.body
+                or DONE in reply.body
+            )
+            assert has_end, reply.body[-300:]
 
     each()
 
 
-@pytest.mark.parametrize("door", ["proxy", "group", "server"])
-def test_nobody_is_led_elsewhere_by_an_upstream(asked: Asked, door: str) -> None:
-    got = asked.ask(door, PATHS["chat"], ASKED["chat"], [http(b"", JSON, MOVED)])
-    assert got.status == 503 and "error" in got.json
+@pytest.mark.parametrize("front", ["proxy", "group", "server"])
+def test_a_redirect_of_the_upstream_is_not_followed(fronts: Fronts, front: str) -> None:
+    reply = fronts.send(front, PATHS["chat"], REQUESTS["chat"], [http(b"", JSON, MOVED)])
+    assert reply.status == 503 and "error" in reply.json
 
 
-@pytest.mark.parametrize("door", ["proxy", "group", "server"])
-def test_an_error_too_deep_to_be_told_again_is_our_own(asked: Asked, door: str) -> None:
+@pytest.mark.parametrize("front", ["proxy", "group", "server"])
+def test_an_error_nested_too_deeply_to_be_serialized_becomes_an_internal_error(
+    fronts: Fronts, front: str
+) -> None:
     deep = orjson.dumps(ERROR).replace(b'"m"', b"[" * 600 + b"]" * 600)
-    got = asked.ask(door, PATHS["messages"], ASKED["messages"], [http(deep, JSON, b"500")])
-    assert got.status == 500 and got.json["error"]["message"] == "Internal server error"
+    reply = fronts.send(front, PATHS["messages"], REQUESTS["messages"], [http(deep, JSON, b"500")])
+    assert reply.status == 500 and reply.json["error"]["message"] == "Internal server error"

@@ -1,4 +1,4 @@
-"""Generated requests as they go over the wire."""
+"""Generated requests, as they are sent over the wire and stored as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from typing import Any, cast
 from tests.openapi.document import Json, Operation
 
 MODEL = "demo"
-MOST_TOKENS = 8
-MOST_CHOICES = 3
+MAX_TOKENS = 8
+MAX_CHOICES = 3
 LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 DEFAULT_LIMITS = {
     "/v1/chat/completions": "max_completion_tokens",
     "/v1/completions": "max_tokens",
     "/v1/responses": "max_output_tokens",
 }
-"""Where the limit of new tokens may be missing, and is what the context holds then."""
-COLDEST, HOTTEST = 0.01, 2.0
-FAR = 2**31
-"""Numbers beyond it are refused by somebody, and it should be seen by whom."""
+"""Field with the limit of new tokens, by path, for formats in which a missing limit means the whole
+context."""
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 2.0
+MAX_INT = 2**31
+"""Larger numbers are not changed, so that the test sees which program refuses them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One generated request."""
+
     operation: Operation
     kind: str
-    """How it was made: of which document, and whether by its rules or against them."""
+    """Origin of the request: the document, and whether the request follows its rules."""
     target: str
-    """Path and query, quoted."""
+    """Path and query, percent-encoded."""
     content_type: str | None
     body: bytes
 
@@ -40,7 +43,7 @@ class Case:
 
     @property
     def fields(self) -> Json:
-        """Of the body, where it is an object."""
+        """Fields of the body, {} if it is not a JSON object."""
         try:
             value: Any = json.loads(self.body)
         except ValueError:
@@ -48,40 +51,44 @@ class Case:
         return cast(Json, value) if isinstance(value, dict) else {}
 
 
-def written(cases: Iterable[Case]) -> str:
+def to_json_lines(cases: Iterable[Case]) -> str:
+    """Return the cases as JSON lines."""
     lines = [asdict(case) | {"body": base64.b64encode(case.body).decode()} for case in cases]
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
-def read(text: str) -> list[Case]:
-    return [_read(json.loads(line)) for line in text.splitlines()]
+def from_json_lines(text: str) -> list[Case]:
+    """Return the cases of a text that `to_json_lines` wrote."""
+    return [_from_json(json.loads(line)) for line in text.splitlines()]
 
 
-def _read(line: Json) -> Case:
+def _from_json(line: Json) -> Case:
     method, path = line.pop("operation")
     return Case((method, path), body=base64.b64decode(line.pop("body")), **line)
 
 
-def tamed(path: str, body: Any) -> Any:
-    """A generated body that costs little to answer: few tokens, few choices, and all but the
-    likeliest token never sampled. Values that are refused stay as they are, but for every second
-    model nobody knows: such a request is refused before it is looked at."""
+def limit_cost(path: str, body: Any) -> Any:
+    """Return a generated body whose answer costs little: few tokens, few choices, almost greedy.
+
+    Values that are refused are kept. The exception is the name of the model: a request for an
+    unknown model is refused before its other fields are read, so half of these names are replaced.
+    """
     if not isinstance(body, dict):
         return body
-    tame = {**cast(Json, body)}
+    limited = {**cast(Json, body)}
     for name in LIMITS:
-        tame |= _capped(tame, name, MOST_TOKENS, FAR)
-    tame |= _capped(tame, "n", MOST_CHOICES, FAR)
-    tame |= _capped(tame, "temperature", COLDEST, HOTTEST)
-    if all(tame.get(name) is None for name in LIMITS) and path in DEFAULT_LIMITS:
-        tame[DEFAULT_LIMITS[path]] = MOST_TOKENS
-    model: Any = tame.get("model")
+        limited |= _capped(limited, name, MAX_TOKENS, MAX_INT)
+    limited |= _capped(limited, "n", MAX_CHOICES, MAX_INT)
+    limited |= _capped(limited, "temperature", MIN_TEMPERATURE, MAX_TEMPERATURE)
+    if all(limited.get(name) is None for name in LIMITS) and path in DEFAULT_LIMITS:
+        limited[DEFAULT_LIMITS[path]] = MAX_TOKENS
+    model: Any = limited.get("model")
     if isinstance(model, str) and len(model) % 2:
-        tame["model"] = MODEL
-    return tame
+        limited["model"] = MODEL
+    return limited
 
 
-def _capped(body: Json, name: str, most: float, beyond: float) -> Json:
+def _capped(body: Json, name: str, maximum: float, ignored_above: float) -> Json:
     value: Any = body.get(name)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return {name: most} if is_number and most < value <= beyond else {}
+    return {name: maximum} if is_number and maximum < value <= ignored_above else {}

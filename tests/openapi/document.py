@@ -1,5 +1,5 @@
-"""vLLM's OpenAPI document: which of its operations apps reach through us, and the same document
-drawn tighter, so that what is generated from it is mostly answered and not refused."""
+"""vLLM's OpenAPI document: the operations that apps reach through the proxy, and a restricted
+version of the document, from which mostly acceptable requests are generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fakevllm_adapters.http.passthrough import PASSTHROUGH
 
 Json = dict[str, Any]
 Operation = tuple[str, str]
-"""Method in capitals, and the path's pattern."""
+"""Method in capital letters, and the path's pattern."""
 
 SERVED: frozenset[Operation] = frozenset(
     {
@@ -22,16 +22,21 @@ SERVED: frozenset[Operation] = frozenset(
     }
 )
 TIGHT = Path(__file__).parent / "tight.json"
+"""Restrictions of the document."""
 
 
 def operations(document: Json) -> set[Operation]:
+    """Return all operations of the document."""
     paths: dict[str, Json] = document["paths"]
     return {(method.upper(), path) for path, methods in paths.items() for method in methods}
 
 
-def tightened(document: Json) -> Json:
-    """Fields by name: those that make a request fail here are left out, and numbers and texts are
-    small and allowed. Nothing but named fields is drawn."""
+def restrict(document: Json) -> Json:
+    """Return the document with the restrictions of tight.json.
+
+    Fields with which every request fails in this setup are left out. Numbers and texts are small
+    and allowed. Only fields that the document names are generated.
+    """
     tight: Json = json.loads(TIGHT.read_text())
     changed: Json = json.loads(json.dumps(document))
     schemas: dict[str, Json] = changed["components"]["schemas"]
@@ -50,7 +55,7 @@ def tightened(document: Json) -> Json:
 
 def _fields(schema: Json, tight: Json) -> Json:
     return {
-        name: tight["drawn from"].get(name, drawn)
-        for name, drawn in schema["properties"].items()
+        name: tight["drawn from"].get(name, field)
+        for name, field in schema["properties"].items()
         if name not in tight["left out"] or name in schema["required"]
     }

@@ -1,10 +1,11 @@
-"""Requests that schemathesis makes of vLLM's OpenAPI document.
+"""Generate requests with schemathesis from vLLM's OpenAPI document.
 
     python -m tests.openapi.generate DOCUMENT NUMBER [SEED] > CASES
 
-A process of its own, for schemathesis changes Hypothesis where it is loaded, and the requests must
-be the same ones each time: started with PYTHONHASHSEED=0 they are, by the same versions. A SEED
-other than 0 makes others. NUMBER: of each operation and kind, before doubles are left out.
+NUMBER is the number of requests for each operation and kind, before duplicates are removed. This
+runs in a process of its own, because schemathesis changes Hypothesis when it is imported. The
+requests are the same each time if the versions are the same, SEED is the same, and PYTHONHASHSEED
+is 0.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.errors import Unsatisfiable
 
-from tests.openapi.cases import Case, tamed, written
-from tests.openapi.document import SERVED, Json, Operation, operations, tightened
+from tests.openapi.cases import Case, limit_cost, to_json_lines
+from tests.openapi.document import SERVED, Json, Operation, operations, restrict
 
 KINDS = (("usual", "positive"), ("whole", "positive"), ("whole", "negative"))
-"""Of which document, and whether by its rules or against them."""
+"""The document to use, and whether requests follow its rules."""
 
 SENT = {"method", "url", "params", "headers", "json", "data"}
 
 
-def cases(document: Json, num: int, chosen: int) -> Iterator[Case]:
+def generate_cases(document: Json, num: int, chosen_seed: int) -> Iterator[Case]:
+    """Yield the requests of all operations and kinds, without duplicates."""
     library: Any = importlib.import_module("schemathesis")
     schemas = {
-        name: library.openapi.from_dict(drawn, config=library.Config())
-        for name, drawn in {"whole": document, "usual": tightened(document)}.items()
+        name: library.openapi.from_dict(source, config=library.Config())
+        for name, source in {"whole": document, "usual": restrict(document)}.items()
     }
     for operation in sorted(SERVED & operations(document)):
         for name, mode in KINDS:
@@ -41,14 +43,14 @@ def cases(document: Json, num: int, chosen: int) -> Iterator[Case]:
                 generation_mode=library.GenerationMode(mode)
             )
             kind = f"{name}, {mode}"
-            drawn = _drawn(strategy, num, chosen)
-            yield from dict.fromkeys(_case(operation, kind, one) for one in drawn)
+            examples = _draw(strategy, num, chosen_seed)
+            yield from dict.fromkeys(_case(operation, kind, example) for example in examples)
 
 
-def _drawn(strategy: Any, num: int, chosen: int) -> list[Any]:
-    found: list[Any] = []
+def _draw(strategy: Any, num: int, chosen_seed: int) -> list[Any]:
+    examples: list[Any] = []
 
-    @seed(chosen)
+    @seed(chosen_seed)
     @settings(
         max_examples=num,
         database=None,
@@ -61,21 +63,21 @@ def _drawn(strategy: Any, num: int, chosen: int) -> list[Any]:
         ),
     )
     @given(strategy)
-    def collect(one: Any) -> None:
-        found.append(one)
+    def collect(example: Any) -> None:
+        examples.append(example)
 
     try:
         collect()
-    except Unsatisfiable:  # nothing of it can be against the rules
-        assert not found
-    return found
+    except Unsatisfiable:  # no request of this operation can break the rules
+        assert not examples
+    return examples
 
 
-def _case(operation: Operation, kind: str, drawn: Any) -> Case:
+def _case(operation: Operation, kind: str, example: Any) -> Case:
     requests: Any = importlib.import_module("requests")
-    drawn.body = tamed(operation[1], drawn.body)
-    told: Json = drawn.as_transport_kwargs(base_url="http://engine")
-    request = requests.Request(**{key: told[key] for key in SENT & told.keys()}).prepare()
+    example.body = limit_cost(operation[1], example.body)
+    arguments: Json = example.as_transport_kwargs(base_url="http://engine")
+    request = requests.Request(**{key: arguments[key] for key in SENT & arguments.keys()}).prepare()
     body: bytes | str = request.body or b""
     return Case(
         operation,
@@ -87,9 +89,9 @@ def _case(operation: Operation, kind: str, drawn: Any) -> Case:
 
 
 def main() -> None:
-    file, num, *chosen = sys.argv[1:]
+    file, num, *seeds = sys.argv[1:]
     document: Json = json.loads(Path(file).read_text())
-    sys.stdout.write(written(cases(document, int(num), int(*chosen))))
+    sys.stdout.write(to_json_lines(generate_cases(document, int(num), int(*seeds))))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
-"""Whatever vLLM's own OpenAPI document lets an app ask, or does not, is taken or refused here as by
-vLLM itself: no error of ours, no hang, the same verdict in the same words."""
+"""Requests that are generated from vLLM's own OpenAPI document get vLLM's verdict.
+
+They are accepted or refused as by vLLM itself, with the same error text, without errors of our own
+and without hanging.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,27 @@ import pytest
 
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.differential.corpus import KEY
-from tests.differential.engines import DIRECT, WAYS, ways
-from tests.openapi.asking import send
-from tests.openapi.cases import Case, read
+from tests.differential.engines import DIRECT, SIBLINGS, start_all
+from tests.openapi.case_sender import send
+from tests.openapi.cases import Case, from_json_lines
 from tests.openapi.document import SERVED, Json, Operation, operations
-from tests.openapi.known import for_engines, known
-from tests.openapi.verdict import Verdict, verdict
+from tests.openapi.known_differences import known, without_removed_fields
+from tests.openapi.verdict import Verdict, create_verdict
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = [str(ROOT / name) for name in ("", "server", "adapters")]
 NUM = 30
-"""Requests of each operation and kind."""
+"""Number of generated requests for each operation and kind."""
 NUM_SHOWN = 5
-FEW = 10
+MIN_EACH = 10
 TRANSLATED = [adapter.path for adapter in ADAPTERS.values()]
 
 
-class Asked:
-    """Each generated request's verdicts, asked for once and in all ways at a time."""
+class Verdicts:
+    """Verdicts of the generated requests. Each request is sent once, to all setups at the same
+    time."""
 
     def __init__(self, document: Json, urls: dict[str, str], cases: list[Case]) -> None:
         self.document = document
@@ -45,36 +49,40 @@ class Asked:
         self._pool = ThreadPoolExecutor(len(urls))
         self._verdicts: dict[Case, dict[str, Verdict]] = {}
 
-    def of(self, operation: Operation) -> list[Case]:
+    def cases_of(self, operation: Operation) -> list[Case]:
+        """Return the generated requests of one operation."""
         return [case for case in self.cases if case.operation == operation]
 
-    def verdicts(self, case: Case) -> dict[str, Verdict]:
+    def by_setup(self, case: Case) -> dict[str, Verdict]:
+        """Return the verdict of each setup."""
         if case not in self._verdicts:
-            told = {way: self._pool.submit(self.ask, way, case) for way in self.urls}
-            self._verdicts[case] = {way: one.result() for way, one in told.items()}
+            futures = {name: self._pool.submit(self.send, name, case) for name in self.urls}
+            self._verdicts[case] = {name: future.result() for name, future in futures.items()}
         return self._verdicts[case]
 
-    def ask(self, way: str, case: Case) -> Verdict:
-        shown = for_engines(case) if way == DIRECT else case
-        begun = time.monotonic()
-        seen = send(self.urls[way], shown, KEY)
-        return verdict(seen, time.monotonic() - begun)
+    def send(self, setup: str, case: Case) -> Verdict:
+        """Send the request to one setup, and return the verdict."""
+        sent = without_removed_fields(case) if setup == DIRECT else case
+        started = time.monotonic()
+        response = send(self.urls[setup], sent, KEY)
+        return create_verdict(response, time.monotonic() - started)
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Verdicts]:
     folder = tmp_path_factory.mktemp("openapi")
     (folder / "engines").mkdir()
-    with ways(folder / "engines") as started:
-        with urllib.request.urlopen(f"{started.urls[DIRECT]}/openapi.json", timeout=60) as answer:
+    with start_all(folder / "engines") as setups:
+        with urllib.request.urlopen(f"{setups.urls[DIRECT]}/openapi.json", timeout=60) as answer:
             document: bytes = answer.read()
         file = folder / "openapi.json"
         file.write_bytes(document)
-        yield Asked(json.loads(document), started.urls, read(generated(file)))
+        yield Verdicts(json.loads(document), setups.urls, from_json_lines(generate(file)))
 
 
-def generated(document: Path) -> str:
-    found = subprocess.run(
+def generate(document: Path) -> str:
+    """Generate requests in a process of its own, and return them as JSON lines."""
+    result = subprocess.run(
         [sys.executable, "-m", "tests.openapi.generate", str(document), str(NUM)],
         cwd=document.parent,
         env={**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(SOURCES)},
@@ -82,38 +90,39 @@ def generated(document: Path) -> str:
         text=True,
         check=False,
     )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
-def test_all_that_is_served_stands_in_vllms_document(asked: Asked) -> None:
-    assert operations(asked.document) >= SERVED
-    assert {case.operation for case in asked.cases} == SERVED
+def test_every_served_operation_is_in_vllms_document(verdicts: Verdicts) -> None:
+    assert operations(verdicts.document) >= SERVED
+    assert {case.operation for case in verdicts.cases} == SERVED
 
 
 @pytest.mark.parametrize("operation", sorted(SERVED), ids=" ".join)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_request_is_taken_or_refused_as_by_vllm(
-    asked: Asked, operation: Operation, way: str
+@pytest.mark.parametrize("setup", SIBLINGS)
+def test_a_request_is_accepted_or_refused_as_by_vllm(
+    verdicts: Verdicts, operation: Operation, setup: str
 ) -> None:
-    told: list[str] = []
-    for case in asked.of(operation):
-        direct, ours = (asked.verdicts(case)[one] for one in (DIRECT, way))
+    lines: list[str] = []
+    for case in verdicts.cases_of(operation):
+        direct, ours = (verdicts.by_setup(case)[name] for name in (DIRECT, setup))
         if direct != ours and known(case, direct, ours) is None:
-            told.append(f"{case}\n  vLLM: {direct}\n  here: {ours}")
-    assert not told, "\n".join([f"{len(told)} of them differ", *told[:NUM_SHOWN]])
+            lines.append(f"{case}\n  vLLM: {direct}\n  here: {ours}")
+    assert not lines, "\n".join([f"{len(lines)} requests differ:", *lines[:NUM_SHOWN]])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_else_vllm_has_is_not_there(asked: Asked, way: str) -> None:
-    for operation in operations(asked.document) - SERVED:
+@pytest.mark.parametrize("setup", SIBLINGS)
+def test_other_operations_of_vllm_are_not_found(verdicts: Verdicts, setup: str) -> None:
+    for operation in operations(verdicts.document) - SERVED:
         case = Case(operation, "not served", operation[1], None, b"")
-        assert asked.ask(way, case).status == 404, operation
+        assert verdicts.send(setup, case).status == 404, operation
 
 
 @pytest.mark.parametrize("path", [*TRANSLATED, "/tokenize", "/v1/messages/count_tokens"])
-def test_many_of_the_requests_are_taken_and_many_are_refused(asked: Asked, path: str) -> None:
-    found = [asked.verdicts(case)[DIRECT] for case in asked.of(("POST", path))]
-    taken = [one for one in found if one.status == 200]
-    refused = [one for one in found if one.status == 400]
-    assert len(taken) >= FEW and len(refused) >= FEW
+def test_many_requests_are_accepted_and_many_are_refused(verdicts: Verdicts, path: str) -> None:
+    cases = verdicts.cases_of(("POST", path))
+    direct = [verdicts.by_setup(case)[DIRECT] for case in cases]
+    accepted = [verdict for verdict in direct if verdict.status == 200]
+    refused = [verdict for verdict in direct if verdict.status == 400]
+    assert len(accepted) >= MIN_EACH and len(refused) >= MIN_EACH

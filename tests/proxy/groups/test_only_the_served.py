@@ -17,7 +17,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, SuccessReply
 from tests.e2e.hook_files import write_hooks
-from tests.fuzz.rig import proxy_over
+from tests.fuzz.in_process_stack import proxy_over
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
 PREFER_TWO = """

@@ -17,7 +17,7 @@ import pytest
 from fakevllm.groups import resend_cache
 from fakevllm.transport import app_response
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.fuzz.rig import TIMEOUT_S, Got, Stack, running
+from tests.fuzz.in_process_stack import TIMEOUT_S, Reply, Stack, running
 from tests.proxy.scripted_swarm import until
 
 JSON = {"Content-Type": "application/json"}
@@ -75,14 +75,14 @@ async def are_open(stack: Stack, num: int, *, are_asked: bool = True) -> None:
 
 async def cut(stack: Stack, body: bytes, num_open: int = 1, headers: dict[str, str] = JSON) -> None:
     """Asks, and hangs up once it waits beside those that are open, itself with them."""
-    asking = asyncio.create_task(stack.ask(stack.proxy + CHAT, body, headers))
+    asking = asyncio.create_task(stack.send(stack.proxy + CHAT, body, headers))
     await are_open(stack, num_open)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
 
 
-async def asked(stack: Stack, body: bytes, headers: dict[str, str] = JSON) -> Got:
-    got = await stack.ask(stack.proxy + CHAT, body, headers)
+async def asked(stack: Stack, body: bytes, headers: dict[str, str] = JSON) -> Reply:
+    got = await stack.send(stack.proxy + CHAT, body, headers)
     assert got.status == 200
     return got
 
@@ -236,7 +236,7 @@ async def test_who_leaves_while_a_hook_plans_is_seen_to_leave(tmp_path: Path) ->
     )
     hooks = write_hooks(tmp_path / "hooks", PREFER_YES, submit)
     async with running(tmp_path, hooks=hooks) as stack:
-        asking = asyncio.create_task(stack.ask(stack.proxy + CHAT, chat(), JSON))
+        asking = asyncio.create_task(stack.send(stack.proxy + CHAT, chat(), JSON))
         await are_open(stack, 1, are_asked=False)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
@@ -263,7 +263,7 @@ async def test_what_nobody_has_read_is_nobodys_turn_until_it_is_told(
 async def test_a_retry_of_what_was_refused_is_asked_anew(tmp_path: Path) -> None:
     async with running(tmp_path, **sections(tmp_path)) as stack:
         for headers in (JSON, AGAIN):
-            got = await stack.ask(stack.proxy + CHAT, chat(max_tokens=-1), headers)
+            got = await stack.send(stack.proxy + CHAT, chat(max_tokens=-1), headers)
             assert got.status == 400
         assert [row[2] for row in await settled(tmp_path, 2)] == [0, 0]
 

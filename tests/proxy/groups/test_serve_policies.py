@@ -15,8 +15,8 @@ import pytest
 from fakevllm.transport import app_response
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.fuzz.rig import Stack, running
-from tests.fuzz.test_answers import ASKED, ENDS
+from tests.fuzz.in_process_stack import Stack, running
+from tests.fuzz.test_answers import LAST_BYTES, REQUESTS
 from tests.proxy.scripted_swarm import until
 
 TAKEN = ("pooled", None)
@@ -55,9 +55,9 @@ async def test_a_leads_stream_is_whole_in_every_format_and_its_group_trains(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     async with running(tmp_path, **policy(tmp_path, policy=kind)) as stack:
-        body = orjson.dumps(ASKED[name] | {"stream": True})
-        got = await stack.ask(stack.proxy + ADAPTERS[name].path, body, JSON)
-        assert got.status == 200 and got.body.endswith(ENDS[name])
+        body = orjson.dumps(REQUESTS[name] | {"stream": True})
+        got = await stack.send(stack.proxy + ADAPTERS[name].path, body, JSON)
+        assert got.status == 200 and got.body.endswith(LAST_BYTES[name])
         (row,) = await settled(stack, tmp_path)
     num = 4 if kind == "greedy" else 3
     assert row == (*TAKEN, num, 0, kind, None, 200)
@@ -66,7 +66,7 @@ async def test_a_leads_stream_is_whole_in_every_format_and_its_group_trains(
 async def test_a_greedy_lead_is_scored_and_never_trained(tmp_path: Path) -> None:
     async with running(tmp_path, **policy(tmp_path, policy="greedy")) as stack:
         for _ in range(2):
-            got = await stack.ask(stack.proxy + CHAT, orjson.dumps(chat(temperature=0.7)), JSON)
+            got = await stack.send(stack.proxy + CHAT, orjson.dumps(chat(temperature=0.7)), JSON)
             # theta is below 0: the likeliest word is no.
             assert got.json["choices"][0]["message"]["content"] == "no."
         assert {row[:2] for row in await settled(stack, tmp_path, 2)} == {TAKEN}
@@ -99,7 +99,7 @@ async def test_siblings_beyond_the_bound_are_not_sent_and_the_ledger_says_so(
     sections = policy(tmp_path, 4, max_siblings_in_flight=4)
     slow = orjson.dumps(chat("[[slow 0.05]] [[say " + "a" * 20 + "]]"))
     async with running(tmp_path, **sections) as stack:
-        asking = [stack.ask(stack.proxy + CHAT, slow, JSON) for _ in range(3)]
+        asking = [stack.send(stack.proxy + CHAT, slow, JSON) for _ in range(3)]
         assert [got.status for got in await asyncio.gather(*asking)] == [200] * 3
         rows = await settled(stack, tmp_path, 3)
         assert (await stack.http.get(stack.proxy + "/metrics")).status == 200
@@ -114,7 +114,7 @@ async def test_what_is_returned_and_what_the_policy_is_worth_are_told_apart(
     sections = policy(tmp_path, 8, random_fraction=0.5)
     async with running(tmp_path, **sections) as stack:
         for number in range(12):
-            await stack.ask(stack.proxy + CHAT, orjson.dumps(chat(f"{number}: yes or no?")), JSON)
+            await stack.send(stack.proxy + CHAT, orjson.dumps(chat(f"{number}: yes or no?")), JSON)
         rows = await settled(stack, tmp_path, 12)
         async with stack.http.get(stack.proxy + "/fakevllm/stats") as told:
             (point,) = (await told.json())["curve"]

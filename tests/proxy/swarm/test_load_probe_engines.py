@@ -16,7 +16,7 @@ from fakevllm.swarm import link, load_probe
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
-from tests.fuzz.rig import Stack, listening, proxy_over, swarm_over
+from tests.fuzz.in_process_stack import Stack, listening, proxy_over, swarm_over
 from tests.proxy.groups.test_serve_policies import CHAT, JSON, TAKEN, chat, groups, policy, settled
 from tests.proxy.scripted_swarm import until
 
@@ -86,7 +86,7 @@ async def test_no_app_is_refused_because_of_siblings_of_the_proxy(
         return [(await ask(stack, body)).status for body in bodies]
 
     async def ask(stack: Stack, body: dict[str, Any]) -> Any:
-        response = await stack.ask(stack.proxy + CHAT, orjson.dumps(body), JSON)
+        response = await stack.send(stack.proxy + CHAT, orjson.dumps(body), JSON)
         assert b'"error"' not in response.body
         return response
 
@@ -110,10 +110,10 @@ async def test_unawaited_siblings_do_not_pile_up_in_the_engines_queue(
     sections["policy"] = {"n": {"completions": 128}}
     async with running(tmp_path, engine, **sections) as stack:
         large = orjson.dumps({"model": "fake", "prompt": "yes or no?"})
-        assert (await stack.ask(stack.proxy + COMPLETIONS, large, JSON)).status == 200
+        assert (await stack.send(stack.proxy + COMPLETIONS, large, JSON)).status == 200
         for turn in range(20):
             body = orjson.dumps(chat(f"{turn} {SLOW}"))
-            assert (await stack.ask(stack.proxy + CHAT, body, JSON)).status == 200
+            assert (await stack.send(stack.proxy + CHAT, body, JSON)).status == 200
         before, *rows = await settled(stack, tmp_path, 21)
     assert (before[2], before[5]) == (128, None)
     cut = [row for row in rows if (row[5] or row[1] or "").startswith("engine_busy")]
@@ -128,11 +128,11 @@ async def test_an_app_that_waits_only_for_its_lead_is_not_delayed_by_siblings(
     engine = SmallEngine(None, num_slots=1)
     body = orjson.dumps(chat("[[slow 0.02]] [[say " + "a" * 30 + "]]", stream=True))
     async with running(tmp_path, engine, **policy(tmp_path, 4, policy="lead")) as stack:
-        first = asyncio.create_task(stack.ask(stack.proxy + CHAT, body, JSON))
+        first = asyncio.create_task(stack.send(stack.proxy + CHAT, body, JSON))
         await until(lambda: engine.num_waiting == 3)
         num_probes_before = engine.num_probes
         await until(lambda: engine.num_probes >= num_probes_before + 2)
-        assert (await stack.ask(stack.proxy + CHAT, body, JSON)).status == 200
+        assert (await stack.send(stack.proxy + CHAT, body, JSON)).status == 200
         assert (await first).status == 200
         rows = await settled(stack, tmp_path, 2)
     assert [row[2] for row in rows] == [4, 1] and rows[1][1] == "engine_busy: 0 of 3 fit"
@@ -147,7 +147,7 @@ async def test_awaited_siblings_are_all_sampled_however_long_the_queue(
     async def app(stack: Stack, name: str) -> None:
         for turn in range(4):
             body = orjson.dumps(chat(f"{name}{turn} {SLOW}"))
-            assert (await stack.ask(stack.proxy + CHAT, body, JSON)).status == 200
+            assert (await stack.send(stack.proxy + CHAT, body, JSON)).status == 200
 
     async with running(tmp_path, engine, **policy(tmp_path, 4)) as stack:
         await asyncio.gather(*(app(stack, name) for name in "abc"))
@@ -163,11 +163,11 @@ async def test_a_greedy_lead_without_capacity_for_siblings_is_greedy_too(
     sections = policy(tmp_path, 3, policy="greedy", max_siblings_in_flight=1)
     async with running(tmp_path, engine, **sections) as stack:
         slow = orjson.dumps(chat("[[slow 0.05]] [[say " + "a" * 40 + "]]"))
-        first = asyncio.create_task(stack.ask(stack.proxy + CHAT, slow, JSON))
+        first = asyncio.create_task(stack.send(stack.proxy + CHAT, slow, JSON))
         await until(lambda: engine.max_waiting > 0)
         for number in range(8):  # at temperature 2, half of the answers would be yes
             body = orjson.dumps(chat(f"{number}: yes or no?", temperature=2.0))
-            response = await stack.ask(stack.proxy + CHAT, body, JSON)
+            response = await stack.send(stack.proxy + CHAT, body, JSON)
             assert response.json["choices"][0]["message"]["content"] == "no."
         await first
         rows = await settled(stack, tmp_path, 9)

@@ -1,4 +1,4 @@
-"""One request over a connection of its own, and all that came back."""
+"""Send one HTTP request over a connection of its own, and return the raw response."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RawResponse:
+    """A response as it came over the wire."""
+
     status: int
     headers: list[tuple[str, str]]
-    """As they came, names in the case they came in."""
+    """Names and values in the order and the letter case of the wire."""
     body: bytes
     is_whole: bool = True
-    """False where the connection was closed in the middle of it."""
+    """False if the connection was closed in the middle of the body."""
 
     @property
     def is_stream(self) -> bool:
@@ -27,18 +29,19 @@ class Seen:
 
     @property
     def id(self) -> str:
-        """Of the answer, "" where it has none."""
+        """Id in the body, "" if there is none."""
         try:
             return str(json.loads(self.body).get("id", ""))
         except (ValueError, AttributeError):
             return ""
 
     def header(self, name: str) -> str:
+        """Return the first value of a header, "" if it is missing. `name` is in lower case."""
         return next((value for key, value in self.headers if key.lower() == name), "")
 
 
-def ask(url: str, request: Request) -> Seen:
-    """At `url`, which has no path."""
+def send(url: str, request: Request) -> RawResponse:
+    """Send the request to a server. `url` has no path. Raises OSError."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
     try:
@@ -48,10 +51,10 @@ def ask(url: str, request: Request) -> Seen:
         if request.body or request.method == "POST":
             connection.putheader("content-length", str(len(request.body)))
         connection.endheaders(request.body or None)
-        answer = connection.getresponse()
+        response = connection.getresponse()
         try:
-            return Seen(answer.status, answer.getheaders(), answer.read())
+            return RawResponse(response.status, response.getheaders(), response.read())
         except http.client.IncompleteRead as cut:
-            return Seen(answer.status, answer.getheaders(), cut.partial, is_whole=False)
+            return RawResponse(response.status, response.getheaders(), cut.partial, is_whole=False)
     finally:
         connection.close()

@@ -1,4 +1,4 @@
-"""Where our verdict is meant to differ from vLLM's, each with its reason."""
+"""The known differences between our verdict and vLLM's, each with its reason."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.openapi.verdict import Verdict
 
 _ID = re.compile(r"/v1/responses/(?P<id>[^/?]*)(/cancel)?(\?.*)?")
 _TOOL = re.compile(r"'loc': \('body', 'tools', (\d+), ")
-"""Places of the tools that vLLM names in a refusal."""
-CALLED = ("function", "custom", "namespace")
+"""Indices of the tools that vLLM names in a refusal."""
+APP_TOOL_TYPES = ("function", "custom", "namespace")
 """Types of tools that the app calls itself."""
 STREAM = "text/event-stream"
 _PLAIN = re.compile(r"[\w-]+", re.ASCII)
@@ -25,7 +25,9 @@ _LIMIT = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownDifference:
+    """A difference that is intended."""
+
     subject: str
     """The request, or the part of a response, that differs."""
     at_vllm: str
@@ -35,12 +37,12 @@ class Known:
     why: str
     """The reason for the difference."""
     covers: Callable[[Case, Verdict, Verdict], bool]
-    """Of a request, vLLM's verdict and ours."""
+    """Function of a case, vLLM's verdict and ours: whether this entry explains their difference."""
 
 
 def _has_an_odd_id(case: Case, direct: Verdict, ours: Verdict) -> bool:
-    found = _ID.fullmatch(case.target)
-    is_odd = found is not None and _PLAIN.fullmatch(found["id"]) is None
+    match = _ID.fullmatch(case.target)
+    is_odd = match is not None and _PLAIN.fullmatch(match["id"]) is None
     return is_odd and direct.status in (400, 404) and ours.status == 404
 
 
@@ -48,7 +50,7 @@ def _is_beyond_our_limits(case: Case, direct: Verdict, ours: Verdict) -> bool:
     return ours.status == 400 and _LIMIT.search(ours.error) is not None
 
 
-def _asks_beyond_the_context(case: Case, direct: Verdict, ours: Verdict) -> bool:
+def _exceeds_the_context(case: Case, direct: Verdict, ours: Verdict) -> bool:
     is_refused = (
         direct.status in (400, 500) and "cannot be greater than max_model_len" in direct.error
     )
@@ -56,19 +58,19 @@ def _asks_beyond_the_context(case: Case, direct: Verdict, ours: Verdict) -> bool
 
 
 def _has_an_odd_hosted_tool(case: Case, direct: Verdict, ours: Verdict) -> bool:
-    wrong = {place: case.fields["tools"][int(place)] for place in _TOOL.findall(direct.error)}
+    wrong = {index: case.fields["tools"][int(index)] for index in _TOOL.findall(direct.error)}
     is_all = len(_TOOL.findall(direct.error)) == direct.error.count("'loc':") > 0
-    is_hosted = all(tool.get("type") not in CALLED for tool in wrong.values())
+    is_hosted = all(tool.get("type") not in APP_TOOL_TYPES for tool in wrong.values())
     return is_all and is_hosted and direct.status == 400 and ours.status == 200
 
 
-def _came_late(case: Case, direct: Verdict, ours: Verdict) -> bool:
+def _was_refused_late(case: Case, direct: Verdict, ours: Verdict) -> bool:
     is_opened = ours.status == 200 and ours.media == STREAM and ours.error != ""
     return is_opened and direct.status >= 400 and ours.took_s >= GRACE_S
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
+KNOWN: tuple[KnownDifference, ...] = (
+    KnownDifference(
         "A response id with characters other than letters, digits, `_` and `-`.",
         "vLLM's own error text: no such response, or a fault in the query.",
         "Status 404: no such path.",
@@ -76,7 +78,7 @@ KNOWN: tuple[Known, ...] = (
         "lead to another route.",
         _has_an_odd_id,
     ),
-    Known(
+    KnownDifference(
         "More than 64 choices in all (siblings times `n` times prompts), or lists and strings "
         "beyond fakevllm's limits.",
         "vLLM answers, or refuses with its own text.",
@@ -84,15 +86,15 @@ KNOWN: tuple[Known, ...] = (
         "Fan-out multiplies the cost of a request. One app must not stop the others.",
         _is_beyond_our_limits,
     ),
-    Known(
+    KnownDifference(
         "A limit of new tokens beyond the context.",
         "vLLM 0.27 refuses with 400, in Messages with 500.",
         "The limit is lowered to the room that is left.",
         "Coding agents ask for more tokens than a small model's context holds, and stop at the "
         "error.",
-        _asks_beyond_the_context,
+        _exceeds_the_context,
     ),
-    Known(
+    KnownDifference(
         "In Responses: tools that a hosted service would run (`image_generation`, `mcp`, …), "
         "with fields of wrong types.",
         "Status 400.",
@@ -100,25 +102,28 @@ KNOWN: tuple[Known, ...] = (
         "These tools change no answer, and their fields change with each release of the SDKs.",
         _has_an_odd_hosted_tool,
     ),
-    Known(
+    KnownDifference(
         "The refusal of a streamed request that takes longer than 1.5 s, for example on a busy "
         "machine.",
         "The status of the response is the error.",
         "The stream is already open, and the error is an event in it.",
         "fakevllm opens the stream after 1.5 s, because apps, and proxies in front of them, "
         "give up on a silent connection.",
-        _came_late,
+        _was_refused_late,
     ),
 )
 
 
-def known(case: Case, direct: Verdict, ours: Verdict) -> Known | None:
+def known(case: Case, direct: Verdict, ours: Verdict) -> KnownDifference | None:
+    """Return the entry that explains the difference of two verdicts, or None."""
     return next((entry for entry in KNOWN if entry.covers(case, direct, ours)), None)
 
 
-def for_engines(case: Case) -> Case:
-    """The request as it is with fields taken out that no engine is shown: what vLLM says to it is
-    what it must say behind us."""
+def without_removed_fields(case: Case) -> Case:
+    """Return the request as the engine gets it: without the fields that the proxy removes.
+
+    vLLM's verdict on this request is the expected one.
+    """
     kept = {name: value for name, value in case.fields.items() if name not in FORBIDDEN_FIELDS}
     if len(kept) == len(case.fields):
         return case

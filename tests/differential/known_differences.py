@@ -1,4 +1,7 @@
-"""The differences that are meant, each with its reason. What stands here must really differ."""
+"""The known differences from a bare vLLM, each with its reason.
+
+A test checks that each of them occurs.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ STATUS = "status: "
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownDifference:
+    """A difference that is intended."""
+
     subject: str
     """The request, or the part of a response, that differs."""
     at_vllm: str
@@ -20,21 +25,24 @@ class Known:
     why: str
     """The reason for the difference."""
     requests: tuple[str, ...]
-    """Names, or patterns of them."""
+    """Names of requests, or patterns of names."""
     differs: tuple[str, ...]
-    """Patterns of the lines that tell it. All of these must be there, and none beside them."""
-    ways: tuple[str, ...] = ("N=1", "N=4")
-    but: tuple[str, ...] = ()
-    """Of `requests`, in which nothing differs."""
+    """Patterns of the lines that describe the difference. Each must occur, and no other line
+    may."""
+    setups: tuple[str, ...] = ("N=1", "N=4")
+    """Setups in which the difference occurs."""
+    exceptions: tuple[str, ...] = ()
+    """Patterns of those requests in `requests` in which nothing differs."""
 
-    def covers(self, name: str, way: str) -> bool:
-        is_meant = any(fnmatchcase(name, pattern) for pattern in self.requests)
-        is_left_out = any(fnmatchcase(name, pattern) for pattern in self.but)
-        return way in self.ways and is_meant and not is_left_out
+    def covers(self, name: str, setup: str) -> bool:
+        """Return whether the difference must occur for this request in this setup."""
+        is_covered = any(fnmatchcase(name, pattern) for pattern in self.requests)
+        is_exception = any(fnmatchcase(name, pattern) for pattern in self.exceptions)
+        return setup in self.setups and is_covered and not is_exception
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
+KNOWN: tuple[KnownDifference, ...] = (
+    KnownDifference(
         "A limit of new tokens (`max_tokens` and the like) beyond the context, or beyond the "
         "room that the prompt leaves in it.",
         "vLLM 0.27 refuses with 400, in Messages with 500.",
@@ -51,7 +59,7 @@ KNOWN: tuple[Known, ...] = (
         ),
         ("status: * -> 200",),
     ),
-    Known(
+    KnownDifference(
         "A streamed request that the engine refuses late.",
         "Status 200, and the error is an event in the stream. In Responses the stream breaks off.",
         "Status 400, before the stream begins.",
@@ -63,7 +71,7 @@ KNOWN: tuple[Known, ...] = (
         ),
         ("status: 200 -> 400",),
     ),
-    Known(
+    KnownDifference(
         "Routes that change the engine, routes that only other engines and tools call, and the "
         "pages that describe them.",
         "They answer.",
@@ -74,7 +82,7 @@ KNOWN: tuple[Known, ...] = (
         ("around: guarded *",),
         ("status: * -> 404",),
     ),
-    Known(
+    KnownDifference(
         "A write from a page of another site (foreign `Origin`).",
         "It is answered.",
         "Status 403.",
@@ -83,7 +91,7 @@ KNOWN: tuple[Known, ...] = (
         ("chat: foreign origin",),
         ("status: 200 -> 403",),
     ),
-    Known(
+    KnownDifference(
         "CORS preflights of browsers.",
         "vLLM 0.27 allows every origin.",
         "Status 400.",
@@ -92,7 +100,7 @@ KNOWN: tuple[Known, ...] = (
         ("around: * preflight", "chat: preflight", "keys: none, preflight"),
         ("status: 200 -> 400",),
     ),
-    Known(
+    KnownDifference(
         "`access-control-allow-origin: *` on requests with an `Origin`.",
         "Sent.",
         "Not sent.",
@@ -100,7 +108,7 @@ KNOWN: tuple[Known, ...] = (
         ("around: * with an origin", "around: * with a foreign origin", "chat: origin"),
         ("header access-control-allow-origin: *",),
     ),
-    Known(
+    KnownDifference(
         "`x-api-key` with the right key.",
         "Status 401: vLLM reads only `Authorization`.",
         "Accepted.",
@@ -108,7 +116,7 @@ KNOWN: tuple[Known, ...] = (
         ("keys: x-api-key, *",),
         ("status: 401 -> 200",),
     ),
-    Known(
+    KnownDifference(
         "No key, or a wrong one.",
         "Status 401 for paths that begin with /v1 or /v2; other paths are open.",
         "Status 401 for every path except /health and /ping.",
@@ -120,7 +128,7 @@ KNOWN: tuple[Known, ...] = (
         ),
         ("status: * -> 401",),
     ),
-    Known(
+    KnownDifference(
         "White space around the key.",
         "Status 401.",
         "Ignored.",
@@ -128,7 +136,7 @@ KNOWN: tuple[Known, ...] = (
         ("keys: two blanks", "keys: blank after"),
         ("status: 401 -> 200",),
     ),
-    Known(
+    KnownDifference(
         "More than 64 choices in all (siblings times `n`), or JSON nested deeper than 128 levels.",
         "vLLM answers, or refuses with its own text.",
         "Status 400 with fakevllm's own text, before vLLM sees the request.",
@@ -136,7 +144,7 @@ KNOWN: tuple[Known, ...] = (
         ("chat: n too large", "completions: n too large", "chat: body: deep"),
         ("body.error.message: *", "body.error.param: *"),
     ),
-    Known(
+    KnownDifference(
         "`kv_transfer_params` from a client.",
         "vLLM samples from the prompt in it.",
         "The field is removed.",
@@ -144,7 +152,7 @@ KNOWN: tuple[Known, ...] = (
         ("chat: kv_transfer_params",),
         ("body.choices*", "body.usage*"),
     ),
-    Known(
+    KnownDifference(
         "`vary: Origin` when vLLM crashes on a body that is valid JSON but not an object.",
         "Not sent.",
         "Sent, as on every response.",
@@ -158,7 +166,7 @@ KNOWN: tuple[Known, ...] = (
         ),
         ("header vary: (nothing) -> Origin",),
     ),
-    Known(
+    KnownDifference(
         "Function calls in a streamed response of Responses.",
         "`response.completed` names each call anew, with another `id` and `call_id`. For forced"
         " calls the white space in `arguments` differs as well.",
@@ -171,7 +179,7 @@ KNOWN: tuple[Known, ...] = (
         ),
         ("grammar of stream*.call_id: *", "grammar of stream*.response.output*"),
     ),
-    Known(
+    KnownDifference(
         "The error type of status 500 in Messages.",
         "vLLM 0.27 says `internal_error`.",
         "`api_error`.",
@@ -179,7 +187,7 @@ KNOWN: tuple[Known, ...] = (
         ("messages: json_schema that is none",),
         ("body.error.type: internal_error -> api_error",),
     ),
-    Known(
+    KnownDifference(
         "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
         "Present whenever vLLM runs any parser.",
         "Absent if the call is captured for training.",
@@ -188,7 +196,7 @@ KNOWN: tuple[Known, ...] = (
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),
     ),
-    Known(
+    KnownDifference(
         "`output_tokens_details.reasoning_tokens` in Responses.",
         "vLLM 0.27 counts the tokens between the marks that open and close the reasoning.",
         "0 with vLLM 0.27.",
@@ -196,9 +204,14 @@ KNOWN: tuple[Known, ...] = (
         "then it is passed on.",
         ("reasoning responses: *",),
         ("*.usage.output_tokens_details.reasoning_tokens: 1 -> 0",),
-        but=("*never opened", "*one token", "*: encrypted reasoning*", "*: stream, logprobs*"),
+        exceptions=(
+            "*never opened",
+            "*one token",
+            "*: encrypted reasoning*",
+            "*: stream, logprobs*",
+        ),
     ),
-    Known(
+    KnownDifference(
         "A streamed response of Responses in which the model reasons although `enable_thinking:"
         " false` told it not to.",
         "The deltas omit the closing mark of the reasoning, and `response.completed` contains it.",
@@ -207,7 +220,7 @@ KNOWN: tuple[Known, ...] = (
         ("reasoning responses: stream, effort none",),
         ("grammar of stream*.data.response.output*.text: *",),
     ),
-    Known(
+    KnownDifference(
         "`previous_response_id` of an earlier response.",
         "Unknown: vLLM stores no responses unless its environment enables that.",
         "Known from the ledger.",
@@ -218,20 +231,24 @@ KNOWN: tuple[Known, ...] = (
 )
 
 
-def known(name: str, way: str) -> list[Known]:
-    return [entry for entry in KNOWN if entry.covers(name, way)]
+def known(name: str, setup: str) -> list[KnownDifference]:
+    """Return the known differences of a request in a setup."""
+    return [entry for entry in KNOWN if entry.covers(name, setup)]
 
 
-def unexplained(lines: Sequence[str], entries: Sequence[Known]) -> list[str]:
-    """What of the differences is not meant. Another status has another body, and headers."""
+def unexplained(lines: Sequence[str], entries: Sequence[KnownDifference]) -> list[str]:
+    """Return the lines that no entry explains.
+
+    An entry with another status also explains differences of body and headers.
+    """
     patterns = tuple(pattern for entry in entries for pattern in entry.differs)
     if any(pattern.startswith(STATUS) for pattern in patterns):
         patterns = (*patterns, "body*", "header *")
     return [line for line in lines if not any(fnmatchcase(line, each) for each in patterns)]
 
 
-def missing(lines: Sequence[str], entries: Sequence[Known]) -> list[str]:
-    """What the table tells and no answer shows."""
+def missing(lines: Sequence[str], entries: Sequence[KnownDifference]) -> list[str]:
+    """Return the patterns of the entries that no line matches."""
     return [
         pattern
         for entry in entries

@@ -1,4 +1,5 @@
-"""Proxy, swarm server and fake engine in this process, each behind a socket; and what they log."""
+"""Proxy, swarm server and fake engine in this process, each behind a socket, with their log
+checked."""
 
 from __future__ import annotations
 
@@ -30,37 +31,39 @@ from fakevllm_server.web.app import create_app as server_app
 from fakevllm_server.web.state import ServerState
 
 TIMEOUT_S = 30.0
-"""Of one question: what is not answered by then hangs."""
+"""Timeout of one request. A slower response counts as hanging."""
 
 
-class Troubles(logging.Handler):
-    """Tracebacks and errors, whoever logs them."""
+class ErrorLog(logging.Handler):
+    """Handler that collects errors and tracebacks of all loggers."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info or record.levelno >= logging.ERROR:
-            self.told.append(logging.Formatter().format(record))
+            self.messages.append(logging.Formatter().format(record))
 
 
 @contextlib.contextmanager
 def no_traceback() -> Generator[None]:
-    """Raises AssertionError where one was logged or printed inside the block."""
-    troubles, printed = Troubles(), io.StringIO()
-    logging.getLogger().addHandler(troubles)
+    """Raise AssertionError if an error or a traceback was logged or printed inside the block."""
+    errors, printed = ErrorLog(), io.StringIO()
+    logging.getLogger().addHandler(errors)
     try:
         with contextlib.redirect_stderr(printed):
             yield
     finally:
-        logging.getLogger().removeHandler(troubles)
-    assert not troubles.told, troubles.told[0]
+        logging.getLogger().removeHandler(errors)
+    assert not errors.messages, errors.messages[0]
     assert "Traceback" not in printed.getvalue(), printed.getvalue()
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class Reply:
+    """A complete response."""
+
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -72,7 +75,7 @@ class Got:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """What is running, by address."""
+    """Addresses of the running parts, and an HTTP client."""
 
     http: aiohttp.ClientSession
     engine: str
@@ -80,12 +83,13 @@ class Stack:
     proxy: str
     swarm: ServerState
 
-    async def ask(self, url: str, raw: bytes, headers: Mapping[str, str]) -> Got:
+    async def send(self, url: str, raw: bytes, headers: Mapping[str, str]) -> Reply:
+        """Send a POST request. Raises TimeoutError."""
         async with (
             asyncio.timeout(TIMEOUT_S),
             self.http.post(url, data=raw, headers=headers) as answer,
         ):
-            return Got(answer.status, answer.headers, await answer.read())
+            return Reply(answer.status, answer.headers, await answer.read())
 
 
 class _Server(uvicorn.Server):
@@ -96,7 +100,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def listening(app: Any) -> AsyncGenerator[str]:
-    """The app behind a real HTTP server; yields its address."""
+    """Run the app behind a real HTTP server, and yield its address."""
     config = uvicorn.Config(
         app,
         port=0,
@@ -120,7 +124,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
 
 @contextlib.asynccontextmanager
 async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, ServerState]]:
-    """A swarm server whose engine has come up; its address and its state."""
+    """Run a swarm server whose engine is ready, and yield its address and its state."""
     app = server_app(ServerConfig("fake", folder / "server"))
     swarm: ServerState = app.state.server
     swarm.job = TrainJob(num_repeat=2)
@@ -138,8 +142,10 @@ async def swarm_over(folder: Path, engine: str) -> AsyncGenerator[tuple[str, Ser
 async def proxy_over(
     folder: Path, server: str, hooks: Path | None = None, **more: Any
 ) -> AsyncGenerator[str]:
-    """A proxy that has reached its server. With hooks every request has two siblings. `more`:
-    sections of its configuration."""
+    """Run a proxy, and yield its address when it has reached its server.
+
+    With hooks every request has two siblings. `more` are sections of the proxy's configuration.
+    """
     (folder / "proxy").mkdir(exist_ok=True)
     sections: Any = {
         "proxy": {"run_dir": folder / "proxy"},
@@ -158,6 +164,7 @@ async def proxy_over(
 
 @contextlib.asynccontextmanager
 async def running(folder: Path, hooks: Path | None = None, **more: Any) -> AsyncGenerator[Stack]:
+    """Run fake engine, server and proxy. `more` are sections of the proxy's configuration."""
     engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine())
     async with (
         listening(engine) as engine_url,
