@@ -161,7 +161,7 @@ def test_a_call_with_odd_fields_can_be_captured(path: str) -> None:
         except ValueError:
             return
         request: Json = cast(Json, body) if isinstance(body, dict) else {}
-        if request and not CAPTURES[path].refuses(request):
+        if request and not CAPTURES[path].cannot_capture(request):
             capture = CAPTURES[path](request, {})
             assert capture.upstream_body()["return_token_ids"] is True
             capture.answer(orjson.dumps(CHAT_ANSWER))

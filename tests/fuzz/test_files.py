@@ -21,8 +21,7 @@ from fakevllm.replay.progress import Progress
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import named_key, new_app_key
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server.config import file as config_file
-from fakevllm_server.config import model
+from fakevllm_server.config import config_file, model
 from fakevllm_server.journal import changes, reads, rows
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
@@ -198,7 +197,7 @@ def test_a_servers_flags_are_read_from_a_file_or_refused_in_check_message(
 ) -> None:
     file = tmp_path / "flags.yaml"
     file.write_bytes(raw)
-    check_message(lambda: config_file.read(file, FLAGS), model.ConfigError)
+    check_message(lambda: config_file.read_config_file(file, FLAGS), model.ConfigError)
 
 
 ROW = {"question": "1 + 1?", "answer": {"value": [2]}}
