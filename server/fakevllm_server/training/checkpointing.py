@@ -45,8 +45,8 @@ class Checkpointer:
     async def restore(self) -> SavedCheckpoint | None:
         """Load the newest checkpoint that is complete and that the trainer can read.
 
-        Returns None if the run has no checkpoint. Raises BackendRefused if it has some and none is
-        readable: starting from scratch would discard the run.
+        Return None if the run has no checkpoint. Raises BackendRefused if the run has checkpoints
+        but none can be read: starting from the initial weights would discard the run.
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
@@ -55,7 +55,7 @@ class Checkpointer:
             try:
                 folder = await asyncio.to_thread(self._folders.find, saved)
                 await self._trainer.restore(folder)
-            # Retried with the one before.
+            # Retry with the checkpoint before it.
             except (OSError, ActionFailed) as failure:
                 log.error("%s; trying the checkpoint before it", failure)
             else:

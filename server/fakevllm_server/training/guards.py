@@ -11,9 +11,9 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.training.step_log import formatted
 
 MAX_TOO_FAR = 3
-"""Consecutive steps without an update, because of `max_mismatch_k3`, after which training stops.
-One such step may be a batch of unusual calls, and each costs its groups. The cause of three (other
-weights, another tokenizer, another temperature) does not go away by itself."""
+"""Number of consecutive steps above `max_mismatch_k3` after which training stops. Such a step makes
+no update, and its groups are lost. A single one may be a batch of unusual calls. Three have a
+permanent cause, such as other weights, another tokenizer or another temperature."""
 
 
 class MismatchStop:
@@ -23,7 +23,7 @@ class MismatchStop:
         self._too_far: list[int] = []
         """Consecutive steps that exceeded the limit."""
         self.reason: str | None = None
-        """Why no more steps are taken; None while training goes on."""
+        """Reason why training has stopped; None while it continues."""
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """Count a step by its metrics; `limit` is the job's `max_mismatch_k3`.
@@ -63,8 +63,8 @@ FIRST_S = 1.0
 MAX_S = 30.0
 """Longest pause between restarts, in seconds."""
 PROVEN_AFTER_S = 180.0
-"""Seconds of uptime after which an engine counts as healthy: its death is then a new problem, and
-the pauses begin at FIRST_S again."""
+"""Seconds of uptime after which an engine counts as healthy. If it dies later, the cause is a new
+problem, and the pauses start at FIRST_S again."""
 
 
 class RestartBackoff:
@@ -84,7 +84,7 @@ class RestartBackoff:
         self._up_since = now
 
     def reset(self) -> None:
-        """Begin at FIRST_S again, because the engine has done its work."""
+        """Start the pauses at FIRST_S again. Call this when the engine has completed a step."""
         self._next_s = FIRST_S
 
     def next_pause(self, now: float) -> float:

@@ -1,8 +1,8 @@
-"""Accept what clients hand in: calls, groups, episodes and feedback samples.
+"""Accept calls, groups, episodes and feedback samples from clients.
 
 Each request is decided in memory, then written to the journal, and only then acknowledged. Clients
-may send in every state of the engine: whether something trains depends on the age of the weights
-that sampled it, not on when it arrives.
+may send in every state of the engine: whether a call is trained depends on the age of the weights
+that sampled it, not on the time at which it arrives.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from fakevllm_server.training.acknowledger import Acknowledger, Decision
 from fakevllm_server.types.calls import RecordedCall
 
 CALL_LIMIT_S = 2.0
-"""Seconds that the end of an answer waits for its call to be on disk; short enough that no app
-notices."""
+"""Maximum seconds that the end of an answer is delayed until its call is on disk. The delay is too
+short for apps to notice."""
 
 
 class Intake:
@@ -100,7 +100,7 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """Return what an equal earlier request has claimed, if that claim is still valid.
+        """Return the episode that an equal earlier request has claimed, if the claim is valid.
 
         Raises IdempotencyConflict, JournalError.
         """
@@ -120,7 +120,7 @@ class Intake:
     ) -> EndEpisodeReply:
         """End an episode with its reward, which may complete its task.
 
-        `closed_reason` says why nothing is trained any more; None while training goes on. Raises
+        `closed_reason` is the reason why training has ended; None while it continues. Raises
         EpisodeRefused, IdempotencyConflict, JournalError.
         """
 
@@ -144,7 +144,7 @@ class Intake:
         return await self._acknowledger.once(key, request, EndEpisodeReply, decide, is_new=is_new)
 
     async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
-        """Give a claim up, so that another client may claim the episode. Raises JournalError."""
+        """Abort a claim, so that another client may claim the episode. Raises JournalError."""
         episode = self.episodes.abort(uuid, client_uuid)
         if episode is not None:
             self.participation.ended(episode, None, is_active, time.monotonic())
@@ -160,7 +160,7 @@ class Intake:
             self._journal.put(changes.task_completed(*_rows_of(completed)))
 
     def complete_all_tasks(self) -> None:
-        """Complete every waiting task before a step, if the job's steps take all there is."""
+        """Complete all waiting tasks before a step, if the job's steps take incomplete tasks."""
         for completed in self.pool.complete_all():
             self._journal.put(changes.task_completed(*_rows_of(completed)))
 
@@ -223,7 +223,7 @@ class Intake:
         calls: Sequence[RecordedCall],
         closed_reason: str | None,
     ) -> EndGroupReply:
-        """Pool a feedback sample, which brings its own calls and advantage.
+        """Pool a feedback sample, whose calls and advantage are in the request.
 
         Raises IdempotencyConflict, JournalError.
         """
@@ -295,7 +295,7 @@ class Intake:
         return (None, []) if completed is None else _rows_of(completed)
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
-        """Add the calls that are still kept to a reply that was read from the journal."""
+        """Add the calls to a reply from the journal, as far as the journal still has them."""
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
@@ -306,8 +306,8 @@ class Intake:
     async def _write(self, *change: Change) -> None:
         """Write a change and wait for the disk.
 
-        Without a change, wait for what was put before: an earlier request may have put its change
-        and not have seen it written.
+        Without a change, wait until all earlier changes are on disk. An earlier request may have
+        queued its change and ended before the change was written.
         """
         await self._journal.wait_written(self._journal.put(*change))
 

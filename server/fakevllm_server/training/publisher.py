@@ -20,7 +20,7 @@ log = logging.getLogger("fakevllm.server")
 
 
 class Publisher:
-    """Brings the engine of one run to the weights that the run log ends with."""
+    """Loads the latest weights of the run log into the engine, and publishes new weights."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class Publisher:
         self._checkpointer = checkpointer
         self._steps = steps
         self.refusal: str | None = None
-        """Why no trainer takes this job; None if one does."""
+        """Reason why no trainer can train this job; None if a trainer does."""
 
     async def catch_up(self, started: BackendStart) -> None:
-        """Serve what was trained so far, and prepare the trainer for the next step."""
+        """Serve the latest weights of the run, and prepare the trainer for the next step."""
         if started.trainer_is_new:
             self._steps.is_in_sync = False
         self.refusal = started.refusal
@@ -54,7 +54,7 @@ class Publisher:
 
     @property
     def refusal_message(self) -> str | None:
-        """The refusal as users read it, with what they can do."""
+        """The refusal as a message for users, with the fix; None without a refusal."""
         if self.refusal is None:
             return None
         return (
@@ -63,7 +63,7 @@ class Publisher:
         )
 
     async def publish(self, version: int) -> None:
-        """Make the trainer's weights those that sample, and record them as `version`."""
+        """Serve the trainer's weights from now on, and record them as `version`."""
         crash_point("publish.before")
         await self._backend.publish(version)
         self._engine.version = version
@@ -87,7 +87,7 @@ class Publisher:
             self.refusal = str(refused)
 
     async def _publish_latest(self) -> None:
-        """Publish weights that the trainer has and that the engine did not receive yet."""
+        """Publish the trainer's weights, which the rollout engine has not received yet."""
         self._engine.global_step = self._log.last_step + 1
         await self.publish(max(self._log.version, self._engine.version))
 

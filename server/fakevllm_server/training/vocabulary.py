@@ -1,6 +1,7 @@
 """Read a model folder's tokenizer, so that the causes of session branches can be named.
 
-It is read with the package `tokenizers`, which every engine that samples or trains here depends on.
+The tokenizer is read with the package `tokenizers`, a dependency of every real
+engine that runs on this machine.
 Without the package or the folder's tokenizer file, only token ids are compared.
 """
 
@@ -30,7 +31,7 @@ def load_vocabulary(model: str | None) -> Vocabulary:
     file = None if model is None else Path(model) / "tokenizer.json"
     if file is None or not file.is_file():
         return Vocabulary()
-    # Isolated: names of causes are not worth a step.
+    # Catch all errors to isolate the step: without a vocabulary it only lacks some metrics.
     try:
         tokenizers: Any = importlib.import_module("tokenizers")
         tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
