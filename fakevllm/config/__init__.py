@@ -2,8 +2,8 @@
 
 * `model` has the whole configuration and `load`, which reads it.
 * `policy`, `serving`, `reward`, `upstream` each have the sections of one subject.
-* `errors` words a mistake as one line; `key_file` reads and writes the file with the apps' API
-  keys.
+* `errors` describes a mistake in one line.
+* `key_file` reads and writes the file with the apps' API keys.
 
-Every mistake of a user is a ConfigError with one line. No message shows an API key.
+Every mistake of a user raises a ConfigError with one line. No message shows an API key.
 """

@@ -1,4 +1,4 @@
-"""Explain a mistake in fakevllm.toml or in a flag in one line: the key, the problem, and the
+"""One-line explanations of mistakes in fakevllm.toml and in flags: the key, the problem, the
 fix."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FLAGS = {
     "job.num_repeat": "--n",
     "job.lockstep": "--lockstep",
 }
-"""Key -> flag of `fakevllm serve`. Flags for keys of `[proxy]` have the key's name."""
+"""Flag of `fakevllm serve` for each key. Flags for keys of `[proxy]` have the key's name."""
 _SECRETS = ("swarm.key", "fallback.key")
 """Keys whose values no message shows."""
 _FIXES = {
@@ -35,13 +35,13 @@ _FIXES = {
     "bool_parsing": "write true or false",
     "bool_type": "write true or false",
 }
-"""Pydantic's error type -> fix, for errors whose own text speaks of Python types."""
+"""Fix for each of pydantic's error types whose own text mentions Python types."""
 _FOREIGN_NAMES = {
     "learning_rate": "lr",
     "group_size": "num_repeat",
     "num_generations": "num_repeat",
 }
-"""Names of other trainers' settings -> names here."""
+"""Name of a setting for each name that other trainers use."""
 
 
 def explain(
@@ -82,8 +82,8 @@ def _flag(key: str) -> str:
 
 
 def _quoted_value(value: object) -> str:
-    """Return the value for the message, but neither a table, whose key the message names, nor an
-    address that may contain a password."""
+    """Return the value for the message, or "" for a table and for an address that may contain a
+    password."""
     if isinstance(value, Mapping | BaseModel) or "@" in str(value):
         return ""
     return f" (got {value!r})"

@@ -1,5 +1,5 @@
-"""The file with the API keys of apps. It is replaced atomically, so that a proxy that reads it at
-any moment finds a complete file."""
+"""The file with the API keys of apps. Changes replace the file atomically, so that a proxy always
+reads a complete file."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, rev
 
 
 class KeyFile:
-    """Reads and writes one key file. Every method raises ConfigError."""
+    """One key file. Every method may raise ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
 
     def entries(self) -> list[AppKey]:
+        """Return the keys in the file."""
         with self._as_config_errors():
             return parse_key_file(self._read())
 
     def add(self, key: AppKey) -> None:
+        """Add a key, unless its name already has a valid key."""
         with self._as_config_errors():
             text = self._read()
             entries = parse_key_file(text)
@@ -35,6 +37,7 @@ class KeyFile:
             self._write(add_key(text, key))
 
     def revoke(self, name: str, when: str) -> None:
+        """Mark the valid key of this name as revoked; `when` is the date as text."""
         with self._as_config_errors():
             text = self._read()
             try:

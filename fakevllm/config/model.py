@@ -35,44 +35,52 @@ WILDCARD_HOSTS = ("0.0.0.0", "::")
 _LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), strict=True))
 _DEFAULT_LIMITS = Limits()
 _TOMLLIB_INVALID_VALUE = "Invalid value"
-"""How Python's tomllib begins its message for a value that is not TOML, such as bare text."""
+"""Beginning of tomllib's message for a value that is not TOML, such as bare text."""
 log = logging.getLogger("fakevllm.config.model")
 
 
 class ProxySection(Section):
+    """The proxy's own address and files."""
+
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     run_dir: Path = Path("runs/default")
     """Folder of the ledger."""
     key_file: Path | None = None
-    """File with the API keys of apps, one per line; required for any address but loopback. None:
-    the file `keys` in the run directory, as soon as it exists."""
+    """File with the API keys of apps, one per line; required for any address except loopback. None
+    means the file `keys` in the run directory, as soon as that file exists."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names that are accepted in a request's `Host` header."""
 
 
 class SwarmSection(Section):
+    """The swarm server."""
+
     url: Annotated[str, AfterValidator(checked_server_url)] = "http://127.0.0.1:10086"
     key: str | None = Field(default=None, repr=False)
     """API key for the swarm server."""
 
 
 class HooksSection(Section):
+    """The hooks."""
+
     path: Path | None = None
-    """Folder with the hook files, or one file. None: every request is served once and none is
+    """Folder with the hook files, or one file. None means that every request is served once and not
     trained."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds a hook may take. After that its process is killed and the group has no reward."""
+    """Seconds a hook may take. After that, its process is killed and the group has no reward."""
 
 
 class ModelsSection(Section):
+    """Names of models."""
+
     aliases: tuple[str, ...] = ()
     """Names that an app may use for the served model; "*" accepts any name."""
 
 
 class DatasetSection(Section):
-    """Rows with reference answers, for an app that is already running. A request belongs to the row
-    that it quotes."""
+    """Rows with reference answers, for the traffic of an existing app. A request belongs to the row
+    whose text it quotes."""
 
     file: Path | None = None
     """JSON Lines file with one task per row."""
@@ -102,11 +110,11 @@ class LimitsSection(Section):
     num_tools: int = Field(default=_DEFAULT_LIMITS.num_tools, ge=0)
     num_logit_bias: int = Field(default=_DEFAULT_LIMITS.num_logit_bias, ge=0)
     num_open: int = Field(default=4096, ge=0)
-    """Maximum number of concurrent requests; 0: no limit."""
+    """Maximum number of concurrent requests; 0 means no limit."""
     num_open_per_key: int = Field(default=1024, ge=0)
-    """Maximum number of concurrent requests with one API key; 0: no limit."""
+    """Maximum number of concurrent requests with one API key; 0 means no limit."""
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()
-    """Body fields to pass on to the engine although they are normally removed."""
+    """Body fields that are passed on to the engine instead of being removed."""
 
     @cached_property
     def per_request(self) -> Limits:
@@ -116,6 +124,8 @@ class LimitsSection(Section):
 
 
 class Config(Section):
+    """The whole configuration of the proxy."""
+
     proxy: ProxySection = ProxySection()
     swarm: SwarmSection = SwarmSection()
     hooks: HooksSection = HooksSection()
@@ -129,7 +139,7 @@ class Config(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
-    """The training job, checked here as the server will check it."""
+    """The training job. The server makes the same checks again."""
 
     @cached_property
     def serves_greedy(self) -> bool:
@@ -213,8 +223,8 @@ class Config(Section):
     def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
         """Return the key ring of the key file, which follows the file's later changes.
 
-        `clock` returns seconds. Raises ConfigError if the file cannot be read, and if keys are
-        needed and missing.
+        `clock` returns seconds. Raises ConfigError if the file cannot be read, or if keys are
+        required and missing.
         """
         ring = follow_key_file(self.key_file, log, clock)
         if ring.num_valid == 0:

@@ -1,4 +1,4 @@
-"""The section `[policy]` of fakevllm.toml: which requests are fanned out, and into how many
+"""The section `[policy]` of fakevllm.toml: which requests are fanned out, and the number of their
 siblings."""
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 SideRule = Literal["no_tools", "marker", "quoted"]
-"""The heuristics that recognise side calls. Model names and headers need no heuristic: they always
-count where they are configured."""
+"""The heuristics that recognise side calls. Configured model names and headers are not heuristics.
+They always apply."""
 
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -63,15 +63,15 @@ _Header = Annotated[str, AfterValidator(_checked_header)]
 
 
 class SkipRule(Section):
-    """A rule by which requests are served once. It matches if all of its conditions hold."""
+    """A rule for requests that are served once. It matches if all of its conditions hold."""
 
     name: str | None = None
-    """Name of the rule in the ledger; None: its number."""
+    """Name of the rule in the ledger; None means its number."""
     route: Route | None = None
     model: _NonEmptyText | None = None
     """Model name in the app's request; `*` matches any text."""
     header: _Header | None = None
-    """Request header as `X-Name`, or as `X-Name: value` where `*` matches any text."""
+    """Request header, as `X-Name` or `X-Name: value`. In the value, `*` matches any text."""
     key: _NonEmptyText | None = None
     """The app's API key, by its name in the key file or by its fingerprint."""
     prompt_chars: int | None = Field(default=None, ge=0)
@@ -94,8 +94,10 @@ class SkipRule(Section):
 
 
 class PolicySection(Section):
+    """The admission policy: which requests are fanned out."""
+
     sample_fraction: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
-    """Share of sessions whose requests are fanned out."""
+    """Fraction of sessions whose requests are fanned out."""
     shadow: bool = False
     """Whether apps get the answer to their own request, as they would without fakevllm. Siblings
     are then trained in the background."""
@@ -114,7 +116,7 @@ class PolicySection(Section):
 
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:
-        """Pairs of a name in `n` that is spelt nearly like a route, and the route. They are no
+        """Names in `n` that are spelt nearly like a route, each with the route. They are not an
         error, because a model may have such a name."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [

@@ -15,16 +15,20 @@ BASELINE_WINDOW = 200
 
 
 class RewardSection(Section):
+    """Changes of rewards after the hook's score."""
+
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
-    """Maximum reward of a sibling whose answer failed by the model's own fault, whatever the hook's
-    score. Its reward is also never above the worst of the other siblings. None: the hook's score
-    counts."""
+    """Maximum reward of a sibling whose answer failed because of the model, whatever the hook's
+    score is. Its reward is also never above the worst of the other siblings. None means that the
+    hook's score counts."""
 
 
 class FeedbackSection(Section):
+    """Training from user feedback."""
+
     window_s: float = Field(default=0.0, ge=0, le=MAX_WINDOW_S, allow_inf_nan=False)
-    """Seconds for which a scored group waits for feedback on its answer; 0: no waiting."""
+    """Seconds for which a scored group waits for feedback on its answer; 0 means no waiting."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """What a feedback of 1 adds to the reward, or to the advantage of a late sample."""
+    """Amount that a feedback of 1 adds to the reward, or to the advantage of a late sample."""
     num_for_baseline: int = Field(default=8, ge=2, le=BASELINE_WINDOW)
     """Number of feedbacks that an API key must have before any of them is trained as a sample."""

@@ -1,5 +1,5 @@
-"""The section `[serve]` of fakevllm.toml: which sibling an app gets, and when; for all routes and
-for each one."""
+"""The section `[serve]` of fakevllm.toml: which sibling an app gets and when, for all routes or for
+single routes."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ class ServeRules(Section):
     """The rules by which requests of one route are answered."""
 
     policy: PolicyName = "best"
-    """Which sibling the app gets: the one with the highest reward, the lead (the app's own
-    request), or the lead at temperature 0."""
+    """Policy by which the served sibling is chosen: the highest reward (best), the app's own
+    request (lead), or the app's own request at temperature 0 (greedy)."""
     quorum: int | None = Field(default=None, ge=1)
-    """Number of answers among which the best is chosen; None: all of them."""
+    """Number of answers among which the best is chosen; None means all answers."""
     deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds after the request's start when the best answer so far is served; None: no limit."""
+    """Seconds after the request's start when the best answer so far is served; None means no
+    limit."""
     random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    """Share of requests that get a random sibling, to measure the effect of choosing the best."""
+    """Fraction of requests that get a random sibling, to measure the effect of choosing the
+    best."""
     on_disconnect: OnDisconnect = "finish"
-    """What happens to a group whose client has disconnected. `finish`: the group is still sampled
-    and trained, and it answers a retry of the request. `cancel`: the group ends."""
+    """Treatment of a group whose client has disconnected. With `finish`, the group is still sampled
+    and trained, and its answer serves a retry of the request. With `cancel`, the group ends."""
 
     @property
     def streams_lead(self) -> bool:
@@ -47,8 +49,7 @@ class ServeRules(Section):
 
 
 class RouteRules(Section):
-    """The settings of one route that differ from those of the whole section; None: no
-    difference."""
+    """The settings of one route that differ from those of the section. None means no difference."""
 
     policy: PolicyName | None = None
     quorum: int | None = Field(default=None, ge=1)
@@ -58,10 +59,13 @@ class RouteRules(Section):
 
 
 class ServeSection(ServeRules):
+    """The rules of all routes, and the exceptions of single routes."""
+
     max_siblings_in_flight: int = Field(default=0, ge=0)
-    """Maximum number of siblings of all requests together, without leads; 0: no fixed limit."""
+    """Maximum number of siblings of all requests together, without leads; 0 means no fixed
+    limit."""
     resend_window_s: float = Field(default=600, ge=0, allow_inf_nan=False)
-    """Seconds for which a client's retry of a request gets the first attempt's answer; 0: never."""
+    """Seconds for which a client's retry gets the answer of the first attempt; 0 means never."""
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:

@@ -1,5 +1,5 @@
-"""The sections `[upstream]` and `[fallback]` of fakevllm.toml: what happens while the engine is
-unavailable; and the checks of server addresses."""
+"""The sections `[upstream]` and `[fallback]` of fakevllm.toml, for times when the engine is
+unavailable, and the checks of server addresses."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from fakevllm.config.base import Section
 
 
 def checked_http_url(text: str) -> str:
-    """Return `text` if it is an http or https address.
-
-    Raises ValueError if it is not, or if it contains a password, because addresses are logged.
+    """Return `text` if it is an http or https address. Raises ValueError for other texts, and for
+    addresses with a password, because addresses are logged.
     """
     try:
         parts = urlsplit(text)
@@ -43,6 +42,8 @@ def checked_server_url(text: str) -> str:
 
 
 class UpstreamSection(Section):
+    """The wait for an engine that is unavailable."""
+
     hold_s: float = Field(default=25.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds a request waits for a server that is unavailable, or whose engine is not ready."""
 
@@ -55,7 +56,7 @@ class FallbackSection(Section):
     key: str | None = Field(default=None, repr=False)
     """API key for the fallback server."""
     model: str | None = Field(default=None, min_length=1)
-    """Model to request from the fallback server; None: the model that the app asks for."""
+    """Model to request from the fallback server; None means the model that the app requests."""
 
     @model_validator(mode="after")
     def _check_that_a_model_has_a_server(self) -> Self:

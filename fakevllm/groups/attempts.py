@@ -1,9 +1,9 @@
 """Deduplication of requests that a client sends again. Pure; the clock is passed in.
 
-Two equal bodies alone are no resend: two users may ask the same, and one user may want another
-answer. A request counts as a resend only on evidence: its client marks it as one (a retry header or
-an idempotency key), or an equal request lost its connection before its answer was delivered. Each
-lost connection accounts for one resend.
+Equal bodies alone do not make a request a resend: two users may ask the same question, and one user
+may want another answer. A request counts as a resend only on evidence: its client marks it as one
+(a retry header or an idempotency key), or an equal request lost its connection before its answer
+was delivered. Each lost connection accounts for one resend.
 """
 
 from __future__ import annotations
@@ -78,13 +78,13 @@ class AttemptIndex(Generic[T]):
     def __init__(
         self, window_s: float, max_bytes: int = MAX_ANSWER_BYTES, max_requests: int = MAX_REQUESTS
     ) -> None:
-        """`window_s`: seconds after its last event for which a request is kept."""
+        """Create an index that keeps a request for `window_s` seconds after its last event."""
         self._window_s = window_s
         self._max_bytes = max_bytes
         self._max_requests = max_requests
         self._num_bytes = 0
         self._requests: OrderedDict[RequestAttempts[T], None] = OrderedDict()
-        """All requests, ordered by their last event."""
+        """All requests, in the order of their last events."""
         self._by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         self._lost_by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         """The requests with a lost connection: few, even if many requests are equal."""
@@ -133,7 +133,7 @@ class AttemptIndex(Generic[T]):
         self.stopped_waiting(attempts, now)
 
     def stopped_waiting(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection waits no longer."""
+        """Record that a connection no longer waits for the answer."""
         attempts.num_waiting -= 1
         self._touch(attempts, now)
 

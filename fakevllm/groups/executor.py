@@ -1,9 +1,9 @@
 """Execution of one request with several siblings: the asyncio side of `scheduler.py`.
 
 The request's own task waits for the app's answer and sends it. Siblings, the scoring and the
-relayed lead run in tasks beside it, which may outlive it. Whenever one of them ends, the executor
-reports the event to its `GroupScheduler` and carries out the returned decisions at once. The
-executor itself decides nothing.
+relayed lead run in tasks of their own, which may outlive the request's task. Whenever such a task
+ends, the executor reports the event to its `GroupScheduler` and carries out the returned decisions
+at once. The executor itself decides nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ STOPPING = unavailable("The proxy is stopping. Try again shortly.")
 """The error for apps whose requests are cancelled by the proxy's stop."""
 
 _STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachable": 503}
-"""HTTP status by the reason for which a group is aborted, as the app would have seen it; 500 for
-any other reason."""
+"""HTTP status that the ledger records for an aborted group, by the reason; 500 for any other
+reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class GroupExecutor:
         self._annotations: dict[int, dict[str, Any]] = {}
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
-        """The way to answer the app; None if it has been answered already or has left."""
+        """The scheduler's decision about the app's answer. None if the app has its answer already,
+        or has disconnected."""
         self._fallback_reply: tuple[EngineResponse, OutageReason] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -94,8 +95,7 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group and return once the app has its answer, or will get none.
-
+        """Run the group, and return when the app has its answer or cannot get an answer any more.
         The rest of the group continues in the background.
         """
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
@@ -191,8 +191,8 @@ class GroupExecutor:
         self._execute(self._scheduler.lead_began())
 
     async def _refuse(self, error: WireError) -> None:
-        """Answer with the fallback if it has an answer, else with `error`. The fallback's answer is
-        no sibling."""
+        """Send the fallback's answer if there is one, else `error`. The fallback's answer is not a
+        sibling."""
         try:
             self._fallback_reply = await self._services.sampler.retry_handler.use_fallback(
                 self._request, self._app, error
@@ -269,7 +269,7 @@ class GroupExecutor:
     def _end(self, reason: str | None) -> None:
         """Release timers and capacity, and hand the group's record to `services.on_end`.
 
-        `reason`: why the group is aborted; None for a settled group.
+        `reason` is the reason for which the group is aborted; None for a settled group.
         """
         self._resolve_answer(None)
         for timer in self._timers:

@@ -16,10 +16,11 @@ from fakevllm.ledger.records import SiblingRecord
 from fakevllm.runtime.log_throttle import LogThrottle
 
 INTERVAL_S = 60.0
-"""Seconds between two warnings of one kind. A hook that always fails does so at every request."""
+"""Seconds between two warnings of one kind. A hook that always fails would otherwise cause a line
+for every request."""
 _NOT_THE_OVERRIDES_FAULT = (429, 499)
-"""HTTP statuses of siblings that failed for another reason than their overrides: too many requests,
-and cancelled."""
+"""HTTP statuses of siblings that did not fail because of their overrides: 429 (too many requests)
+and 499 (cancelled)."""
 MAX_ERROR_CHARS = 300
 """Maximum number of characters quoted from the engine's error message."""
 
@@ -30,11 +31,11 @@ class HookKind:
 
     name: str
     effect: str
-    """The effect of one failure. The app gets its answer in any case."""
+    """Text for the effect of one failure. The app gets its answer in any case."""
     effects: str
-    """The effect of several failures, after their number."""
+    """Text for the effect of several failures; their number precedes it."""
     fix: str = ""
-    """The next step for the user; by default, to run `check-hook`."""
+    """Text for the user's next step; the default is to run `check-hook`."""
 
 
 REWARD = HookKind(
@@ -64,7 +65,8 @@ class HookWarnings:
     """
 
     def __init__(self, hooks: Path, ledger: Path) -> None:
-        """`hooks` and `ledger`: the paths for the command line in the warnings."""
+        """Create the warnings. `hooks` and `ledger` are paths that the warnings quote in a
+        command."""
         command = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
         self._default_fix = f"to see why: {command}"
         # Bounded by the number of slugs and of lines in the hook files.
@@ -72,7 +74,7 @@ class HookWarnings:
 
     def line(self, hook: HookKind, reason: str | None, now: float) -> str | None:
         """Return the warning for a group or request that ended with `reason`, or None if no hook
-        failed or the warning is suppressed. `now`: seconds on a monotonic clock."""
+        failed or the warning is suppressed. `now` is in seconds on a monotonic clock."""
         slug = hook_reason(reason)
         # A hook process that was closed with the proxy has no fault to fix.
         if reason is None or slug in (None, HookReason.CLOSED):
@@ -92,8 +94,8 @@ class HookWarnings:
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
     """Return the reason if the engine accepts the lead but refuses a sibling with overrides.
 
-    `siblings`: those of a group whose requests the hook changed; the lead's request is the app's
-    own.
+    `siblings` are those of a group whose requests the hook changed. The lead's request is always
+    the app's own.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
@@ -110,8 +112,8 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
 
 
 def kind_of(reason: str) -> tuple[str, ...]:
-    """Return the kind of failure by which warnings are limited: the slug and, for an exception, its
-    type and its place in the hook file, without its message.
+    """Return the kind of a failure, by which warnings are rate-limited. It is the slug and, for an
+    exception, its type and its line in the hook file, without its message.
 
     >>> kind_of("hook_raised: KeyError: 'b' (mine.py:2)"), kind_of("hook_nan: reward 1 is nan")
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))

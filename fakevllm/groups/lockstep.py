@@ -3,7 +3,7 @@
 Each group is sampled by the weights that all groups before it have produced, with seeds derived
 from its dataset row. If the engine also decodes each call alone, two runs are identical.
 
-Events that arrive at their own time can still make runs differ: feedback, apps that send requests
+Events whose time of arrival varies can still make runs differ: feedback, apps that send requests
 concurrently, hooks that use randomness, and a server or proxy that resumes after a crash.
 """
 
@@ -22,8 +22,8 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Ta
 POLL_EVERY_S = 0.02
 """Seconds between two requests for the server's status during a training step."""
 SEED_BYTES = 6
-"""Size of a seed. Siblings count up from it, and a JSON reader that stores numbers as doubles keeps
-48 bits exactly."""
+"""Size of a seed. The index of a sibling is added to the seed. 48 bits stay exact in JSON readers
+that store numbers as doubles."""
 
 
 def seed_of(run_seed: int, row: str, nth: int) -> int:
@@ -54,9 +54,10 @@ class Lockstep:
         self._delivery = delivery
         self._link = link
         self._group_lock = asyncio.Lock()
-        """Held by the group that is being sampled and scored; waiters get it in their order."""
+        """Lock of the group that is being sampled and scored. Waiting groups get it in the order of
+        their requests."""
         self._num_requests: Counter[str] = Counter()
-        """Requests by dataset row; bounded by the size of the dataset."""
+        """Number of requests for each dataset row; bounded by the size of the dataset."""
 
     @contextlib.asynccontextmanager
     async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
@@ -74,7 +75,8 @@ class Lockstep:
     async def _wait_until_idle(self) -> None:
         """Wait until the server has accepted all scored groups and is publishing no weights.
 
-        Nothing waits while the server is unreachable; requests then fail or are held themselves.
+        This wait ends if the server is unreachable. Requests then fail, or are held by the retry
+        policy.
         """
 
         def is_accepted() -> bool:

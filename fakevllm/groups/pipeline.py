@@ -59,7 +59,7 @@ CLOSE_GRACE_S = 2.0
 
 
 class Pipeline:
-    """Handles every request on an inference route, from its draft to the app's answer."""
+    """The handler of every request on an inference route, from its draft to the app's answer."""
 
     def __init__(
         self,
@@ -75,8 +75,9 @@ class Pipeline:
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
     ) -> None:
-        """`on_placed`: called with each request's id, its place in its session and its question,
-        before the request is answered. It is called only if there are hooks."""
+        """Create the pipeline. `on_placed` is called before each request is answered, with the
+        request's id, its place in its session and its question. It is called only if there are
+        hooks."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._retry_handler = retry_handler
@@ -112,7 +113,7 @@ class Pipeline:
         return len(self._request_tasks)
 
     async def handle(self, draft: GroupDraft, receive: Receive, send: Send) -> None:
-        """Answer the app, with an error if nothing else is possible."""
+        """Handle one request. The app gets an answer, or an error if no answer is possible."""
         request, attempt = draft.request, draft.attempt
         own_task = self._track_task()
         try:
@@ -121,7 +122,9 @@ class Pipeline:
             ) as app:
                 draft.app = app
                 try:
-                    watched = app.watching(receive, partial(self._resends.left, attempt))
+                    watched = app.watching(
+                        receive, partial(self._resends.client_disconnected, attempt)
+                    )
                     await self._handle(GroupContext(draft, self._rules_for(request), app, watched))
                 except asyncio.CancelledError:
                     # Only a stop of the proxy cancels a request. The app gets an error, and the
@@ -138,7 +141,7 @@ class Pipeline:
     ) -> bool:
         """Answer a request that was sent again with the answer to its first attempt.
 
-        Return False if that attempt has no answer and the request must be handled as a new one.
+        Return False if that attempt has no answer. The request must then be handled as a new one.
         """
         own_task = self._track_task()
         try:
@@ -218,7 +221,8 @@ class Pipeline:
     async def _plan(
         self, request: Request, task: Task, rules: ServeRules
     ) -> tuple[SiblingPlan, str | None]:
-        """Return the request's plan, and the reason if the request is only served."""
+        """Return the request's plan, and a reason slug if the request is served without training,
+        else None."""
         if isinstance(request.ruling, ServeOnly):
             return SiblingPlan(1), request.ruling.recorded_reason
         if request.exchange is None:
@@ -250,10 +254,9 @@ class Pipeline:
     def _limit_siblings(
         self, plan: SiblingPlan, context: GroupContext
     ) -> tuple[SiblingPlan, str | None]:
-        """Return the plan with as many siblings as the engine has capacity for, and the reason if
-        the request is only served.
-
-        A lead without siblings is only served. It is sampled as it would be within a group.
+        """Reduce a plan to as many siblings as the engine has capacity for. Return the plan, and a
+        reason slug if the request is served without training. A lead without siblings is not
+        trained, but it is sampled as it would be within a group.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,
@@ -266,7 +269,8 @@ class Pipeline:
         return replace(plan, num=granted.num + 1), None
 
     async def _serve_single(self, context: GroupContext, reason: str) -> None:
-        """Relay one answer to the app while it arrives. `reason`: why no group is sampled."""
+        """Relay one answer to the app while it arrives. `reason` is the reason slug for which no
+        group is sampled."""
         request, draft, app = context.request, context.draft, context.app
         try:
             async with CancelOnDisconnect(context.receive, LINGER_S):
@@ -310,5 +314,6 @@ class Pipeline:
 
 
 def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:
-    """Return how many siblings the app waits for; none if the lead is streamed to it."""
+    """Return the number of siblings that the app waits for: 0 if the lead is streamed to the
+    app."""
     return 0 if rules.streams_lead else plan.num - 1

@@ -52,7 +52,7 @@ class ScoredSiblings:
 
 @dataclass(slots=True)
 class GroupDraft:
-    """What is known about a request when it arrives, and while it is answered.
+    """The data about a request from its arrival to its answer.
 
     Each of the methods `failed`, `served_once`, `fell_back` and `scored` returns the ledger record
     for one way in which the group can end.
@@ -77,8 +77,8 @@ class GroupDraft:
     is_answered_well: bool = False
     """Whether the app gets an answer of a model, and no error."""
     on_answer_id: Callable[[str, str | None, str | None, Place | None], None] | None = None
-    """Called with the group's id, the answer's id as the app reads it, the app's key and the place,
-    before the app can send feedback about the answer."""
+    """Callback with the group's id, the answer's id as the app reads it, the app's key and the
+    request's place. It is called before the app can send feedback about the answer."""
     answer_id: str | None = None
     received_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
@@ -93,8 +93,8 @@ class GroupDraft:
     def place(self) -> Place | None:
         """Return the request's place in its session.
 
-        The place is computed at the first call, at the latest for the record, when the app has
-        its answer.
+        The place is computed at the first call. The last chance is the record, which is made when
+        the app has its answer.
         """
         if self.placement is None:
             return None
@@ -104,7 +104,7 @@ class GroupDraft:
 
     def stream_began(self, engine_id: str | None) -> None:
         """Announce the answer's id when the app has read the first part of a stream: the app can
-        already send feedback. `engine_id`: the engine's id of the answer."""
+        already send feedback. `engine_id` is the engine's id of the answer."""
         answer_id = self.request.response_id or engine_id
         if answer_id is not None and self.answer_id is None:
             self._announce_answer(answer_id)
@@ -145,7 +145,7 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the record of a request that got the fallback's reply.
 
-        Its reason names `outage`, the reason for the fallback, even if the reply was no answer.
+        Its reason names `outage`, the reason for the fallback, even if the reply was an error.
         """
         reason = f"fallback: {outage}"
         return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -155,7 +155,7 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the record of a request that got one answer without a group.
 
-        `failure_prefix`: the beginning of the record's reason if the reply was no answer.
+        `failure_prefix` is the beginning of the record's reason if the reply was an error.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
@@ -215,11 +215,11 @@ class GroupDraft:
 
     @property
     def _is_cut(self) -> bool:
-        """Return whether the app left early and nobody has got the answer since."""
+        """Return whether the app disconnected early and no resend has got the answer since."""
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 
-    def _kept(self) -> KeptAnswer | None:
+    def _kept_answer(self) -> KeptAnswer | None:
         if self.attempt is None or self.app is None or not self.is_answered_well:
             return None
         return undelivered_answer(self.attempt, self.app, time.time())
@@ -259,7 +259,7 @@ class GroupDraft:
             cut=self.cut_reason,
             answer_id=self.answer_id,
             num_resent=0 if self.attempt is None else self.attempt.pending.num_resent,
-            kept=self._kept(),
+            kept_answer=self._kept_answer(),
             **_columns(place),
         )
 
@@ -308,8 +308,8 @@ def _sibling(
 
 
 def _failure(result: SiblingResult, body: Json) -> str | None:
-    """Return the failure slug of an answer, or None. A sibling without an answer has none; its
-    `error` column has the cause."""
+    """Return the failure slug of an answer, or None. A sibling without an answer has no failure
+    slug; its `error` column has the cause."""
     if result.answer is None:
         return None
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)

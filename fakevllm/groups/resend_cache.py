@@ -1,7 +1,7 @@
 """A cache of answers for requests that a client sends again.
 
-A resend gets the answer of its first attempt: from the group that is still running, or as it was
-kept. `attempts.py` decides which requests are resends.
+A resend gets the answer of its first attempt. The answer comes from the group, if it is still
+running, or from this cache. `attempts.py` decides which requests are resends.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from fakevllm_adapters.protocol.errors import unavailable
 log = logging.getLogger("fakevllm.requests")
 
 RESET_WINDOW_S = 2.0
-"""Seconds after the last byte in which a connection reset counts as a lost answer. A connection
-that is reset later is one that the client no longer needed."""
+"""Seconds after the last byte in which a connection reset counts as a lost answer. If the reset
+comes later, the client had read the answer and no longer needed the connection."""
 MIN_READ_RATE = 50_000
 """Bytes per second at which a slow client is assumed to read. The reset window grows by the time
-that the answer takes at this rate, because the last byte left the proxy at once."""
+that the answer takes at this rate, because the proxy writes an answer faster than the client reads
+it."""
 
 _FAILED = unavailable("What this request was sent for before has failed. Try again.")
 
@@ -43,18 +44,20 @@ class PendingAnswer:
 
     group_id: str
     window_s: float
-    """Seconds for which the answer may be delivered again."""
-    answered: asyncio.Future[SentResponse | None]
-    """The answer; None if the request failed, so that a resend is a new request."""
+    """Seconds for which the answer may be delivered to a resend."""
+    response: asyncio.Future[SentResponse | None]
+    """Future of the answer. Its result is None if the request failed; a resend is then a new
+    request."""
     has_left: bool = False
     """Whether the app of the first attempt has disconnected."""
     delivered_at: float = -math.inf
-    """Unix time at which the answer was last sent, if it was sent in one piece."""
+    """Unix time at which the whole answer was last sent; -inf if the answer was streamed or not
+    sent."""
     num_resent: int = 0
-    """How often the answer was delivered again."""
+    """Number of resends that got the answer."""
     on_delivery: Callable[[], None] | None = None
-    """Called before the answer is delivered to a resend, if the first attempt's app left without
-    it."""
+    """Callback before the answer is delivered to a resend, if the first attempt's app disconnected
+    without the answer."""
 
 
 ResendEntry = RequestAttempts[PendingAnswer]
@@ -63,8 +66,8 @@ ResendEntry = RequestAttempts[PendingAnswer]
 def identity_of(
     path: str, scope: str, raw: bytes, hints: Hints, headers: Mapping[bytes, bytes]
 ) -> RequestIdentity:
-    """Return a request's identity. `scope`: fingerprint of the app's key; `raw`: the body as the
-    app sent it."""
+    """Return a request's identity. `scope` is the fingerprint of the app's key, `raw` the app's
+    body."""
     digest = blake2b(digest_size=16)
     for part in (path, scope, hints.session or "", hints.parent or "", hints.user):
         digest.update(part.encode(errors="replace") + b"\0")
@@ -77,12 +80,13 @@ class ResendCache:
     """The answers of recent requests, for resends of the same requests."""
 
     def __init__(
-        self, window_s: float, kept: KeptAnswers, now: Callable[[], float] = time.time
+        self, window_s: float, kept_answers: KeptAnswers, now: Callable[[], float] = time.time
     ) -> None:
-        """`window_s`: seconds for which an answer may be delivered again, 0 for never. `now`: a
-        clock in Unix seconds, because a later proxy process reads the times in the ledger."""
+        """Create the cache. `window_s` is the number of seconds for which an answer may be
+        delivered again; 0 means never. `now` is a clock in Unix seconds, because a later proxy
+        process reads its times from the ledger."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
-        self._kept = kept
+        self._kept_answers = kept_answers
         self._window_s = window_s
         self._now = now
 
@@ -95,18 +99,18 @@ class ResendCache:
         """Load the answers that an earlier proxy process could not deliver."""
         if not self.is_on:
             return
-        for kept in self._kept.unexpired(self._now()):
+        for kept in self._kept_answers.unexpired(self._now()):
             headers = [(name.encode(), value.encode("latin-1")) for name, value in kept.headers]
-            answered = _settled(SentResponse(kept.status, headers, kept.body))
-            pending = PendingAnswer(kept.group_id, self._window_s, answered)
+            response = _completed_future(SentResponse(kept.status, headers, kept.body))
+            pending = PendingAnswer(kept.group_id, self._window_s, response)
             received_at = kept.until - self._window_s
             entry = self._attempts.begin(RequestIdentity(kept.key), pending, received_at)
             self._attempts.set_size(entry, len(kept.body))
             self._attempts.connection_lost(entry, received_at)
 
     def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """Return the entry that a request resends, or None for a new request. `scope`: the ASGI
-        scope of its connection."""
+        """Return the entry that a request resends, or None for a new request. `scope` is the ASGI
+        scope of the request's connection."""
         entry = self._attempts.find(identity, self._now())
         if entry is not None:
             _watch(scope, partial(self._connection_reset, entry))
@@ -114,8 +118,8 @@ class ResendCache:
 
     def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
         """Add a new request. The caller must call `ended` at the request's end."""
-        answered: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
-        pending = PendingAnswer(group_id, self._window_s, answered)
+        response: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
+        pending = PendingAnswer(group_id, self._window_s, response)
         entry = self._attempts.begin(identity, pending, self._now())
         _watch(scope, partial(self._first_connection_reset, entry))
         return entry
@@ -128,17 +132,17 @@ class ResendCache:
         pending = entry.pending
         try:
             async with CancelOnDisconnect(receive):
-                answered = await asyncio.shield(pending.answered)
-                if answered is not None:
+                response = await asyncio.shield(pending.response)
+                if response is not None:
                     if pending.on_delivery is not None:
                         pending.on_delivery()
-                    await app.send_stored(answered)
+                    await app.send_stored(response)
                 elif app.is_started:
                     await app.refuse(_FAILED)
         except (ClientDisconnected, asyncio.CancelledError):
             self._attempts.connection_lost(entry, self._now())
             raise
-        if answered is None:
+        if response is None:
             self._attempts.stopped_waiting(entry, self._now())
             return app.is_started
         if app.is_cut_short:
@@ -146,7 +150,7 @@ class ResendCache:
             return True
         self._delivered(entry, app)
         pending.num_resent += 1
-        self._kept.delivered(pending.group_id)
+        self._kept_answers.delivered(pending.group_id)
         log.info(
             "request %s was sent again and got its answer",
             pending.group_id,
@@ -154,42 +158,42 @@ class ResendCache:
         )
         return True
 
-    def left(self, entry: ResendEntry | None) -> None:
+    def client_disconnected(self, entry: ResendEntry | None) -> None:
         """Record that the app of the first attempt disconnected before it had its answer."""
         if entry is not None and not entry.pending.has_left:
             entry.pending.has_left = True
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
-        """Record the end of the first attempt. `is_answered`: whether it ended with an answer of a
-        model."""
+        """Record the end of the first attempt. `is_answered` is true if it ended with an answer of
+        a model."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()
-        answered = app.complete_answer if is_answered else None
-        if answered is None:
+        response = app.complete_answer if is_answered else None
+        if response is None:
             self._attempts.failed(entry, now)
         else:
-            self._attempts.set_size(entry, len(answered.body))
+            self._attempts.set_size(entry, len(response.body))
         if not pending.has_left:
-            if answered is None:
+            if response is None:
                 self._attempts.stopped_waiting(entry, now)
             else:
                 self._delivered(entry, app)
         elif not app.is_cut_short:
             self._attempts.delivery_confirmed(entry, now)
-        if not pending.answered.done():
-            pending.answered.set_result(answered)
+        if not pending.response.done():
+            pending.response.set_result(response)
 
     def _delivered(self, entry: ResendEntry, app: AppResponse) -> None:
         entry.pending.delivered_at = self._now() if app.is_single_chunk else -math.inf
         self._attempts.delivered(entry, self._now())
 
     def _first_connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
-        if entry.pending.answered.done():
+        if entry.pending.response.done():
             self._connection_reset(entry, error)
         else:  # the request's own task may not have seen the disconnect yet
-            self.left(entry)
+            self.client_disconnected(entry)
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
         """Take back a delivery if its connection is reset soon after the last byte.
@@ -199,32 +203,32 @@ class ResendCache:
         they have read enough.
         """
         now, pending = self._now(), entry.pending
-        answered = pending.answered.result() if pending.answered.done() else None
-        if answered is None or not isinstance(error, OSError) or not entry.num_delivered:
+        response = pending.response.result() if pending.response.done() else None
+        if response is None or not isinstance(error, OSError) or not entry.num_delivered:
             return
-        if now - pending.delivered_at > RESET_WINDOW_S + len(answered.body) / MIN_READ_RATE:
+        if now - pending.delivered_at > RESET_WINDOW_S + len(response.body) / MIN_READ_RATE:
             return
         self._attempts.delivery_failed(entry, now)
         if not entry.num_delivered:
-            self._kept.keep(_kept_answer(entry, answered, now))
+            self._kept_answers.keep(_kept_answer(entry, response, now))
 
 
 def undelivered_answer(entry: ResendEntry, app: AppResponse, now: float) -> KeptAnswer | None:
-    """Return the answer that the app missed, or None if nobody missed it or a resend got it."""
+    """Return the answer that the app did not get. Return None if the app or a resend got it."""
     if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
     return _kept_answer(entry, app.complete_answer, now)
 
 
-def _kept_answer(entry: ResendEntry, answered: SentResponse, now: float) -> KeptAnswer:
+def _kept_answer(entry: ResendEntry, response: SentResponse, now: float) -> KeptAnswer:
     pending = entry.pending
     return KeptAnswer(
         pending.group_id,
         entry.identity.key,
         now + pending.window_s,
-        answered.status,
-        [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answered.headers],
-        answered.body,
+        response.status,
+        [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers],
+        response.body,
     )
 
 
@@ -235,7 +239,7 @@ def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
         state[ON_CONNECTION_LOST] = on_lost
 
 
-def _settled(answered: SentResponse) -> asyncio.Future[SentResponse | None]:
+def _completed_future(response: SentResponse) -> asyncio.Future[SentResponse | None]:
     future: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
-    future.set_result(answered)
+    future.set_result(response)
     return future

@@ -1,13 +1,13 @@
-"""The decisions for one request with several siblings: a state machine, pure of I/O.
+"""The decisions for one request with several siblings, as a state machine without I/O.
 
 The methods of `GroupScheduler` take events and return decisions; `executor.py` carries them out.
 Randomness is passed in.
 
-Two processes run side by side. The app gets one answer: a sibling's answer, the lead's error, or an
-error that breaks the answer off. And the group ends once, settled or aborted; nothing is started
-after that. The executor reports the end of every sibling that was started and not cancelled, the
-end of every scoring, and the end of the app's answer. Events may arrive in any order, and late
-events change nothing.
+Two things are guaranteed, independently of each other. The app gets one answer: a sibling's answer,
+the lead's error, or an error that breaks the answer off. The group ends once, settled or aborted,
+and nothing is started afterwards. The executor reports the end of every sibling that was started
+and not cancelled, the end of every scoring, and the end of the app's answer. Events may arrive in
+any order, and late events change nothing.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class GroupScheduler:
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
     ) -> None:
-        """`can_stream`: whether the lead's answer is relayed to the app while it arrives, if the
-        serve policy is to serve the lead."""
+        """Create the state machine. If `can_stream` is true and the serve policy serves the lead,
+        the lead's answer is relayed to the app while it arrives."""
         assert num >= 2, "a group has at least two siblings"
         self._rules = rules
         self._rng = rng
@@ -139,23 +139,24 @@ class GroupScheduler:
         """Handle the first token of a relayed lead: its prompt is in the engine's prefix cache."""
         return self._start() if self._is_relayed and not self.is_over else []
 
-    def sibling_finished(self, index: int, came: SiblingOutcome) -> list[Decision]:
+    def sibling_finished(self, index: int, outcome: SiblingOutcome) -> list[Decision]:
         """Handle the end of a sibling that was started and not cancelled."""
         if self.is_over or index not in self._running:
             return []
         self._running.remove(index)
-        if came in (SiblingOutcome.ANSWERED, SiblingOutcome.HIDDEN):
+        if outcome in (SiblingOutcome.ANSWERED, SiblingOutcome.HIDDEN):
             self._answered.add(index)
-        if came is SiblingOutcome.ANSWERED:
+        if outcome is SiblingOutcome.ANSWERED:
             self._servable.add(index)
         if index == 0 and self._is_relayed:
-            return self._on_relay_end(came)
-        if index == 0 and came is SiblingOutcome.REFUSED and self.app is AppState.WAITING:
+            return self._on_relay_end(outcome)
+        if index == 0 and outcome is SiblingOutcome.REFUSED and self.app is AppState.WAITING:
             return self._on_lead_refused()
         return self._advance()
 
     def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
-        """Handle the end of a scoring. `rewards`: by sibling index; a missing sibling has none."""
+        """Handle the end of a scoring. `rewards` has the rewards by sibling index. A sibling that
+        is missing there has no reward."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
@@ -177,9 +178,9 @@ class GroupScheduler:
     def app_disconnected(self) -> list[Decision]:
         """Handle the app's disconnect.
 
-        Only a disconnect before the answer was chosen can abort the group. A chosen answer is
-        still sent, to nobody. If the rule is to `finish`, the answer is still chosen as well,
-        because the app may send the request again.
+        Only a disconnect before the answer was chosen can abort the group. An answer that was
+        chosen before counts as being sent. If `on_disconnect` is `finish`, an answer is still
+        chosen, because the app may send the request again.
         """
         is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
         if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
@@ -222,10 +223,10 @@ class GroupScheduler:
         self.is_over = True
         return [Settle()]
 
-    def _on_relay_end(self, came: SiblingOutcome) -> list[Decision]:
+    def _on_relay_end(self, outcome: SiblingOutcome) -> list[Decision]:
         """Handle the end of a relayed lead, which is the end of the app's answer."""
         self.app = AppState.ANSWERED
-        if came is SiblingOutcome.ANSWERED:
+        if outcome is SiblingOutcome.ANSWERED:
             self.selection = Selection(0, None, 1.0)
             return [*self._start(), *self._advance()]
         return [*self._cancel(), *self._settle()]

@@ -41,7 +41,8 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Return the outcome for all `num` siblings. `positions`: those of the scored siblings."""
+    """Return the outcome for all `num` siblings. `positions` are the positions of the scored
+    siblings."""
     rewards: list[float | None] = [None] * num
     annotations: list[Json] = [{} for _ in range(num)]
     for position, annotation in zip(positions, outcome.annotations, strict=False):

@@ -44,9 +44,9 @@ def select(
     """Return the sibling to serve and the best one.
 
     The sibling with the highest reward is served; ties are broken at random. Without rewards, the
-    answered sibling with the lowest index is served. `servable`: the siblings that can be served,
-    all by default; the best sibling may be none of them. `random_fraction`: the probability that
-    a random servable sibling is served instead.
+    answered sibling with the lowest index is served. `servable` has the siblings that can be
+    served; the default is all. The best sibling need not be servable. `random_fraction` is the
+    probability that a random servable sibling is served instead.
 
     >>> select([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
     Selection(served=1, best=1, propensity=1.0, is_random=False)
@@ -113,7 +113,7 @@ class Failure(StrEnum):
     BROKEN_TOOL_CALL = "broken_tool_call"
     EMPTY = "empty"
     NOT_JSON = "not_json"
-    """The request asked for JSON, and the answer is none."""
+    """The request asked for JSON, and the answer is not JSON."""
 
 
 def is_broken_off(answer: Answer) -> bool:
@@ -122,7 +122,8 @@ def is_broken_off(answer: Answer) -> bool:
 
 
 def failure_of(answer: Answer, body: Json) -> Failure | None:
-    """Return the model's failure in an answer, or None. `body`: the request as sent upstream.
+    """Return the model's failure in an answer, or None. `body` is the request as sent to the
+    upstream.
 
     >>> failure_of(Answer({"content": "So then I"}, "length"), {})
     <Failure.CUT_OFF: 'cut_off'>

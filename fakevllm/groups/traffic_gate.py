@@ -26,9 +26,9 @@ class TrafficGate:
         *,
         trains: bool = True,
     ) -> None:
-        """`key_name`: returns the configured name of an API key, or None. `trains`: whether any
-        request becomes a group; if none does, no session is looked up before the answer is
-        sent."""
+        """Create the gate. `key_name` returns the configured name of an API key, or None. `trains`
+        says whether any request becomes a group. If it is false, no session is looked up before the
+        answer."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -47,7 +47,7 @@ class TrafficGate:
     ) -> Ruling:
         """Return the ruling for a request, and place the request in its session if it can train.
 
-        `key`: the app's API key; `app_key`: the key's fingerprint.
+        `key` is the app's API key, `app_key` the key's fingerprint.
         """
         facts = RequestFacts(
             route=request.adapter.name,

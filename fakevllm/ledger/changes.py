@@ -77,17 +77,17 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     ]
     _many(db, _PUT_SIBLING, siblings)
     for record in latest:
-        if record.kept is not None:
-            keep_answer(db, record.kept)
+        if record.kept_answer is not None:
+            keep_answer(db, record.kept_answer)
 
 
-def keep_answer(db: Connection, kept: KeptAnswer) -> None:
-    """Store an answer for a retry, and delete expired ones.
+def keep_answer(db: Connection, answer: KeptAnswer) -> None:
+    """Store an answer for a retry, and delete expired answers.
 
     The group's own row may be written later: a streamed answer ends before its group does.
     """
-    headers = orjson.dumps(kept.headers).decode()
-    row = (kept.group_id, kept.key, kept.until, kept.status, headers, kept.body)
+    headers = orjson.dumps(answer.headers).decode()
+    row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
     db.exec_driver_sql("DELETE FROM kept_answers WHERE until < ?", (time.time(),))
     db.exec_driver_sql(_PUT_KEPT, row)
 
@@ -139,7 +139,7 @@ def read_cursor(db: Connection, run_id: str) -> int:
 
 
 def task_secret(db: Connection) -> bytes:
-    """Return the file's secret for task keys; make one if there is none."""
+    """Return the file's secret for task keys; create it if it does not exist."""
     secret = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
     if secret is None:
         secret = secrets.token_hex(32)
@@ -187,7 +187,8 @@ def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
 
 
 def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
-    """Return the rows of a trained group. An older server sends no advantages: they are None."""
+    """Return the rows of a trained group. The advantages are None if the server is older than they
+    are."""
     pairs = itertools.zip_longest(group.siblings, group.advantages[: len(group.siblings)])
     return [(advantage, group.group_id, index) for index, advantage in pairs]
 

@@ -1,6 +1,5 @@
-"""Feedback in the ledger: its rows, and the queries that value and train it.
-
-Reads block, so call them off the event loop.
+"""Feedback in the ledger: its rows, and the queries for its value and its training. Reads block, so
+call them off the event loop.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class ServedCalls:
     run_id: str | None
     calls: list[CapturedCall]
     is_unshaped: bool
-    """Whether the tokens of every call are known to be chosen from the whole vocabulary, or from a
+    """Whether the tokens of every call are known to be sampled from the whole vocabulary, or from a
     mask that the trainer can apply too."""
 
 
@@ -130,7 +129,7 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return group id and feedback id of each id that is a sample's."""
+    """Return group id and feedback id of each id that belongs to a sample."""
     samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -141,12 +140,12 @@ class FeedbackRows:
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
     ) -> None:
-        """`put` queues a change for the ledger's writer."""
+        """Create the reader and writer. `put` queues a change for the ledger's writer."""
         self._read_engine = read_engine
         self._put = put
 
     def record(self, row: FeedbackRecord) -> WriteReceipt:
-        """Store feedback; nothing changes if its group has feedback of the same id."""
+        """Store feedback, unless its group has feedback with the same id."""
         return self._put(partial(_run, sql=_INSERT, row=_VALUES(row)))
 
     def set_outcome(
@@ -169,7 +168,7 @@ class FeedbackRows:
         return self._put(partial(_run, sql=_OUTCOME, row=(*values, *key)))
 
     def void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Take the value from feedback, unless it was added to a reward or sent already."""
+        """Void feedback, unless it was added to a reward or sent already."""
         return self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
     def mark_too_late(self, row: FeedbackRecord) -> WriteReceipt:
@@ -180,14 +179,14 @@ class FeedbackRows:
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
-        """Return the app's latest group whose answer, or which itself, has this id."""
+        """Return the app's latest group with this answer id or this group id."""
         return self._one(_FIND_GROUP, answer_id, app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
-        """Return the group whose answer the request `group_id` comments on by following it.
+        """Return the group about whose answer the request `group_id` is implicit feedback.
 
-        A regeneration comments on the latest other group with the same history. Any other request
-        comments on its parent if it begins a new turn.
+        For a regeneration, this is the latest other group with the same history. For any other
+        request that begins a new turn, it is the parent.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)

@@ -1,4 +1,4 @@
-"""The answers that wait for a retry of their request, because the app disconnected."""
+"""The answers of apps that disconnected, stored for a retry of their requests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class KeptAnswers:
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], object]
     ) -> None:
-        """`put` queues a change for the ledger's writer."""
+        """Create the reader and writer. `put` queues a change for the ledger's writer."""
         self._read_engine = read_engine
         self._put = put
 
-    def keep(self, kept: KeptAnswer) -> None:
+    def keep(self, answer: KeptAnswer) -> None:
         """Store the answer of a group whose app has disconnected."""
-        self._put(partial(changes.keep_answer, kept=kept))
+        self._put(partial(changes.keep_answer, answer=answer))
 
     def delivered(self, group_id: str) -> None:
-        """Delete an answer, and count the retry: the app has the whole answer now."""
+        """Delete an answer and count the retry, because the app has the whole answer now."""
         self._put(partial(changes.mark_resent, group_id=group_id))
 
     def unexpired(self, now: float) -> list[KeptAnswer]:

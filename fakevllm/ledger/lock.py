@@ -1,4 +1,4 @@
-"""The lock that allows one proxy per ledger. Two proxies would send each other's groups twice."""
+"""The lock that allows only one proxy per ledger. Two proxies would both send the same groups."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
 FindRequest = Callable[[str], AnsweredRequest | None]
-"""Returns the app's request whose answer has this response id; None if there is none."""
+"""Function that returns the app's request whose answer has a response id, or None."""
 
 MAX_HISTORY = 1000
 """Maximum number of answers in a chain of `previous_response_id`."""
@@ -23,8 +23,8 @@ MAX_HISTORY = 1000
 def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
     """Return the requests and answers that a body refers to by `previous_response_id`.
 
-    The oldest pair comes first. Returns None if the body refers to no answer, to one that this app
-    never got, or to more than MAX_HISTORY.
+    The oldest pair comes first. Returns None if the body refers to no answer, to an answer that
+    this app never got, or to a chain of more than MAX_HISTORY answers.
     """
     response_id = body.get("previous_response_id")
     if not adapter.has_previous_response or not isinstance(response_id, str):

@@ -1,7 +1,8 @@
 """The plain data that goes into the ledger and comes out of it, named as the columns are.
 
 `GroupRecord`, `SiblingRecord` and `FeedbackRecord` define the columns of their tables: tables.py
-derives the tables from the fields. The metadata of a field says what its type does not.
+derives the tables from the fields. The metadata of a field has the properties of its column that
+the type does not express.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ class SiblingRecord:
     error: str | None = None
     trained: bool = False
     failure: str | None = None
-    """Why the completion is no usable answer, as a slug. The model causes `cut_off`,
-    `broken_tool_call`, `empty` and `not_json`; the engine causes `broken_off`."""
+    """Slug of the reason why the completion is not a usable answer; NULL for a usable answer. The
+    model causes `cut_off`, `broken_tool_call`, `empty` and `not_json`; the engine causes
+    `broken_off`."""
     advantage: float | None = None
     """Mean advantage over the completion's tokens, in the step that trained it. NULL if no step
-    did, or if the server is older than this column."""
+    trained the completion, or if the server is older than this column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ class GroupRecord:
     state: str = field(metadata=INDEXED)
     """A `State`."""
     reason: str | None
-    """Why the group was not trained; NULL if it was, or still may be."""
+    """Reason why the group was not trained; NULL if it was trained or may still be trained."""
     hook_hash: str | None
     siblings: Sequence[SiblingRecord] = field(metadata=NOT_A_COLUMN)
     step: int | None = field(default=None, metadata=INDEXED)
@@ -124,12 +126,12 @@ class GroupRecord:
     response_id: str | None = field(default=None, metadata=INDEXED)
     """The id by which later requests may refer to the answer."""
     served_by: str | None = None
-    """How the served sibling was chosen: best, random, lead or greedy. NULL if there was no
-    choice."""
+    """Rule by which the served sibling was chosen: best, random, lead or greedy. NULL if no sibling
+    was chosen."""
     propensity: float | None = None
     """Probability with which this sibling would be served, given the same answers and rewards."""
     cut: str | None = None
-    """Why the group has fewer siblings than requested."""
+    """Reason why the group has fewer siblings than requested."""
     session_id: str | None = field(default=None, metadata=INDEXED)
     parent_session_id: str | None = None
     """The session that started this one."""
@@ -138,18 +140,18 @@ class GroupRecord:
     kind: str | None = None
     """Role of the request in its session: a `Kind` of sessions/types.py."""
     evidence: str | None = None
-    """How the session was found: an `Evidence` of sessions/types.py."""
+    """Evidence by which the session was found: an `Evidence` of sessions/types.py."""
     asked_key: str | None = None
     """Key of the request's history, in hex. A restarted proxy finds continuations by it."""
     turn: int | None = None
     """Number of the turn in the session, from 1. A tool's result begins no turn."""
     num_resent: int = field(default=0, metadata={"server_default": "0"})
-    """How often a retry of the request got this group's answer."""
+    """Number of retries of the request that got this group's answer."""
     answer_id: str | None = field(default=None, metadata=INDEXED)
-    """Id of the answer as the app got it. Feedback names the answer by it."""
+    """Id of the answer as the app got it, with which feedback refers to the answer."""
     run_id: str | None = None
     """The server's run to which the weight versions of the group's calls belong."""
-    kept: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
+    kept_answer: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 
 class FeedbackState(StrEnum):
@@ -201,7 +203,7 @@ class FeedbackRecord:
     score: float | None = None
     thumbs: str | None = None
     edited: str | None = None
-    """What the answer should have been: a demonstration."""
+    """Corrected text of the answer: a demonstration."""
     comment: str | None = None
     state: str = field(default=FeedbackState.RECEIVED, metadata=INDEXED)
     """A `FeedbackState`."""
@@ -283,7 +285,7 @@ class LedgerHealth:
     waiting: int
     """Number of writes in the queue."""
     error: str | None
-    """Why the latest write failed; None if it succeeded."""
+    """Error of the latest write; None if it succeeded."""
 
     @property
     def ok(self) -> bool:

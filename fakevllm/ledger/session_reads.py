@@ -100,7 +100,7 @@ class SessionGroup:
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """A request that follows an earlier answer, and so is a signal of what it was worth.
+    """A request that follows an earlier answer. It may show how useful that answer was.
 
     >>> FollowUp("g2", "regenerates", False, "And now?", 7.0).is_new_turn
     False

@@ -53,7 +53,7 @@ class Ledger:
     """The open ledger: the owner of its writer thread and connections. Close it last.
 
     Sessions, calls, kept answers and feedback have readers and writers of their own: `sessions`,
-    `calls`, `kept` and `feedback`.
+    `calls`, `kept_answers` and `feedback`.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -64,7 +64,7 @@ class Ledger:
         self._writer: Writer[_Change] = Writer(self._transact)
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
-        self.kept = KeptAnswers(read_engine, self._writer.put)
+        self.kept_answers = KeptAnswers(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)
 
     @staticmethod

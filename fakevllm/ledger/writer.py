@@ -45,7 +45,8 @@ class WriteReceipt:
 
     is_written: bool = False
     error: str | None = None
-    """Why the change was dropped; None while the change is queued, and if it was written."""
+    """Error for which the change was dropped; None while the change is queued, and if it was
+    written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ class FlushMark:
 
 
 class Transact(Protocol[WrittenChange]):
-    """Writes a batch of changes in one transaction."""
+    """A function that writes a batch of changes in one transaction."""
 
     def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
         """Write all changes in order, or none. Return whether any row changed.
 
         A transaction that changes no row succeeds on a full disk too, and so does not prove that
-        the ledger can be written. Raises OperationalError if the file is the cause, and any other
-        exception if a change is.
+        the ledger can be written. Raises OperationalError for a problem of the file, and any other
+        exception for a problem of a change.
         """
         ...
 
@@ -87,17 +88,17 @@ class Writer(Generic[Change]):
 
     @property
     def num_dropped(self) -> int:
-        """Changes dropped since the start."""
+        """Number of changes dropped since the start."""
         return self._num_refused + self._num_failed
 
     @property
     def num_waiting(self) -> int:
-        """Changes in the queue."""
+        """Number of changes in the queue."""
         return self._queue.qsize()
 
     @property
     def error(self) -> str | None:
-        """Why the latest change was dropped; None if a later change was written."""
+        """Error of the latest dropped change; None if a later change was written."""
         return self._error
 
     def put(self, change: Change) -> WriteReceipt:

@@ -43,7 +43,8 @@ response_id=None, is_retry=False)
     user: str = ""
     """Name of the user, who may have many sessions. Sessions of two users are never mixed up."""
     cache_key: str = ""
-    """The `prompt_cache_key`. Some apps send one per conversation, others the same one always."""
+    """The `prompt_cache_key`. Some apps send one key per conversation, others always send the same
+    key."""
     response_id: str | None = None
     """The `previous_response_id`: id of the answer that the request continues."""
     is_retry: bool = False

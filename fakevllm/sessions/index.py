@@ -1,7 +1,7 @@
 """The index of the latest groups and their sessions, by several keys.
 
-Its size is bounded. The least recently used group is evicted first, and a session with the last of
-its groups.
+Its size is bounded. The least recently used group is evicted first. A session is evicted together
+with its last group.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class SessionNode:
     parent_id: str | None = None
     """Id of the session that started this one."""
     turn: int = 0
-    """Turn of the latest request that was no side call; 0 before the first."""
+    """Turn of the latest request that was not a side call; 0 before the first such request."""
     last_served: str | None = None
-    """Id of the latest served group that was no side call."""
+    """Id of the latest served group that was not a side call."""
     last_main: str | None = None
-    """Id of the latest group that was no side call."""
+    """Id of the latest group that was not a side call."""
     user: str = ""
     cache_key: str = ""
     first_question: str = ""
@@ -88,7 +88,7 @@ class GroupNode:
     answered_key: bytes | None = None
     """Key of the history with the served answer at its end."""
     message_key: bytes | None = None
-    """Key of the served answer alone; None if it is not distinctive."""
+    """Key of the served answer alone; None if the answer is not distinctive."""
     call_ids: tuple[str, ...] = ()
     response_id: str | None = None
     continuations: dict[str, GroupNode] | None = None
@@ -100,7 +100,8 @@ class GroupNode:
 
 
 class GroupIndex(Generic[Key]):
-    """Groups by a key. Several groups may share a key; most do not, so one group needs no dict."""
+    """Groups by a key. Several groups may share a key. Most keys have one group, which is stored
+    without a dict."""
 
     def __init__(self) -> None:
         self._entries: dict[Key, GroupNode | dict[str, GroupNode]] = {}

@@ -32,7 +32,7 @@ class HistoryMatch(NamedTuple):
 
     group: GroupNode
     at: int
-    """Index of the last message that belongs to the group: its answer, or its question."""
+    """Index of the last message that belongs to the group: the group's answer, or its question."""
 
 
 class LookupResult(NamedTuple):
@@ -48,7 +48,7 @@ class LookupResult(NamedTuple):
 
 
 class SessionLookup:
-    """Finds the sessions of requests in an index."""
+    """The lookup of sessions in an index."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
@@ -56,7 +56,7 @@ class SessionLookup:
     def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
         """Return the session and the parent of a request.
 
-        `named` is the session that the request's hints name; None if it is not in the index.
+        `named` is the session that the request's hints name; None if the index has no such session.
         """
         is_named = request.hints.session is not None
         issued, evidence = self._by_issued_id(request)
@@ -72,8 +72,8 @@ class SessionLookup:
             answered = issued if answered is None or issued.at > answered.at else answered
         if is_named and named is None:  # a new session; with the history of another it is a fork
             return LookupResult(None, evidence, answered.group if answered else None, answered)
-        found = self._by_history(request, answered, within, evidence)
-        return found or self._by_other_evidence(request, within, evidence)
+        result = self._by_history(request, answered, within, evidence)
+        return result or self._by_other_evidence(request, within, evidence)
 
     def _by_history(
         self,
@@ -82,31 +82,32 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Return what the history and its answers show; None if they show nothing."""
+        """Return the result from the history and its answers, or None."""
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
             evidence = Evidence.PREFIX
-        asked = self._question_prefix(request, session, answered.at if answered else -1)
-        if asked is not None:
-            session = asked.group.session
+        question = self._question_prefix(request, session, answered.at if answered else -1)
+        if question is not None:
+            session = question.group.session
             evidence = Evidence.QUESTION if evidence is Evidence.NONE else evidence
-            is_answered = request.history.messages[asked.at + 1].role == "assistant"
-            if asked.group.status is GroupStatus.SERVED and is_answered:
-                return LookupResult(session, evidence, asked.group, asked)
-        if answered is None and asked is None:
+            is_answered = request.history.messages[question.at + 1].role == "assistant"
+            if question.group.status is GroupStatus.SERVED and is_answered:
+                return LookupResult(session, evidence, question.group, question)
+        if answered is None and question is None:
             return None
         parent = answered.group if answered else None
-        return LookupResult(session, evidence, parent, asked or answered)
+        return LookupResult(session, evidence, parent, question or answered)
 
     def _by_other_evidence(
         self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
     ) -> LookupResult:
-        """Return what answers in the middle of the history, names, cache key and quotes show."""
+        """Return the result from the other evidence: answers in the middle of the history, names,
+        cache key and quotes."""
         match = self._distinctive_answer(request, within)
         if match is not None:
             is_known = evidence is not Evidence.NONE
-            found = evidence if is_known else Evidence.ANSWER
-            return LookupResult(match.group.session, found, match.group, match)
+            evidence = evidence if is_known else Evidence.ANSWER
+            return LookupResult(match.group.session, evidence, match.group, match)
         if within is not None:
             return LookupResult(within, evidence)
         cache_key = request.hints.cache_key
@@ -157,8 +158,8 @@ class SessionLookup:
     ) -> HistoryMatch | None:
         """Return the longest prefix, beyond message `after`, that equals an earlier history.
 
-        Without a session, the next message must be the answer, which the app has reworded, and only
-        one session may be possible.
+        Without a session, two more conditions must hold: the next message must be an answer, which
+        the app has reworded, and only one session may be possible.
         """
         messages = request.history.messages
         by_history = self._index.by_history
@@ -178,8 +179,8 @@ class SessionLookup:
     def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
         """Return the failed request that this one retries.
 
-        The client's library must say that it retries: without that, the same words may be another
-        user's.
+        The client's library must mark the request as a retry, because equal text may come from
+        another user.
         """
         if not request.hints.is_retry:
             return None
@@ -235,7 +236,7 @@ class SessionLookup:
 def padded(text: str) -> str:
     """Return the beginning of a text, in the form that `quotes` takes.
 
-    The rest is cut off, because the text is searched once per session.
+    The rest is cut off to limit the time, because the text is searched once per session.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 

@@ -1,12 +1,11 @@
-"""Normalized histories: keys that are equal however a client repeats a conversation.
+"""Normalized histories, whose keys are equal in whatever form a client repeats a conversation.
 
 Clients parse the messages they got and serialize them again, so the bytes differ. A key covers the
 role, the text, the tool calls with their arguments as values, and pictures as they are sent. It
-leaves out what changes between requests: ids, system prompts (they contain the date), thoughts,
-`cache_control`, reminders that coding agents insert, and empty messages.
-
-A prompt without messages is a history too. It continues an earlier prompt if it begins with that
-prompt and the answer to it.
+leaves out the parts that change between requests: ids, system prompts (they contain the date),
+reasoning, `cache_control`, reminders that coding agents insert, and empty messages. A prompt
+without messages is a history too. It continues an earlier prompt if it begins with that prompt and
+its answer.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ SYSTEM_CHARS = 256
 """Characters of the system prompt in its key: enough to distinguish apps, and mostly before the
 date."""
 LONG_ANSWER = 40
-"""Characters from which an answer is distinctive. Tool calls are distinctive at any length."""
+"""Number of characters from which an answer is distinctive. Tool calls are distinctive at any
+length."""
 NUM_ENDS = 256
-"""Number of answered prompts that a new prompt is compared with. Each comparison finishes a hash.
+"""Number of answered prompts with which a new prompt is compared. A comparison costs one hash.
 """
 
 _REMINDERS = ("<system-reminder>", "</system-reminder>")
@@ -60,7 +60,7 @@ _EXAMPLES_END = "I switched to a new code base."
 
 
 class NormalizedMessage(NamedTuple):
-    """A message of a history, without what does not count."""
+    """A message of a history, reduced to the parts that its key covers."""
 
     role: str
     """user, tool or assistant."""
@@ -69,7 +69,8 @@ class NormalizedMessage(NamedTuple):
     history_key: bytes
     """Key of the history up to and including this message."""
     call_ids: tuple[str, ...]
-    """Ids of tool calls: those that an assistant makes, or the one that a tool answers."""
+    """Ids of tool calls: of the calls that the assistant makes, or of the call that the tool
+    answers."""
     is_from_user: bool
     """Whether a user wrote the message. False for tool results and for texts of the client."""
     is_distinctive: bool
@@ -85,22 +86,23 @@ class MessageHistory:
     """Key of the empty history in this scope."""
     messages: list[NormalizedMessage] = field(default_factory=list[NormalizedMessage])
     system_key: bytes = b""
-    """Key of the beginning of the system prompt; b"" if there is none."""
+    """Key of the beginning of the system prompt; b"" without a system prompt."""
 
     @property
     def question(self) -> str:
-        """The last text that a user wrote; "" if there is none."""
+        """Last text that a user wrote, or ""."""
         texts = (message.text for message in reversed(self.messages) if message.is_from_user)
         return next(texts, "")
 
     @property
     def user_text(self) -> str:
-        """All texts that a user wrote, joined; it is searched for quotes."""
+        """All texts that a user wrote, joined, in which quotes are searched."""
         return "\n".join(message.text for message in self.messages if message.is_from_user)
 
     @property
     def key(self) -> bytes:
-        """Key of the whole history; b"" if there is no message, and so nothing to continue."""
+        """Key of the whole history; b"" without messages, because such a request cannot be
+        continued."""
         return self.messages[-1].history_key if self.messages else b""
 
     @property
@@ -109,7 +111,7 @@ class MessageHistory:
         return any(message.role == "assistant" for message in self.messages)
 
     def turns_after(self, at: int) -> int:
-        """Return the number of turns that users began after message `at`; -1 counts all.
+        """Return the number of turns that users began after message `at`. -1 counts all turns.
 
         Several messages of a user between two answers begin one turn.
         """
@@ -123,7 +125,8 @@ class MessageHistory:
 
 
 def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
-    """Return the normalized history of chat messages. Never raises, whatever an app sends."""
+    """Return the normalized history of chat messages. The function never raises, whatever an app
+    sends."""
     history = MessageHistory(scope_key(scope))
     history_key, previous_role, num_examples = history.start, "", 0
     for raw_message in messages:
@@ -219,16 +222,16 @@ def without(text: str, begin: str, end: str) -> str:
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
     """
-    kept: list[str] = []
+    passages: list[str] = []
     at = 0
     while (start := text.find(begin, at)) >= 0 and (stop := text.find(end, start)) >= 0:
-        kept.append(text[at:start])
+        passages.append(text[at:start])
         at = stop + len(end)
-    return "".join([*kept, text[at:]]) if kept else text
+    return "".join([*passages, text[at:]]) if passages else text
 
 
 def _non_text_parts(content: object) -> list[bytes]:
-    """Return the parts that are no text: pictures, sound, files."""
+    """Return the parts that are not text: pictures, sound, files."""
     parts: list[bytes] = []
     for part in cast(list[Any], content) if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(cast(Json, part).get("text"), str):
@@ -267,8 +270,8 @@ def _call_ids(message: Json, role: str, text: str) -> Iterator[str]:
 
 
 def canonical_arguments(arguments: object) -> bytes:
-    """Return a call's arguments in one form, whatever their spaces, order, escapes and the spelling
-    of whole numbers. Arguments that are not JSON are returned as they are.
+    """Return a call's arguments in a canonical form, independent of spaces, order, escapes and the
+    spelling of whole numbers. Arguments that are not JSON are returned as they are.
 
     >>> canonical_arguments('{"b": 1.0, "a": "\\\\u00e9"}').decode()
     '{"a":"é","b":1}'

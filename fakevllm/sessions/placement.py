@@ -1,7 +1,7 @@
 """The placement of one request in the session tree.
 
-A request is placed once, at the latest when its group is recorded. Trouble never reaches the app: a
-request that cannot be placed has no place.
+A request is placed once, at the latest when its group is recorded. An error here never reaches the
+app: the request then has no place.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Placement:
-    """A request, and its place in the tree as soon as it has one."""
+    """A request, and its place in the tree after it was placed."""
 
     tree: SessionTree
     group_id: str
@@ -44,9 +44,9 @@ class Placement:
     _is_served: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
-        """Return the session that the request would continue as a main call; None if none is known.
+        """Return the session that the request would continue as a main call, or None.
 
-        Call `place` soon after: it uses this lookup, and other requests may evict what was found.
+        Call `place` soon afterwards: it uses this lookup, and other requests may evict the session.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -81,7 +81,7 @@ class Placement:
             log.exception("the answer of request %s could not be kept", self.group_id)
 
     def failed(self, at: float) -> None:
-        """Note that the app has not got the whole answer, unless `served` was called."""
+        """Record that the app did not get the whole answer, unless `served` was called."""
         if self._place is not None and not self._is_served:
             self.tree.failed(self.group_id, at)
 

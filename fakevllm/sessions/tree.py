@@ -1,5 +1,5 @@
-"""The session tree: it places every request, and stores every served answer, so that later requests
-are recognized by the history that they repeat."""
+"""The session tree. It places every request and stores every served answer. Later requests are
+recognized by the history that they repeat."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ before it sends the conversation's first question."""
 NUM_ORPHANS = 32
 """Maximum number of side calls that wait."""
 _ORPHAN_CHARS = 4_000
-"""Characters of a waiting side call that are kept."""
+"""Maximum number of characters stored of a waiting side call."""
 
 
 class _Orphan(NamedTuple):
-    """A side call that quotes a question which no main call has asked yet."""
+    """A side call that quotes a question before any main call with that question has arrived."""
 
     session_id: str
     text: str
@@ -49,7 +49,8 @@ class _Orphan(NamedTuple):
 
 
 class SessionTree:
-    """The sessions of all apps. It is pure: times are arguments. Only one thread may use it."""
+    """The sessions of all apps. The tree is pure: times are arguments. Only one thread may use the
+    tree."""
 
     def __init__(self, max_groups: int = MAX_GROUPS) -> None:
         self._index = SessionIndex(max_groups)
@@ -78,9 +79,8 @@ class SessionTree:
     def history_of(
         self, body: Json, prompt: str, scope: str
     ) -> tuple[MessageHistory, PromptHash | None]:
-        """Return the history of a body in the upstream's format.
-
-        `prompt` counts if the body has no messages. The hash is that of the prompt, or None.
+        """Return the history of a body in the upstream's format, and the hash of its prompt or
+        None. `prompt` is used if the body has no messages.
         """
         messages: object = body.get("messages")
         if isinstance(messages, list):
@@ -89,7 +89,7 @@ class SessionTree:
         return history, PromptHash(prompt, scope) if prompt else None
 
     def find(self, request: IncomingRequest) -> LookupResult:
-        """Return where a request would be placed. Changes nothing."""
+        """Return the session and the parent of a request without placing it."""
         session_id = _named_session_id(request)
         named = self._index.sessions.get(session_id) if session_id else None
         return self._lookup.find(request, named)
@@ -154,7 +154,7 @@ class SessionTree:
             group.session.last_answer = _excerpt(text)
 
     def failed(self, group_id: str, at: float) -> None:
-        """Note that the app got no answer, or not the whole answer. `at` is in Unix seconds."""
+        """Record that the app did not get a whole answer. `at` is in Unix seconds."""
         group = self._index.groups.get(group_id)
         if group is not None:
             group.status, group.ended_at, group.prompt_hash = GroupStatus.FAILED, at, None
@@ -179,9 +179,8 @@ class SessionTree:
                 self.served(placed.group_id, message, placed.received_at, placed.response_id)
 
     def _open_session(self, request: IncomingRequest) -> SessionNode:
-        """Return a session for a request without a known one.
-
-        It is the session of a side call that waits for this request, or else a new session.
+        """Return a session for a request whose session is not known. If a side call waits for this
+        request, it is the side call's session, else a new session.
         """
         session_id = _named_session_id(request)
         adopted = None if session_id or request.is_side else self._adopting_session(request)
@@ -250,7 +249,7 @@ class SessionTree:
         return Kind.EDITS if is_continued else Kind.CONTINUES
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
-        """Return whether the history has the parent's answer, but not what preceded it."""
+        """Return whether the history has the parent's answer, but not the messages before it."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group
@@ -313,14 +312,15 @@ class SessionTree:
 
 
 def _named_session_id(request: IncomingRequest) -> str | None:
-    """Return the id of the session that the request names; None if it names none."""
+    """Return the id of the session that the request names, or None."""
     name = request.hints.session
     return _session_id(request.scope, name) if name else None
 
 
 @lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
-    """Return the id of a named session, which is the same after any time and restart."""
+    """Return the id of a named session. A name of one scope always gives the same id, also after a
+    restart."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

@@ -67,8 +67,8 @@ class Evidence(StrEnum):
 class IncomingRequest:
     """A request that is to be placed.
 
-    This class and `Place` are not frozen, because every request of the app creates one of each, and
-    frozen dataclasses take longer to create.
+    This class and `Place` are not frozen, because every request creates both, and frozen
+    dataclasses take longer to create.
     """
 
     group_id: str

@@ -5,7 +5,7 @@
 `on_feedback` hook for its value, and adds the value to the group's reward. Feedback that arrives
 after its group was sent becomes a training sample of its own in `late_samples`.
 
-A group or sample that the server may train on is always in the ledger first. Rewards and feedback
-that a stop or a crash kept from being sent are sent by the next proxy process, and the server
+A group or sample that the server may train on is always in the ledger first. If a stop or a crash
+prevents rewards or feedback from being sent, the next proxy process sends them, and the server
 accepts each group and each sample once. Nothing here delays an app's answer.
 """

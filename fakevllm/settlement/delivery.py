@@ -1,9 +1,9 @@
-"""Delivery of a group once its app has been answered: first to the ledger, then to the server.
+"""Delivery of a group after its app has been answered: first to the ledger, then to the server.
 
 A group is in the ledger with the state `scored` before its rewards are sent, and may be held in
-that state for feedback about its answer. If a stop or a crash kept a group from being sent, the
-next proxy process sends it, without waiting for the rest of its window. The server accepts each
-group once.
+that state for feedback about its answer. If a stop or a crash prevents a group from being sent, the
+next proxy process sends the group, without waiting for the rest of its window. The server accepts
+each group once.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ log = logging.getLogger("fakevllm.settlement.delivery")
 CLOSE_GRACE_S = 10.0
 """Seconds that a stopping proxy waits for groups that are being sent."""
 RESEND_PAUSE_S = 1.0
-"""Seconds before a group is sent again whose request failed for a passing reason."""
+"""Seconds between two attempts to send a group after a temporary error."""
 ALREADY_ACCEPTED = 409
 """HTTP status by which the server reports that it has the group already, with other rewards."""
 
 
 class Delivery:
-    """Sends groups to the server in the background. It must be closed after the objects that call
-    it."""
+    """The background delivery of groups to the server. Close it after the objects that call it."""
 
     def __init__(
         self,
@@ -49,13 +48,15 @@ class Delivery:
         window_s: float = 0.0,
         on_settled: Callable[[str], None] = lambda group_id: None,
     ) -> None:
-        """`window_s`: seconds for which a scored group is held for feedback about its answer.
-        `on_settled`: called with a group's id once its outcome is queued for the ledger."""
+        """Create the delivery. `window_s` is the number of seconds for which a scored group is held
+        for feedback about its answer. `on_settled` is called with a group's id after its outcome
+        was queued for the ledger."""
         self._ledger = ledger
         self._link = link
         self._pending = PendingGroups(window_s)
         self._change_events: dict[str, asyncio.Event] = {}
-        """Events by group id, for tasks that wait for a change of the group."""
+        """Events by group id. Each is set when its group changes, for the tasks that wait for a
+        change."""
         self._background = TaskSet(log, "a group could not be settled")
         self._waiting: set[asyncio.Task[None]] = set()
         """Background tasks that wait for feedback or for the server; a stop cancels them."""
@@ -73,7 +74,7 @@ class Delivery:
     def register_answer(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Record that the app has its answer, or is about to get it, so that it may send
+        """Record that the app has its answer or is about to get it. From now on the app may send
         feedback."""
         self._pending.add(group_id, answer_id, app_key, place)
 
@@ -94,13 +95,13 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Add `amount`, which must be in the ledger already, to the reward of the group's served
-        sibling. None adds nothing."""
+        """Add `amount` to the reward of the group's served sibling; None adds nothing. The amount
+        must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
-        """Hold the session's earlier turns no longer, because a later turn has begun."""
+        """Release the groups of the session's earlier turns, because a later turn has begun."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
@@ -117,8 +118,8 @@ class Delivery:
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Write a group to the ledger. Then send its rewards if it is scored, or else abort it at
-        the server."""
+        """Write a group to the ledger, then report its end to the server: send its rewards if the
+        group is scored, else abort it."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -136,7 +137,8 @@ class Delivery:
         self._resending = asyncio.create_task(self._resend(groups))
 
     async def close(self) -> None:
-        """Stop. Groups that still wait stay `scored` in the ledger for the next process."""
+        """Stop the delivery. Groups that were not sent stay `scored` in the ledger for the next
+        process."""
         if self._resending is not None:
             self._resending.cancel()
             await asyncio.gather(self._resending, return_exceptions=True)
@@ -165,8 +167,8 @@ class Delivery:
             await self._send(await self._with_feedback(group))
 
     async def _send(self, group: ScoredGroup) -> None:
-        """Send a group, however long the server is unreachable. A stop leaves the group to the next
-        proxy process."""
+        """Send a group, and wait for as long as the server is unreachable. After a stop the next
+        proxy process sends the group."""
         while True:
             try:
                 return await self._end(group)

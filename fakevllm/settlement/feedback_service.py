@@ -45,13 +45,14 @@ log = logging.getLogger("fakevllm.settlement.feedback_values")
 FLUSH_S = 5.0
 """Seconds to wait for queued ledger writes, before the app gets an error and has to retry."""
 _IMPLICIT_KINDS = {Kind.REGENERATES: "regenerate"}
-"""Kinds of implicit feedback by the kind of the request; any other request is a `next_message`."""
+"""Kind of the implicit feedback for each kind of request. All other requests are a
+`next_message`."""
 _NO_FEEDBACK = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
 
 
 class FeedbackService:
-    """Accepts explicit feedback from apps, and notices implicit feedback: a next message or a
-    regeneration. `close` leaves unprocessed feedback to the next proxy process."""
+    """The service that accepts explicit feedback from apps, and detects implicit feedback: a next
+    message or a regeneration. `close` leaves unprocessed feedback to the next proxy process."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class FeedbackService:
         self._metrics = metrics
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Locks by group id. Feedback about one answer is stored one at a time, so that the same
-        feedback sent twice at once is stored once. While feedback is stored, none is applied,
-        because the new feedback may be a withdrawal."""
+        feedback sent twice at once is stored once. While feedback is being stored, no feedback
+        about the same answer is applied, because the new feedback may be a withdrawal."""
         self._in_progress: dict[tuple[str, str], bool] = {}
         """Feedback that is being processed, by group id and feedback id. The value is False once
         the feedback was taken back or replaced."""
@@ -110,7 +111,7 @@ class FeedbackService:
         """Process a new request as implicit feedback about an earlier answer of its session, and
         release the groups of the session's earlier turns.
 
-        `text`: the request's last user message.
+        `text` is the request's last user message.
         """
         if place is None or place.kind in _NO_FEEDBACK:
             return
@@ -215,7 +216,7 @@ class FeedbackService:
         return self._locks.setdefault(group_id, asyncio.Lock())
 
     def _void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Make feedback count for nothing, unless it was added to a reward or sent already."""
+        """Void feedback, unless it was added to a reward or sent already."""
         key = (row.group_id, row.feedback_id)
         if key in self._in_progress:
             self._in_progress[key] = False
@@ -227,12 +228,12 @@ class FeedbackService:
         value: FeedbackValue | HookFailure,
         recorded: WriteReceipt | None = None,
     ) -> float | None:
-        """Return the amount to add to the group's reward, or None if the feedback waits for its
-        turn as a sample, or counts for nothing.
+        """Return the amount to add to the group's reward. Return None if the feedback will become a
+        sample, or if it counts for nothing.
 
-        An amount is returned only once the ledger has it. Otherwise a restart could train the
-        feedback a second time. `recorded`: the receipt of `row`; None if the ledger is known to
-        have the row. This method must not await anything before its first write, because
+        An amount is returned only after the ledger has stored it, because a restart could otherwise
+        train the feedback a second time. `recorded` is the receipt of `row`; None if the ledger is
+        known to have the row. This method must not await anything before its first write, because
         feedback may be taken back meanwhile.
         """
         rows = self._ledger.feedback
@@ -273,8 +274,8 @@ class FeedbackService:
     async def _process_implicit(
         self, group_id: str, preceding: str | None, place: Place, text: str
     ) -> None:
-        """Process the request `group_id` as implicit feedback. `preceding`: the group that it is
-        about, if that group is known to be unsent."""
+        """Process the request `group_id` as implicit feedback. `preceding` is the group that the
+        feedback is about, if that group is known to be unsent."""
         if preceding is None:
             preceding = await self._find_preceding(group_id, place)
             if preceding is None:
@@ -314,7 +315,7 @@ class FeedbackService:
         return await asyncio.to_thread(self._ledger.feedback.preceding_group, place, group_id)
 
     async def _subject(self, group_id: str) -> FeedbackSubject | None:
-        """Return the answered request; None if the ledger could not be written, or if nothing was
+        """Return the answered request; None if the ledger could not be written, or if no answer was
         served."""
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(read_subject, self._ledger, group_id)

@@ -14,7 +14,8 @@ from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 
 MIN_ADVANTAGE = 1e-6
-"""Absolute advantage below which a sample is dropped, because it would teach nothing."""
+"""Smallest absolute advantage of a sample. A sample below it is dropped, because it has no
+effect."""
 
 
 class FeedbackBody(BaseModel):
@@ -27,7 +28,7 @@ class FeedbackBody(BaseModel):
     score: float | None = Field(default=None, ge=-1, le=1, strict=True)
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = Field(default=None, min_length=1, max_length=1_000_000)
-    """The text that the answer should have been."""
+    """Corrected text of the answer."""
     comment: str | None = Field(default=None, min_length=1, max_length=100_000)
     feedback_id: str | None = Field(default=None, pattern="^[A-Za-z0-9_.:-]{1,100}$")
     """Idempotency key."""
@@ -43,7 +44,7 @@ class FeedbackBody(BaseModel):
 
     @property
     def is_withdrawal(self) -> bool:
-        """Whether all content fields are null, which takes back earlier feedback."""
+        """Whether all content fields are null. Such a request withdraws earlier feedback."""
         return not self.content
 
     @property
@@ -69,7 +70,7 @@ def value_of(score: float | None, thumbs: str | None) -> float | None:
 
 
 class FeedbackIdConflict(ValueError):
-    """The `feedback_id` names feedback with other content about the same answer."""
+    """A `feedback_id` that was used before for other content about the same answer."""
 
 
 def identify(
@@ -112,12 +113,10 @@ def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
 
 
 def baseline_of(others: Sequence[float], num: int) -> float | None:
-    """Return the baseline of a feedback: the mean of the app's latest other values.
-
-    `others`: the values of the app's other feedback, latest first. Return None if the app has fewer
-    than `num` feedbacks, this one included. With a baseline, feedback that is always the same
-    teaches nothing, and a mostly negative stream does not push the model away from everything it
-    says.
+    """Return the baseline of a feedback: the mean of the app's latest other values. `others` has
+    the values of the app's other feedback, latest first. Return None if the app has sent fewer than
+    `num` feedbacks, including this one. The baseline makes constant feedback train nothing, and
+    mostly negative feedback does not push the model away from all of its answers.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

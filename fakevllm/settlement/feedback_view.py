@@ -25,7 +25,7 @@ class FeedbackSubject:
 
 def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
     """Read an answered request from the ledger; this blocks. Return None if the group is not in the
-    ledger, or if nothing was served."""
+    ledger, or if no answer was served."""
     group = ledger.group(group_id)
     if group is None or group.served_index is None:
         return None
@@ -39,7 +39,7 @@ def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
 def hook_argument(
     subject: FeedbackSubject, task: Task | None, row: FeedbackRecord, next_message: str = ""
 ) -> Feedback:
-    """Return the hook's argument. `next_message`: the text that the user wrote next, for implicit
+    """Return the hook's argument. `next_message` is the user's next message, for implicit
     feedback."""
     group = subject.group
     served = next(sibling for sibling in group.siblings if sibling.served)

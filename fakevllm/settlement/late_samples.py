@@ -37,16 +37,17 @@ class LateSamples:
         self._woken = asyncio.Event()
         self._woken.set()  # an earlier proxy process may have left feedback
         self._blocked: set[str] = set()
-        """Groups that must be settled before feedback about them is sent."""
+        """Groups that are not settled yet. Feedback about them is sent afterwards."""
         self._settled: set[str] | None = None
-        """Groups that are settled while the ledger is being read; None at other times."""
+        """Groups that were settled since the ledger began to be read; None while it is not being
+        read."""
 
     def wake(self) -> None:
-        """Look for feedback to send."""
+        """Wake the task, so that it looks for feedback to send."""
         self._woken.set()
 
     def group_settled(self, group_id: str) -> None:
-        """Send feedback about this group, if some was waiting for the group's outcome."""
+        """Send the feedback that waited for this group's outcome, if any."""
         if self._settled is not None:
             self._settled.add(group_id)
         if group_id in self._blocked:
@@ -88,8 +89,8 @@ class LateSamples:
         return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
-        """Send one feedback as a sample. Raises an error that may pass; any other error ends this
-        feedback."""
+        """Send one feedback as a sample. Raises temporary errors. After any other error, the
+        feedback is recorded as lost."""
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile

@@ -1,5 +1,5 @@
-"""Groups that have not been sent to the server yet, so that feedback about their answers can still
-be added to their rewards. Pure; the clock is passed in."""
+"""The groups that have not been sent to the server yet. Feedback about their answers can still be
+added to their rewards. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class _Group:
     app_key: str | None
     place: Place | None
     is_restored: bool = False
-    """Whether an earlier proxy process answered the request. Only the ledger knows its app then."""
+    """Whether an earlier proxy process answered the request. Only the ledger then knows which app
+    got the answer."""
     send_at: float | None = None
-    """Time at which the group is sent; None if the group has not ended, so that it is not sent."""
+    """Time at which the group is sent; None if the group has not ended yet."""
     accepts_feedback: bool = True
     """Whether feedback may be added to its reward."""
     num_in_progress: int = 0
-    """Feedbacks that are being processed."""
+    """Number of feedbacks that are being processed."""
     added: float = 0.0
     """Sum of the feedback to add to the reward of the served sibling."""
     is_released: bool = False
@@ -33,7 +34,8 @@ class PendingGroups:
     """The groups between the app's answer and the sending of the group."""
 
     def __init__(self, window_s: float = 0.0) -> None:
-        """`window_s`: seconds for which a scored group waits for feedback."""
+        """Create an empty collection. `window_s` is the number of seconds for which a scored group
+        waits for feedback."""
         self._window_s = window_s
         # Bounded by the number of open groups, and by the groups within the window.
         self._groups: dict[str, _Group] = {}
@@ -125,8 +127,8 @@ class PendingGroups:
         return released
 
     def wait_s(self, group_id: str, now: float) -> float:
-        """Return the seconds for which the group is still held; infinite while feedback about it is
-        being processed."""
+        """Return the seconds for which the group is still held: infinity while feedback about the
+        group is being processed."""
         group = self._groups[group_id]
         if group.send_at is None or group.num_in_progress > 0:
             return math.inf

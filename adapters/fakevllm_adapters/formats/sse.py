@@ -87,7 +87,7 @@ def parse_event(event: bytes) -> dict[str, Any] | None:
 
 def parse_events(events: Iterable[bytes]) -> list[dict[str, Any]]:
     """Parse the JSON objects of many events at once. Raises ValueError for malformed JSON."""
-    data = [found for found in map(data_of, events) if found is not None]
+    data = [line for line in map(data_of, events) if line is not None]
     values: list[Any] = orjson.loads(b"[" + b",".join(data) + b"]")
     if len(values) != len(data):
         raise ValueError("an event is not one JSON value")

@@ -79,7 +79,7 @@ async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Pipeline
         ledger,
         Delivery(ledger, link),
         RetryHandler(upstream),
-        ResendCache(0, ledger.kept),
+        ResendCache(0, ledger.kept_answers),
         Metrics(),
     )
     try:

@@ -39,11 +39,13 @@ def test_the_migrations_create_the_tables_of_tables_py(tmp_path: Path) -> None:
 
 
 def test_the_columns_of_a_table_are_the_fields_of_its_record() -> None:
-    of_siblings = [field.name for field in fields(SiblingRecord)]
-    assert SIBLINGS.columns.keys() == ["group_id", *of_siblings]
-    in_other_tables = {"siblings", "kept"}
-    of_groups = [field.name for field in fields(GroupRecord) if field.name not in in_other_tables]
-    assert GROUPS.columns.keys() == of_groups
+    sibling_columns = [field.name for field in fields(SiblingRecord)]
+    assert SIBLINGS.columns.keys() == ["group_id", *sibling_columns]
+    in_other_tables = {"siblings", "kept_answer"}
+    group_columns = [
+        field.name for field in fields(GroupRecord) if field.name not in in_other_tables
+    ]
+    assert GROUPS.columns.keys() == group_columns
     assert FEEDBACK.columns.keys() == [field.name for field in fields(FeedbackRecord)]
 
 

@@ -79,11 +79,11 @@ def logprobs_of(choice: Json) -> list[Json] | None:
     content: Any = cast(Json, logprobs).get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
         return None
-    found: list[Json] = []
+    translated: list[Json] = []
     for token in cast(list[Json], content):
         tops: list[Json] = token.get("top_logprobs") or []
-        found.append(_logprob(token) | {"top_logprobs": [_logprob(top) for top in tops]})
-    return found
+        translated.append(_logprob(token) | {"top_logprobs": [_logprob(top) for top in tops]})
+    return translated
 
 
 def streamed_logprobs(logprobs: Sequence[Json]) -> list[Json]:
