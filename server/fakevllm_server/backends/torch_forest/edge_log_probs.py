@@ -2,8 +2,8 @@
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
-where a head's logits outside its set of allowed tokens are -inf. Each edge is computed
-once. `plan.flat` and `plan.per_call` map the edges back to the calls, including duplicates.
+A head's logits outside its set of allowed tokens are -inf. Each edge is computed once. `plan.flat`
+and `plan.per_call` map the edges back to the calls, including duplicates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Aggregate a loss per token to one number."""
+"""Aggregate the losses of tokens to one number."""
 
 from __future__ import annotations
 

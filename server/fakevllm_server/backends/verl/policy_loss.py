@@ -93,9 +93,9 @@ class VerlPolicyLoss:
             config=_config(self.spec),
         )
         return {
-            ours: float(metrics[theirs])
-            for theirs, ours in METRIC_NAMES.items()
-            if theirs in metrics and (is_first or ours != "ppo_kl")
+            name: float(metrics[verl_name])
+            for verl_name, name in METRIC_NAMES.items()
+            if verl_name in metrics and (is_first or name != "ppo_kl")
         }
 
 

@@ -29,7 +29,7 @@ def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> st
 
 
 def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
-    """Return the sampling settings that vLLM uses for a request that sets none."""
+    """Return the sampling settings that vLLM uses for a request without sampling settings."""
     source = flags.get("generation-config") or "auto"
     folder = model if source == "auto" else source
     settings: Json = {}

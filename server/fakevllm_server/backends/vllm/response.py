@@ -14,7 +14,7 @@ MAX_DETAIL_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class VllmResponse:
-    """A response, or the reason why none arrived: then `status` is 0 and `body` is the reason."""
+    """A response of vLLM. If no response arrived, `status` is 0 and `body` is the reason."""
 
     status: int
     body: bytes

@@ -205,8 +205,9 @@ class VllmRollout:
             self._is_changing = False
             if not response.is_ok and response.status not in NO_ROUTE:
                 raise await self._pause_failure(failure) from None
-            message = f"{self._name} was not paused for new weights, keeps its old ones: {failure}"
-            raise type(failure)(message) from None
+            raise type(failure)(
+                f"{self._name} was not paused for new weights and keeps its old weights: {failure}"
+            ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
         """Make the server start vLLM again, or connect again, because it is unknown whether vLLM is

@@ -31,7 +31,7 @@ STARTUP_ERRORS = (
     ),
     (
         r"Failed to infer device type",
-        "this vLLM is built for a GPU and finds none: on a CPU use server/cpu/make_environment.sh",
+        "vLLM is built for a GPU and finds no GPU: on a CPU use server/cpu/make_environment.sh",
     ),
     (
         r"torchvision::nms does not exist|Could not import module '\w+ForCausalLM'",
