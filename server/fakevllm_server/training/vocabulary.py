@@ -1,8 +1,7 @@
 """Read a model folder's tokenizer, so that the causes of session branches can be named.
 
-The tokenizer is read with the package `tokenizers`, a dependency of every real
-engine that runs on this machine.
-Without the package or the folder's tokenizer file, only token ids are compared.
+The tokenizer is read with the package `tokenizers`, a dependency of every real engine that runs on
+this machine. Without the package or the folder's tokenizer file, only token ids are compared.
 """
 
 from __future__ import annotations

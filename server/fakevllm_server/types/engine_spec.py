@@ -17,7 +17,7 @@ the final zero included."""
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """Which engine to run, with which model and arguments."""
+    """The engine to start, with its model and its arguments."""
 
     engine: str
     """Name of the engine in the tables of `backends/process/engine_table.py`."""
