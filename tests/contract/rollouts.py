@@ -1,5 +1,4 @@
-"""A rollout engine with the clients a contract test needs: plain HTTP to the engine, and the
-server's own way through gate and capture."""
+"""A rollout engine for contract tests, with an HTTP client and the server's capture of calls."""
 
 from __future__ import annotations
 
@@ -25,9 +24,11 @@ from fakevllm_server.types.engine_spec import EngineSpec
 Json = dict[str, Any]
 
 CHAT = "/v1/chat/completions"
-TRIES = 20
-"""How often two streams of vLLM's are taken until they are alike: it joins the tokens that its
-reader has not taken yet, which is chance. What always differs, differs in each of them."""
+MAX_ATTEMPTS = 20
+"""Number of attempts to get two streams of vLLM with equal chunks.
+
+vLLM joins tokens that its reader has not read yet, so the chunks vary by chance. A real difference
+would appear in every attempt."""
 TOOL: Json = {
     "type": "function",
     "function": {
@@ -80,26 +81,28 @@ CONSTRAINED: dict[str, Json] = {
     "min_tokens": {"min_tokens": 3},
     "prompt_logprobs": {"prompt_logprobs": 1},
 }
-"""Requests an engine may refuse by design, by the field it then names."""
-CUTS = frozenset({"response_format", "tool_choice", "structured_outputs", "min_tokens"})
-"""Of them, those that leave tokens out: trained on where the engine tells what was left."""
+"""Requests that an engine may refuse by design, by the field that the refusal names."""
+MASKING_FIELDS = frozenset({"response_format", "tool_choice", "structured_outputs", "min_tokens"})
+"""Fields that restrict the tokens; trained on if the engine reports the allowed tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """Where engines differ by design; all else holds for each."""
+    """Deliberate differences between engines; everything else holds for each engine."""
 
     model: str | None
     refuses: frozenset[str] = frozenset()
-    """Of CONSTRAINED; the others are answered."""
-    tells_spans: bool = True
-    """Which weights sampled which token, in the answer itself."""
+    """Fields of CONSTRAINED that the engine refuses."""
+    reports_versions: bool = True
+    """Whether the answer names the weight version of each token."""
     top_logprobs: int = 4
     question: str = "What is 3 plus 4?"
     endless: str = "What is 3 plus 4?"
-    """Answered for as long as a test waits, with `ignore_eos`."""
+    """A question that, with `ignore_eos`, is answered for as long as a test waits."""
     stop: tuple[str, str, str] = ("What is 3 plus 4?", " ", "")
-    """A question, a stop string within its greedy answer, and what precedes it; "" for any."""
+    """A question, a stop string in its greedy answer, and the text before the stop string.
+
+    "" stands for any text."""
 
 
 ABILITIES: dict[str, Abilities] = {
@@ -111,7 +114,7 @@ ABILITIES: dict[str, Abilities] = {
         stop=("[[say one END two]]", "END", "one "),
     ),
     "embedded": Abilities(model=str(DEMO_MODEL_DIR), refuses=frozenset({"prompt_logprobs"})),
-    "vllm": Abilities(model=str(DEMO_MODEL_DIR), tells_spans=False),
+    "vllm": Abilities(model=str(DEMO_MODEL_DIR), reports_versions=False),
 }
 
 
@@ -120,20 +123,20 @@ class Answer(NamedTuple):
     json: Json
 
 
-class Captured(NamedTuple):
+class CapturedAnswer(NamedTuple):
     status: int
-    shown: bytes
+    body: bytes
     call: RecordedCall | None
 
     @property
     def record(self) -> RecordedCall:
-        assert self.call is not None, self.shown
+        assert self.call is not None, self.body
         return self.call
 
 
 @dataclass
 class Rig:
-    """One running engine. `folders` are weights for it: those it started with, and others."""
+    """A running engine. `folders` are the weights that it started with, and other weights."""
 
     name: str
     rollout: Rollout
@@ -143,22 +146,22 @@ class Rig:
     folders: list[Path]
 
     @property
-    def can(self) -> Abilities:
+    def abilities(self) -> Abilities:
         return ABILITIES[self.name]
 
-    async def ask(self, body: Json) -> Answer:
+    async def send(self, body: Json) -> Answer:
         async with self.http.post(CHAT, json=self.body(body)) as answer:
             return Answer(answer.status, await answer.json())
 
     async def stream(self, body: Json) -> list[Json]:
-        """The chunks; the stream's end is checked."""
+        """Send a streaming request, check the stream's end, and return its chunks."""
         async with self.http.post(CHAT, json=self.body(body | {"stream": True})) as answer:
             assert answer.status == 200 and answer.content_type == "text/event-stream"
             return chunks_of(await answer.read())
 
-    async def captured(self, body: Json) -> Captured:
-        """As the server does it: through the gate, recorded by the stamp."""
-        sent = Sent()
+    async def capture(self, body: Json) -> CapturedAnswer:
+        """Send a request as the server does, through the weight gate and with a capture."""
+        sent = SentAnswer()
         records: list[RecordedCall | None] = []
 
         async def finished() -> None:
@@ -178,21 +181,21 @@ class Rig:
                 sent,
                 finished,
             )
-        return Captured(sent.status, sent.body, records[0] if records else None)
+        return CapturedAnswer(sent.status, sent.body, records[0] if records else None)
 
     def body(self, body: Json) -> Json:
-        """What `body` leaves open is filled in, what it sets to None left away."""
+        """Return the request with default fields; fields that are None are removed."""
         shared: Json = {"model": self.endpoint.model_name, "max_tokens": 12}
-        filled = shared | {"messages": user(self.can.question)} | body
+        filled = shared | {"messages": user(self.abilities.question)} | body
         return {name: value for name, value in filled.items() if value is not None}
 
     def rendered(self, messages: list[Json], tools: list[Json] | None) -> list[int] | None:
-        """The prompt by the model's own template; None for an engine without one."""
-        if self.can.model is None:
+        """Return the prompt by the model's chat template, or None for an engine without a model."""
+        if self.abilities.model is None:
             return None
         plain = [message | {"content": _text(message["content"])} for message in messages]
         transformers: Any = importlib.import_module("transformers")
-        tokenizer = transformers.AutoTokenizer.from_pretrained(self.can.model)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(self.abilities.model)
         text = tokenizer.apply_chat_template(
             plain, tools=tools, add_generation_prompt=True, tokenize=False
         )
@@ -204,8 +207,8 @@ class Rig:
         await self.rollout.close()
 
 
-class Sent:
-    """Keeps what is sent to an app."""
+class SentAnswer:
+    """An ASGI `send` that keeps status and body of the answer."""
 
     def __init__(self) -> None:
         self.status = 0
@@ -216,7 +219,7 @@ class Sent:
         self.body += message.get("body", b"")
 
 
-async def started(name: str, folder: Path) -> Rig:
+async def start_rig(name: str, folder: Path) -> Rig:
     folders = weights_for(name, folder)
     spec = EngineSpec(name, folder, ABILITIES[name].model, "contract")
     rollout = ROLLOUTS[name](spec)
@@ -225,21 +228,21 @@ async def started(name: str, folder: Path) -> Rig:
     except BaseException:
         await rollout.close()
         raise
-    # An idle connection may be closed by the engine just as a test uses it.
+    # The engine may close an idle connection at the moment when a test uses it.
     connector = aiohttp.UnixConnector(str(endpoint.socket), force_close=True)
     http = aiohttp.ClientSession(endpoint.url, connector=connector, headers=endpoint.headers)
     return Rig(name, rollout, endpoint, EngineClient(endpoint), http, folders)
 
 
 def weights_for(name: str, folder: Path) -> list[Path]:
-    """Two folders that `load_weights` takes: as it starts, and plainly different."""
+    """Return two folders for `load_weights`: the initial weights, and clearly different weights."""
     if name == "fake":
-        found: list[Path] = []
+        folders: list[Path] = []
         for theta in (-1.0, 2.0):
-            found.append(folder / f"theta{theta}")
-            found[-1].mkdir()
-            (found[-1] / "theta.json").write_bytes(orjson.dumps({"theta": theta}))
-        return found
+            folders.append(folder / f"theta{theta}")
+            folders[-1].mkdir()
+            (folders[-1] / "theta.json").write_bytes(orjson.dumps({"theta": theta}))
+        return folders
     other = folder / "other"
     shutil.copytree(DEMO_MODEL_DIR, other)
     _change(other)
@@ -247,7 +250,7 @@ def weights_for(name: str, folder: Path) -> list[Path]:
 
 
 def _change(folder: Path) -> None:
-    """What a trainer exports: the same tensors by other numbers."""
+    """Scale all tensors, as an export of a trainer has the same tensors with other values."""
     tensors: Any = importlib.import_module("safetensors.torch")
     file = folder / "model.safetensors"
     changed = {name: tensor * 0.7 for name, tensor in tensors.load_file(file).items()}
@@ -266,8 +269,8 @@ def user(text: str) -> list[Json]:
 def chunks_of(raw: bytes) -> list[Json]:
     events = SseDecoder().feed(raw)
     assert events.pop() == DONE
-    found = [parse_event(event) for event in events]
-    return [chunk for chunk in found if chunk is not None]
+    chunks = [parse_event(event) for event in events]
+    return [chunk for chunk in chunks if chunk is not None]
 
 
 def deltas_of(chunks: list[Json], index: int = 0) -> list[Json]:
@@ -284,7 +287,7 @@ def logprobs_of(choice: Json) -> list[Json]:
 
 
 def shape_of(value: Any) -> Any:
-    """Keys in their order and which of them are null; not what they hold."""
+    """Return the keys in their order, with whether each value is null, but without the values."""
     if isinstance(value, dict):
         return [(key, shape_of(inner)) for key, inner in cast(Json, value).items()]
     if isinstance(value, list):

@@ -1,6 +1,7 @@
-"""What every rollout engine owes the server and its apps, asked over HTTP.
+"""Contract tests of the rollout engines: chat completions, capture and weights.
 
-One engine a module; where engines differ by design, `contract.rollouts.ABILITIES` says so.
+One engine serves all tests of the module. `contract.rollouts.ABILITIES` lists the deliberate
+differences between engines.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ import pytest_asyncio
 from contract.rollouts import (
     CHAT,
     CONSTRAINED,
-    CUTS,
+    MASKING_FIELDS,
+    MAX_ATTEMPTS,
     TOOL,
-    TRIES,
     Json,
     Rig,
     chunks_of,
     deltas_of,
     logprobs_of,
     shape_of,
-    started,
+    start_rig,
     text_of,
     user,
 )
@@ -46,12 +47,12 @@ TOKENS: Json = {"return_token_ids": True, "logprobs": True}
 async def rig(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Rig]:
-    rig = await started(request.param, tmp_path_factory.mktemp(request.param))
+    rig = await start_rig(request.param, tmp_path_factory.mktemp(request.param))
     yield rig
     await rig.close()
 
 
-async def test_it_is_well_and_lists_its_model(rig: Rig) -> None:
+async def test_an_engine_is_healthy_and_lists_its_model(rig: Rig) -> None:
     assert await rig.rollout.health() and await rig.client.is_healthy()
     async with rig.http.get("/v1/models") as answer:
         (card,) = (await answer.json())["data"]
@@ -83,8 +84,8 @@ CONVERSATIONS: dict[str, list[Json]] = {
 
 
 @pytest.mark.parametrize("shape", CONVERSATIONS)
-async def test_a_conversation_of_every_shape_is_answered(rig: Rig, shape: str) -> None:
-    answer = await rig.ask({"messages": CONVERSATIONS[shape]})
+async def test_every_variant_of_a_conversation_is_answered(rig: Rig, shape: str) -> None:
+    answer = await rig.send({"messages": CONVERSATIONS[shape]})
     assert answer.status == 200, answer.json
     (choice,) = answer.json["choices"]
     assert choice["message"]["role"] == "assistant"
@@ -95,18 +96,20 @@ async def test_a_conversation_of_every_shape_is_answered(rig: Rig, shape: str) -
 
 @pytest.mark.parametrize("tools", [None, [TOOL]], ids=["", "with tools"])
 @pytest.mark.parametrize("shape", CONVERSATIONS)
-async def test_the_prompt_is_the_chat_templates(rig: Rig, shape: str, tools: list[Json]) -> None:
+async def test_the_prompt_is_rendered_by_the_chat_template(
+    rig: Rig, shape: str, tools: list[Json]
+) -> None:
     wanted = rig.rendered(CONVERSATIONS[shape], tools)
-    answer = await rig.ask(TOKENS | {"messages": CONVERSATIONS[shape], "tools": tools})
+    answer = await rig.send(TOKENS | {"messages": CONVERSATIONS[shape], "tools": tools})
     assert wanted is None or answer.json["prompt_token_ids"] == wanted, wanted
 
 
-async def test_content_in_parts_is_the_same_prompt_as_a_string(rig: Rig) -> None:
-    asked = [
-        (await rig.ask(TOKENS | {"messages": CONVERSATIONS[shape]})).json["prompt_token_ids"]
+async def test_content_in_parts_has_the_same_prompt_as_a_string(rig: Rig) -> None:
+    fields = [
+        (await rig.send(TOKENS | {"messages": CONVERSATIONS[shape]})).json["prompt_token_ids"]
         for shape in ("user", "parts")
     ]
-    assert asked[0] == asked[1]
+    assert fields[0] == fields[1]
 
 
 @pytest.mark.parametrize(
@@ -121,20 +124,20 @@ async def test_content_in_parts_is_the_same_prompt_as_a_string(rig: Rig) -> None
         ({"tools": []}, 400, "BadRequestError"),
     ],
 )
-async def test_what_cannot_be_answered_is_refused_in_vllms_shape(
+async def test_an_invalid_request_is_refused_in_vllms_format(
     rig: Rig, body: Json, status: int, kind: str
 ) -> None:
-    answer = await rig.ask(body)
+    answer = await rig.send(body)
     assert answer.status == status
     error = answer.json["error"]
     assert list(error) == ["message", "type", "param", "code"]
     assert (error["type"], error["code"]) == (kind, status)
-    captured = await rig.captured(body)
+    captured = await rig.capture(body)
     assert (captured.status, captured.call) == (status, None)
-    assert orjson.loads(captured.shown) == answer.json, "capture must not change what is refused"
+    assert orjson.loads(captured.body) == answer.json, "capture must not change a refusal"
 
 
-async def test_a_body_that_is_no_json_is_refused_in_vllms_shape(rig: Rig) -> None:
+async def test_a_body_that_is_not_json_is_refused_in_vllms_format(rig: Rig) -> None:
     headers = {"Content-Type": "application/json"}
     async with rig.http.post(CHAT, data=b'{"messages": [', headers=headers) as answer:
         assert answer.status == 400
@@ -142,34 +145,36 @@ async def test_a_body_that_is_no_json_is_refused_in_vllms_shape(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize("field", CONSTRAINED)
-async def test_a_constraint_is_kept_or_refused_by_name(rig: Rig, field: str) -> None:
-    answer = await rig.ask(CONSTRAINED[field])
-    if field in rig.can.refuses:
+async def test_a_constraint_is_followed_or_refused_by_name(rig: Rig, field: str) -> None:
+    answer = await rig.send(CONSTRAINED[field])
+    if field in rig.abilities.refuses:
         assert answer.status == 400 and field in answer.json["error"]["message"]
     else:
         assert answer.status == 200, answer.json
         (choice,) = answer.json["choices"]
-        if choice["finish_reason"] != "length":  # vLLM bounds no blanks, and this model fills them
-            _keeps(CONSTRAINED[field], choice["message"])
-        captured = await rig.captured(CONSTRAINED[field])
+        if (
+            choice["finish_reason"] != "length"
+        ):  # vLLM allows endless white space, which this model samples
+            _check_constraint(CONSTRAINED[field], choice["message"])
+        captured = await rig.capture(CONSTRAINED[field])
         reason = captured.record.untrainable
-        if rig.endpoint.reports_allowed and field in CUTS:
+        if rig.endpoint.reports_allowed and field in MASKING_FIELDS:
             assert reason is None and captured.record.allowed is not None
         else:
             assert field == "prompt_logprobs" or (reason or "").startswith("sampling_not_trainable")
 
 
-async def test_a_stream_says_the_same_as_the_whole_answer_in_vllms_grammar(rig: Rig) -> None:
-    asked = GREEDY | {"stream_options": {"include_usage": True}}
-    chunks = await rig.stream(asked)
-    whole = (await rig.ask(GREEDY)).json
+async def test_a_stream_has_the_content_of_a_plain_answer_in_vllms_chunks(rig: Rig) -> None:
+    fields = GREEDY | {"stream_options": {"include_usage": True}}
+    chunks = await rig.stream(fields)
+    whole = (await rig.send(GREEDY)).json
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert text_of(chunks) == whole["choices"][0]["message"]["content"]
-    *spoken, last = chunks
-    assert last["choices"] == [] and all("usage" not in chunk for chunk in spoken)
+    *content_chunks, last = chunks
+    assert last["choices"] == [] and all("usage" not in chunk for chunk in content_chunks)
     usage = whole["usage"]
     assert last["usage"] == {key: value for key, value in usage.items() if value is not None}
-    finishes = [chunk["choices"][0]["finish_reason"] for chunk in spoken]
+    finishes = [chunk["choices"][0]["finish_reason"] for chunk in content_chunks]
     assert finishes[-1] == whole["choices"][0]["finish_reason"] and not any(finishes[:-1])
     assert len({chunk["id"] for chunk in chunks}) == len({c["created"] for c in chunks}) == 1
 
@@ -179,13 +184,13 @@ async def test_a_stream_without_usage_has_none(rig: Rig) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] and not any("usage" in c for c in chunks)
 
 
-async def test_a_seed_gives_the_same_answer_again(rig: Rig) -> None:
-    first, again = [(await rig.ask({"seed": 5})).json["choices"][0]["message"] for _ in range(2)]
+async def test_a_seed_makes_answers_reproducible(rig: Rig) -> None:
+    first, again = [(await rig.send({"seed": 5})).json["choices"][0]["message"] for _ in range(2)]
     assert first == again
 
 
 async def test_each_token_has_an_id_and_a_logprob(rig: Rig) -> None:
-    body = (await rig.ask(TOKENS)).json
+    body = (await rig.send(TOKENS)).json
     (choice,) = body["choices"]
     count = body["usage"]["completion_tokens"]
     assert len(choice["token_ids"]) == len(logprobs_of(choice)) == count > 0
@@ -193,11 +198,11 @@ async def test_each_token_has_an_id_and_a_logprob(rig: Rig) -> None:
     assert all(-100 < entry["logprob"] <= 1e-4 for entry in logprobs_of(choice))
 
 
-async def test_a_streams_ids_and_logprobs_are_those_of_the_whole_answer(rig: Rig) -> None:
+async def test_a_stream_has_the_ids_and_logprobs_of_a_plain_answer(rig: Rig) -> None:
     choices = [c for chunk in await rig.stream(GREEDY | TOKENS) for c in chunk["choices"]]
     ids = [id for choice in choices for id in choice.get("token_ids") or ()]
     content = [entry for choice in choices if choice["logprobs"] for entry in logprobs_of(choice)]
-    (whole,) = (await rig.ask(GREEDY | TOKENS)).json["choices"]
+    (whole,) = (await rig.send(GREEDY | TOKENS)).json["choices"]
     assert ids == whole["token_ids"]
     assert [entry["logprob"] for entry in content] == pytest.approx(
         [entry["logprob"] for entry in logprobs_of(whole)], abs=1e-3
@@ -205,15 +210,19 @@ async def test_a_streams_ids_and_logprobs_are_those_of_the_whole_answer(rig: Rig
 
 
 async def test_logprobs_are_of_the_distribution_that_was_sampled(rig: Rig) -> None:
-    """At temperature 2 the gaps between any two tokens are half of those at 1."""
-    told: dict[float, dict[str, float]] = {1.0: {}, 2.0: {}}
-    for temperature, seed in itertools.product(told, range(12)):
-        asked = {"temperature": temperature, "seed": seed, "top_logprobs": rig.can.top_logprobs}
-        answer = await rig.ask(TOKENS | asked | {"max_tokens": 1})
+    """The gap between two tokens' logprobs at temperature 2 is half of the gap at temperature 1."""
+    logprobs: dict[float, dict[str, float]] = {1.0: {}, 2.0: {}}
+    for temperature, seed in itertools.product(logprobs, range(12)):
+        fields = {
+            "temperature": temperature,
+            "seed": seed,
+            "top_logprobs": rig.abilities.top_logprobs,
+        }
+        answer = await rig.send(TOKENS | fields | {"max_tokens": 1})
         first = logprobs_of(answer.json["choices"][0])[0]
         for entry in [first, *first["top_logprobs"]]:
-            told[temperature][entry["token"]] = entry["logprob"]
-    one, two = told.values()
+            logprobs[temperature][entry["token"]] = entry["logprob"]
+    one, two = logprobs.values()
     shared = sorted(one.keys() & two.keys(), key=lambda token: one[token])
     gap = one[shared[-1]] - one[shared[0]]
     assert len(shared) >= 2 and gap > 0.05
@@ -221,29 +230,31 @@ async def test_logprobs_are_of_the_distribution_that_was_sampled(rig: Rig) -> No
 
 
 async def test_a_stop_string_cuts_the_text_and_not_the_ids(rig: Rig) -> None:
-    question, stop, before = rig.can.stop
-    asked = GREEDY | TOKENS | {"messages": user(question), "stop": [stop]}
-    body = (await rig.ask(asked)).json
+    question, stop, before = rig.abilities.stop
+    fields = GREEDY | TOKENS | {"messages": user(question), "stop": [stop]}
+    body = (await rig.send(fields)).json
     (choice,) = body["choices"]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
     text = choice["message"]["content"]
     assert stop not in text and (not before or text == before)
     assert len(choice["token_ids"]) == body["usage"]["completion_tokens"]
     assert "".join(entry["token"] for entry in logprobs_of(choice)).rstrip().startswith(text)
-    sampled = await rig.captured({"messages": user(question), "stop": [stop], "temperature": 0.01})
+    sampled = await rig.capture({"messages": user(question), "stop": [stop], "temperature": 0.01})
     assert sampled.record.untrainable is None
-    streamed = await rig.stream(asked)
+    streamed = await rig.stream(fields)
     assert text_of(streamed) == text
 
 
-async def test_an_answer_cut_by_its_length_says_so_and_trains(rig: Rig) -> None:
-    captured = await rig.captured({"max_tokens": 2})
+async def test_an_answer_cut_off_by_max_tokens_has_finish_reason_length_and_is_trainable(
+    rig: Rig,
+) -> None:
+    captured = await rig.capture({"max_tokens": 2})
     assert captured.record.finish_reason == "length"
     assert len(captured.record.response_ids) == 2 and captured.record.untrainable is None
 
 
 async def test_two_choices_of_one_call_have_their_own_index(rig: Rig) -> None:
-    body = (await rig.ask(TOKENS | {"n": 2})).json
+    body = (await rig.send(TOKENS | {"n": 2})).json
     assert [choice["index"] for choice in body["choices"]] == [0, 1]
     assert body["usage"]["completion_tokens"] == sum(
         len(choice["token_ids"]) for choice in body["choices"]
@@ -251,19 +262,19 @@ async def test_two_choices_of_one_call_have_their_own_index(rig: Rig) -> None:
     chunks = await rig.stream({"n": 2})
     for index in range(2):
         assert deltas_of(chunks, index)[0]["role"] == "assistant"
-    captured = await rig.captured({"n": 2})
+    captured = await rig.capture({"n": 2})
     assert captured.record.untrainable == "sampling_not_trainable: n"
 
 
 async def test_tools_may_be_offered(rig: Rig) -> None:
-    said = '[[say <tool_call>{"name": "add", "arguments": {"left": 1}}</tool_call>]]'
-    asked: Json = {"messages": user(said), "tools": [TOOL], "max_tokens": 100}
-    asked |= {"tool_choice": "auto"}
-    answer = await rig.ask(asked)
+    prompt = '[[say <tool_call>{"name": "add", "arguments": {"left": 1}}</tool_call>]]'
+    fields: Json = {"messages": user(prompt), "tools": [TOOL], "max_tokens": 100}
+    fields |= {"tool_choice": "auto"}
+    answer = await rig.send(fields)
     assert answer.status == 200, answer.json
-    captured = await rig.captured(asked | {"stream": True})
+    captured = await rig.capture(fields | {"stream": True})
     assert captured.record.untrainable is None
-    if rig.name == "fake":  # the only one that can be told to call
+    if rig.name == "fake":  # the only engine whose prompt can make it call a tool
         (choice,) = answer.json["choices"]
         assert choice["finish_reason"] == "tool_calls"
         (call,) = choice["message"]["tool_calls"]
@@ -271,13 +282,13 @@ async def test_tools_may_be_offered(rig: Rig) -> None:
         assert captured.record.finish_reason == "tool_calls"
 
 
-async def test_a_client_that_leaves_frees_the_engine(rig: Rig) -> None:
-    asked: Json = {"messages": user(rig.can.endless), "ignore_eos": True, "max_tokens": 400}
-    calls = [asyncio.create_task(rig.captured(asked)) for _ in range(8)]
+async def test_a_client_that_disconnects_frees_the_engine(rig: Rig) -> None:
+    fields: Json = {"messages": user(rig.abilities.endless), "ignore_eos": True, "max_tokens": 400}
+    calls = [asyncio.create_task(rig.capture(fields)) for _ in range(8)]
     while rig.endpoint.gate.num_running < len(calls):
         await asyncio.sleep(0)
-    async with rig.http.post(CHAT, json=rig.body(asked | {"stream": True})) as answer:
-        assert await answer.content.readany()  # the others are under way too
+    async with rig.http.post(CHAT, json=rig.body(fields | {"stream": True})) as answer:
+        assert await answer.content.readany()  # the other calls are running too
     for call in calls:
         call.cancel()
     assert all(
@@ -286,66 +297,69 @@ async def test_a_client_that_leaves_frees_the_engine(rig: Rig) -> None:
     )
     assert rig.endpoint.gate.num_running == 0
     async with asyncio.timeout(10):
-        assert (await rig.captured({})).record.untrainable is None
+        assert (await rig.capture({})).record.untrainable is None
     assert await rig.rollout.health()
 
 
-async def test_eight_calls_at_once_are_each_whole(rig: Rig) -> None:
-    asked = [{"seed": seed, "stream": bool(seed % 2)} for seed in range(8)]
-    alone = [(await rig.captured(body)).record.response_ids for body in asked]
-    together = await asyncio.gather(*(rig.captured(body) for body in asked))
+async def test_eight_simultaneous_calls_are_each_complete(rig: Rig) -> None:
+    fields = [{"seed": seed, "stream": bool(seed % 2)} for seed in range(8)]
+    alone = [(await rig.capture(body)).record.response_ids for body in fields]
+    together = await asyncio.gather(*(rig.capture(body) for body in fields))
     assert all(captured.record.untrainable is None for captured in together)
-    if rig.name != "vllm":  # whose sums depend on what else is in the batch
+    if rig.name != "vllm":  # vLLM's floating-point sums depend on the other calls in the batch
         assert [captured.record.response_ids for captured in together] == alone
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": {"include_usage": True}}])
-async def test_capture_leaves_no_trace_in_a_stream(rig: Rig, usage: Json) -> None:
-    asked = GREEDY | usage
-    for tries_left in reversed(range(TRIES)):
-        plain = await rig.stream(asked)
-        shown = chunks_of((await rig.captured(asked | {"stream": True})).shown)
-        assert text_of(shown) == text_of(plain)
-        if _grammar(shown) == _grammar(plain):
+async def test_capture_does_not_change_a_stream(rig: Rig, usage: Json) -> None:
+    fields = GREEDY | usage
+    for attempts_left in reversed(range(MAX_ATTEMPTS)):
+        plain = await rig.stream(fields)
+        captured_chunks = chunks_of((await rig.capture(fields | {"stream": True})).body)
+        assert text_of(captured_chunks) == text_of(plain)
+        if _chunk_shapes(captured_chunks) == _chunk_shapes(plain):
             return
-        assert tries_left and rig.name == "vllm", (_grammar(shown), _grammar(plain))
+        assert attempts_left and rig.name == "vllm", (
+            _chunk_shapes(captured_chunks),
+            _chunk_shapes(plain),
+        )
 
 
-@pytest.mark.parametrize("asked", [{}, TOKENS, {"logprobs": True}, {"include_reasoning": False}])
-async def test_capture_leaves_no_trace_in_an_answer(rig: Rig, asked: Json) -> None:
-    plain = await rig.ask(GREEDY | asked)
-    shown = await rig.captured(GREEDY | asked)
-    assert shape_of(orjson.loads(shown.shown)) == shape_of(plain.json)
+@pytest.mark.parametrize("fields", [{}, TOKENS, {"logprobs": True}, {"include_reasoning": False}])
+async def test_capture_does_not_change_an_answer(rig: Rig, fields: Json) -> None:
+    plain = await rig.send(GREEDY | fields)
+    captured = await rig.capture(GREEDY | fields)
+    assert shape_of(orjson.loads(captured.body)) == shape_of(plain.json)
 
 
 @pytest.mark.parametrize("streams", [False, True])
-async def test_a_captured_call_is_whole_and_bears_the_version_that_sampled_it(
+async def test_a_captured_call_is_complete_and_has_the_version_that_sampled_it(
     rig: Rig, streams: bool
 ) -> None:
-    asked: Json = {"seed": 3, "stream": streams}
-    seen: list[Json] = []
+    fields: Json = {"seed": 3, "stream": streams}
+    results: list[Json] = []
     for version, folder in [(7, rig.folders[1]), (8, rig.folders[0])]:
         await rig.rollout.load_weights(folder, version)
-        record = (await rig.captured(asked)).record
+        record = (await rig.capture(fields)).record
         spans = [(span.version, span.start, span.end) for span in record.versions]
         assert spans == [(version, 0, len(record.response_ids))]
         assert record.untrainable is None and record.temperature == 1.0
         assert record.logprobs is not None and len(record.logprobs) == len(record.response_ids)
-        seen.append({"ids": record.response_ids, "logprob": record.logprobs[0]})
-    before, after = seen
+        results.append({"ids": record.response_ids, "logprob": record.logprobs[0]})
+    before, after = results
     assert before["ids"] != after["ids"] or not math.isclose(before["logprob"], after["logprob"])
 
 
-async def test_versions_are_told_where_the_engine_knows_them(rig: Rig) -> None:
+async def test_an_answer_has_versions_if_the_engine_reports_them(rig: Rig) -> None:
     await rig.rollout.load_weights(rig.folders[0], 13)
-    (choice,) = (await rig.ask({"return_weight_versions": True})).json["choices"]
+    (choice,) = (await rig.send({"return_weight_versions": True})).json["choices"]
     versions = [span["version"] for span in choice.get("weight_versions") or ()]
-    assert versions == ([13] if rig.can.tells_spans else [])
+    assert versions == ([13] if rig.abilities.reports_versions else [])
 
 
-async def test_weights_given_back_are_the_same_as_before(rig: Rig) -> None:
+async def test_weights_that_are_loaded_again_give_the_same_answer(rig: Rig) -> None:
     async def greedy() -> Any:
-        choice = (await rig.ask(GREEDY | TOKENS)).json["choices"][0]
+        choice = (await rig.send(GREEDY | TOKENS)).json["choices"][0]
         return choice["token_ids"], [entry["logprob"] for entry in logprobs_of(choice)]
 
     await rig.rollout.load_weights(rig.folders[0], 9)
@@ -358,34 +372,35 @@ async def test_weights_given_back_are_the_same_as_before(rig: Rig) -> None:
 
 
 async def test_no_call_is_refused_while_weights_change(rig: Rig) -> None:
-    calls = [asyncio.create_task(rig.captured({"seed": seed})) for seed in range(4)]
+    calls = [asyncio.create_task(rig.capture({"seed": seed})) for seed in range(4)]
     await rig.rollout.load_weights(rig.folders[0], 12)
-    calls += [asyncio.create_task(rig.captured({"seed": seed})) for seed in range(4)]
+    calls += [asyncio.create_task(rig.capture({"seed": seed})) for seed in range(4)]
     records = [(await call).record for call in calls]
     assert all(record.untrainable is None for record in records)
     assert all(record.version == 12 for record in records[4:])
 
 
-def _keeps(asked: Json, message: Json) -> None:
-    if "response_format" in asked:
+def _check_constraint(fields: Json, message: Json) -> None:
+    if "response_format" in fields:
         assert orjson.loads(message["content"]) == {"n": 7}
-    if "structured_outputs" in asked:
-        assert message["content"] in asked["structured_outputs"]["choice"]
-    if "tool_choice" in asked:
+    if "structured_outputs" in fields:
+        assert message["content"] in fields["structured_outputs"]["choice"]
+    if "tool_choice" in fields:
         names = [call["function"]["name"] for call in message["tool_calls"]]
-        assert names and set(names) == {asked["tools"][0]["function"]["name"]}
+        assert names and set(names) == {fields["tools"][0]["function"]["name"]}
 
 
-def _grammar(chunks: list[Json]) -> list[Any]:
-    """Shapes in their order, repeats once: how many tokens a chunk holds is chance.
+def _chunk_shapes(chunks: list[Json]) -> list[Any]:
+    """Return the shapes of the chunks in order, without repetitions.
 
-    Chance too is whether the token that ends the answer comes with the text before it or by
-    itself (vLLM joins what its reader has not taken yet), so the two are told apart here.
+    The number of tokens in a chunk depends on chance, because vLLM joins tokens that its reader has
+    not read yet. For the same reason the last token may be in a chunk with text or in a chunk of
+    its own. `_split_finish` splits such chunks, so that both cases are equal.
     """
-    return [shape for shape, _ in itertools.groupby(map(shape_of, _parted(chunks)))]
+    return [shape for shape, _ in itertools.groupby(map(shape_of, _split_finish(chunks)))]
 
 
-def _parted(chunks: list[Json]) -> Iterator[Json]:
+def _split_finish(chunks: list[Json]) -> Iterator[Json]:
     for chunk in chunks:
         choices: list[Json] = chunk["choices"]
         if choices and choices[0]["finish_reason"] and choices[0]["delta"]:

@@ -1,5 +1,7 @@
-"""What every trainer promises, whoever does its arithmetic. What one is excused from stands in
-`trainers.FAKE_IS_EXCUSED`."""
+"""Contract tests of the trainers.
+
+`trainers.FAKE_EXEMPTIONS` lists the features that the fake trainer does not have.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ GONE_WITHIN_S = 30
 async def shared(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncGenerator[Subject]:
-    """One process for all tests of a kind: starting the larger ones takes half a minute."""
+    """A trainer's process for all tests of a kind, because some take half a minute to start."""
     async with running(request.param, tmp_path_factory.mktemp(request.param)) as subject:
         await subject.engine.save(subject.folder / "untouched")
         yield subject
@@ -51,25 +53,25 @@ async def shared(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def trainer(shared: Subject) -> Subject:
-    """As it was when it started."""
+    """The trainer, restored to its initial state."""
     await shared.engine.restore(shared.folder / "untouched")
     await shared.engine.boot(JOB)
     return shared
 
 
-async def test_a_step_changes_what_is_exported(trainer: Subject) -> None:
-    before = await trainer.exported("before")
+async def test_a_step_changes_the_exported_weights(trainer: Subject) -> None:
+    before = await trainer.export("before")
     metrics = await trainer.step([ONE_TOKEN])
-    after = await trainer.exported("after")
+    after = await trainer.export("after")
 
     assert metrics["tokens"] == 1
     assert not have_same_weights(before, after)
 
 
 async def test_a_batch_without_calls_changes_nothing(trainer: Subject) -> None:
-    before = await trainer.exported("before_empty")
+    before = await trainer.export("before_empty")
     metrics = await trainer.step([])
-    after = await trainer.exported("after_empty")
+    after = await trainer.export("after_empty")
 
     assert metrics["tokens"] == 0
     assert metrics.get("grad_norm", 0) == 0
@@ -77,12 +79,12 @@ async def test_a_batch_without_calls_changes_nothing(trainer: Subject) -> None:
 
 
 async def test_a_restored_trainer_takes_the_same_next_step(trainer: Subject) -> None:
-    """With the optimiser's moments: the second step depends on the first."""
+    """The second step depends on the optimizer's moments after the first step."""
     calls = on_policy_calls(mixed=True)
     await trainer.step(calls)
     await trainer.engine.save(trainer.folder / "saved")
     uninterrupted = await trainer.step(calls)
-    expected = await trainer.exported("uninterrupted")
+    expected = await trainer.export("uninterrupted")
 
     await trainer.step(stale(calls))
     await trainer.engine.restore(trainer.folder / "saved")
@@ -90,7 +92,7 @@ async def test_a_restored_trainer_takes_the_same_next_step(trainer: Subject) -> 
     again = await trainer.step(calls)
 
     assert again | {"seconds": 0} == uninterrupted | {"seconds": 0}
-    assert have_same_weights(await trainer.exported("again"), expected)
+    assert have_same_weights(await trainer.export("again"), expected)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ async def test_a_restored_trainer_takes_the_same_next_step(trainer: Subject) -> 
         pytest.param(on_policy_calls(mixed=True), id="temperatures-and-weights"),
     ],
 )
-async def test_what_the_model_itself_sampled_is_on_policy(
+async def test_calls_sampled_by_the_model_itself_are_on_policy(
     trainer: Subject, calls: list[Call]
 ) -> None:
     trainer.needs("arithmetic")
@@ -152,10 +154,10 @@ async def test_all_trainers_make_the_same_step(
         assert ("kl" in metrics) == ("kl" in expected) == (job.kl_loss_coef > 0)
         if job.kl_loss_coef > 0:
             assert metrics["kl"] == pytest.approx(expected["kl"], rel=1e-3, abs=1e-6)
-        if len({call.weight for call in calls}) == 1:  # verl's own means do not weigh calls
+        if len({call.weight for call in calls}) == 1:  # verl's means do not weight calls
             for name in ("clip_fraction", "clip_fraction_lower", "ppo_kl"):
                 assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
-    reference.assert_same_weights(await trainer.exported("stepped"))
+    reference.assert_same_weights(await trainer.export("stepped"))
 
 
 @pytest.mark.parametrize(
@@ -165,26 +167,26 @@ async def test_all_trainers_make_the_same_step(
         pytest.param({"advantage": 3e38, "weight": 1e6}, id="advantage-overflows"),
     ],
 )
-async def test_a_poisoned_call_leaves_the_weights_as_they_were(
+async def test_a_poisoned_call_does_not_change_the_weights(
     trainer: Subject, poison: dict[str, object]
 ) -> None:
     trainer.needs("poison")
-    before = await trainer.exported("before_poison")
+    before = await trainer.export("before_poison")
     poisoned = replace(ONE_TOKEN, **poison)  # pyright: ignore[reportArgumentType]
 
     metrics = await trainer.step([*on_policy_calls(2), poisoned])
 
     assert metrics["skipped"] == metrics["no_update"] == 1
-    told = [metrics[name] for name in ("loss", "grad_norm") if name in metrics]
-    assert not all(map(math.isfinite, told)), "and it says what was not finite"
-    assert have_same_weights(await trainer.exported("after_poison"), before)
+    values = [metrics[name] for name in ("loss", "grad_norm") if name in metrics]
+    assert not all(map(math.isfinite, values)), "a metric must show the value that is not finite"
+    assert have_same_weights(await trainer.export("after_poison"), before)
     reference = Reference(JOB)
     reference.step(on_policy_calls(2))
     await trainer.step(on_policy_calls(2))
-    reference.assert_same_weights(await trainer.exported("after_antidote"))
+    reference.assert_same_weights(await trainer.export("after_antidote"))
 
 
-async def test_a_step_too_far_from_its_engine_makes_no_update_and_says_so(
+async def test_a_step_too_far_from_its_engine_makes_no_update_and_reports_it(
     trainer: Subject,
 ) -> None:
     trainer.needs("arithmetic")
@@ -192,18 +194,18 @@ async def test_a_step_too_far_from_its_engine_makes_no_update_and_says_so(
     await trainer.engine.boot(limited)
     calls = on_policy_calls()
     far = [replace(call, logprobs=[value - 2 for value in call.logprobs]) for call in calls]
-    before = await trainer.exported("before_far")
-    told = await trainer.step(far, limited)
-    after = await trainer.exported("after_far")
+    before = await trainer.export("before_far")
+    metrics = await trainer.step(far, limited)
+    after = await trainer.export("after_far")
 
-    assert told["too_far"] == told["skipped"] == 1
-    assert told["mismatch_k3"] == pytest.approx(math.exp(2) - 2 - 1, rel=1e-3)
+    assert metrics["too_far"] == metrics["skipped"] == 1
+    assert metrics["mismatch_k3"] == pytest.approx(math.exp(2) - 2 - 1, rel=1e-3)
     assert have_same_weights(before, after)
     near = await trainer.step(calls, limited)
     assert near["skipped"] == 0 and near["ess"] == pytest.approx(1, abs=1e-5)
 
 
-async def test_a_loss_it_does_not_know_fails_the_action_by_name(trainer: Subject) -> None:
+async def test_the_error_for_an_unknown_loss_names_the_loss(trainer: Subject) -> None:
     trainer.needs("settings")
     unknown = replace(LossSpec.of(JOB), name="no_such_loss")
 
@@ -213,21 +215,21 @@ async def test_a_loss_it_does_not_know_fails_the_action_by_name(trainer: Subject
     assert (await trainer.step([ONE_TOKEN]))["skipped"] == 0
 
 
-async def test_a_checkpoint_that_is_none_fails_the_action_by_folder(trainer: Subject) -> None:
+async def test_the_error_for_a_missing_checkpoint_names_the_folder(trainer: Subject) -> None:
     with pytest.raises(ActionFailed, match="nowhere"):
         await trainer.engine.restore(trainer.folder / "nowhere")
 
     assert await trainer.engine.health()
 
 
-async def test_what_it_exports_is_a_model_that_transformers_load(trainer: Subject) -> None:
+async def test_an_export_can_be_loaded_by_transformers(trainer: Subject) -> None:
     trainer.needs("a model")
     await trainer.step([ONE_TOKEN])
 
-    assert_transformers_load(await trainer.exported("model"))
+    assert_transformers_load(await trainer.export("model"))
 
 
-async def test_it_tells_its_health_while_it_steps(trainer: Subject) -> None:
+async def test_health_is_answered_during_a_step(trainer: Subject) -> None:
     trainer.needs("weights of its own process")
     stepping = asyncio.ensure_future(trainer.step(on_policy_calls(150)))
     answers = 0
@@ -239,33 +241,33 @@ async def test_it_tells_its_health_while_it_steps(trainer: Subject) -> None:
     assert answers > 0
 
 
-async def test_a_trainer_alone_does_not_publish(trainer: Subject) -> None:
+async def test_a_trainer_without_a_rollout_engine_refuses_to_publish(trainer: Subject) -> None:
     trainer.needs("a model")
     with pytest.raises(ActionFailed, match="only trains"):
         await trainer.engine.publish(1)
 
 
-async def test_the_reference_is_of_the_first_weights_also_behind_a_restore(
+async def test_the_reference_is_the_initial_weights_also_after_a_restore(
     trainer: Subject,
 ) -> None:
     trainer.needs("a model")
-    wanted = JOB.model_copy(update={"kl_loss_coef": 0.1})
-    await trainer.engine.boot(wanted)
-    first = await trainer.step([ONE_TOKEN], wanted)
+    job = JOB.model_copy(update={"kl_loss_coef": 0.1})
+    await trainer.engine.boot(job)
+    first = await trainer.step([ONE_TOKEN], job)
     assert first["kl"] == pytest.approx(0, abs=1e-7)
     await trainer.engine.save(trainer.folder / "held")
-    second = await trainer.step([ONE_TOKEN], wanted)
+    second = await trainer.step([ONE_TOKEN], job)
     assert second["kl"] > 1e-6
 
     await trainer.engine.restore(trainer.folder / "held")
-    await trainer.engine.boot(wanted)
-    assert (await trainer.step([ONE_TOKEN], wanted))["kl"] == second["kl"]
+    await trainer.engine.boot(job)
+    assert (await trainer.step([ONE_TOKEN], job))["kl"] == second["kl"]
 
 
-async def test_log_probabilities_are_told_of_both_policies(trainer: Subject) -> None:
+async def test_log_probabilities_are_available_for_both_policies(trainer: Subject) -> None:
     calls = [ONE_TOKEN, *stale(on_policy_calls(3))]
-    wanted = JOB.model_copy(update={"use_kl_in_reward": True})
-    await trainer.engine.boot(wanted)
+    job = JOB.model_copy(update={"use_kl_in_reward": True})
+    await trainer.engine.boot(job)
     before = await trainer.engine.log_probs(calls, "trained")
     assert [len(row) for row in before] == [len(call.response_ids) for call in calls]
     await trainer.step(calls)
@@ -283,21 +285,21 @@ async def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[
 
 @pytest.mark.real
 @pytest.mark.parametrize("shared", ["verl"], indirect=True)
-async def test_two_verl_trainers_do_not_meet_and_two_ranks_step_as_one(
+async def test_two_verl_trainers_are_independent_and_two_ranks_make_the_step_of_one(
     trainer: Subject, two_ranks: Subject
 ) -> None:
-    """Three rows on two ranks: one is padding."""
+    """Three rows on two ranks need one row of padding."""
     calls = on_policy_calls(3, mixed=True)
-    held = JOB.model_copy(update={"kl_loss_coef": 2.0})
-    reference = Reference(held)
+    job_with_kl = JOB.model_copy(update={"kl_loss_coef": 2.0})
+    reference = Reference(job_with_kl)
     for _ in range(2):
         expected = reference.step(calls)
-        steps = (subject.step(calls, held) for subject in (trainer, two_ranks))
+        steps = (subject.step(calls, job_with_kl) for subject in (trainer, two_ranks))
         for metrics in await asyncio.gather(*steps):
             for name in ("loss", "grad_norm", "entropy", "prob_diff_max", "kl"):
                 assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
     for subject in (trainer, two_ranks):
-        reference.assert_same_weights(await subject.exported("together"))
+        reference.assert_same_weights(await subject.export("together"))
     assert_transformers_load(two_ranks.folder / "together")
 
     await two_ranks.engine.save(two_ranks.folder / "saved")
@@ -320,7 +322,7 @@ async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject
 
 
 @pytest.mark.real
-async def test_a_verl_trainer_whose_worker_is_killed_goes_on_from_its_checkpoint(
+async def test_a_verl_trainer_whose_worker_is_killed_continues_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:
     calls = on_policy_calls(mixed=True)
@@ -344,4 +346,4 @@ async def test_a_verl_trainer_whose_worker_is_killed_goes_on_from_its_checkpoint
         await trainer.engine.restore(tmp_path / "saved")
         await trainer.engine.boot(JOB)
         await trainer.step(calls)
-        reference.assert_same_weights(await trainer.exported("x"))
+        reference.assert_same_weights(await trainer.export("x"))

@@ -1,4 +1,4 @@
-"""`fakevllm-server checkpoints export`, of what the verl trainer saved."""
+"""A test of `fakevllm-server checkpoints export` with a checkpoint of the verl trainer."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from fakevllm_server.run.folder import RunFolder
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 
-async def test_what_verl_saved_is_exported_by_its_own_workers(tmp_path: Path) -> None:
+async def test_a_verl_checkpoint_is_exported_by_verls_workers(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     async with running("verl", run_dir, "--num-workers=1") as trainer:
         await trainer.step(on_policy_calls())
-        expected = await trainer.exported("expected")
+        expected = await trainer.export("expected")
         folders = CheckpointFolders(run_dir / "checkpoints")
         folder, digest = await folders.write(1, trainer.engine.save)
     journal = Journal(run_dir / "journal.sqlite")

@@ -1,4 +1,4 @@
-"""The trainers under contract, each in its own process, and what each is excused from."""
+"""The trainers of the contract tests, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.engine_spec import EngineSpec
 
 JOB = TrainJob(lr=1e-3, max_mismatch_k3=None)
-"""Without a limit, for calls here are made up and far from what any model samples."""
+"""The job of the tests. It has no mismatch limit, because the tests' calls are not sampled."""
 KINDS = [
     pytest.param("fake"),
     pytest.param("embedded"),
     pytest.param("verl", marks=pytest.mark.real),
 ]
-FAKE_IS_EXCUSED = {
+FAKE_EXEMPTIONS = {
     "arithmetic": "its policy gradient is plain REINFORCE of one number, without clip or weights",
-    "a model": "it has no model: what it exports is one number",
-    "poison": "it trusts what it gets",
+    "a model": "it has no model: it exports one number",
+    "poison": "it does not check its input",
     "settings": "it has one loss, whatever its name",
-    "weights of its own process": "a step is over before anyone could ask",
+    "weights of its own process": "a step ends before a test can query its health",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A trainer in its process."""
+    """A trainer in its own process."""
 
     kind: str
     engine: ChildEngine
     folder: Path
     """The run directory."""
 
-    def needs(self, what: str) -> None:
-        """Skips the test where this trainer is excused from it."""
+    def needs(self, feature: str) -> None:
+        """Skip the test if this trainer is exempt from the feature."""
         if self.kind == "fake":
-            pytest.skip(f"fake: {FAKE_IS_EXCUSED[what]}")
+            pytest.skip(f"fake: {FAKE_EXEMPTIONS[feature]}")
 
     async def step(self, calls: list[Call], job: TrainJob = JOB) -> StepMetrics:
         return await self.engine.step(Batch(1, calls), LossSpec.of(job))
 
-    async def exported(self, name: str) -> Path:
+    async def export(self, name: str) -> Path:
         folder = self.folder / name
         await self.engine.export(folder)
         return folder
@@ -58,7 +58,7 @@ class Subject:
 
 @asynccontextmanager
 async def running(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[Subject]:
-    """A trainer alone, on the demo model."""
+    """Run a trainer without a rollout engine, on the demo model."""
     folder.mkdir(parents=True, exist_ok=True)
     keeps = ["--keep-reference"] if kind == "verl" else []
     spec = EngineSpec(
@@ -74,18 +74,21 @@ async def running(kind: str, folder: Path, *arguments: str) -> AsyncGenerator[Su
 
 
 def process_of(subject: Subject) -> int:
-    """The child's process id, found by its run directory; it leads its session."""
-    wanted = str(subject.folder).encode()
+    """Return the process id of the trainer, which is the leader of its session.
+
+    The process is found by its run directory.
+    """
+    run_dir = str(subject.folder).encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             command = _command(int(entry.name))
-            if b"-m" in command and b"--run-dir" in command and wanted in command:
+            if b"-m" in command and b"--run-dir" in command and run_dir in command:
                 return int(entry.name)
     raise AssertionError(f"no process runs in {subject.folder}")
 
 
 def ray_workers(members: list[int]) -> list[int]:
-    """Those of the processes that hold a part of the model."""
+    """Return the processes among `members` that hold a part of the model."""
     return [process for process in members if b"PolicyWorker" in b" ".join(_command(process))]
 
 
