@@ -1,39 +1,39 @@
-# One door: every recipe is a line a person or a CI machine can also type.
+# Recipes for development. Each is a short command that can also be typed by hand.
 
-# format, lint, types, import ladder, docs
+# check format, lint, types, import layers and docs
 check:
     .ci/check
 
-# all quick tests that need neither a GPU nor a network, in parallel
+# run all quick tests that need neither a GPU nor a network, in parallel
 test *arguments:
     pytest {{arguments}}
 
-# tests that start several processes or take long
+# run the tests that start several processes or take long
 slow:
     .ci/slow
 
-# the demo and its two controls, with their checks
+# run the demo and its two controls, and check the results
 demo folder=`mktemp -d`:
     .ci/demo {{folder}}
 
-# what the proxy adds to a request
+# measure what the proxy adds to a request
 bench:
     python -m benchmarks.proxy_overhead
 
-# tokens per second of the engines, directly and through proxy and server
+# measure tokens per second of the engines, directly and through proxy and server
 bench-rollout *arguments:
     python -m benchmarks.rollout {{arguments}}
 
-# what sharing prefixes saves a training step, beside naive rows and TRL
+# measure what sharing prefixes saves in a training step, compared with naive rows and TRL
 bench-forest *arguments:
     python -m benchmarks.forest {{arguments}}
 
-# the docs site in site/, after a check that the docs agree with the code; needs the extra `docs`
+# check the docs against the code, and build the docs site in site/; needs the extra `docs`
 docs:
     pytest -q -n 0 tests/test_docs.py
     NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
-# real apps, data and peers that a machine may lack, and how fast the forest is
+# run the tests marked `live` and `long`, and the long benchmarks
 long:
     .ci/live
     pytest -n 0 -m long
@@ -43,14 +43,14 @@ long:
     python -m benchmarks.swarm_load
     python -m benchmarks.demo_kills
 
-# SDKs and coding agents as PyPI and npm have them, in an environment that is made where it is not there yet
+# run the tests with SDKs and coding agents from PyPI and npm, in an environment that is created if needed
 clients folder=".venv-clients":
     .ci/clients {{folder}}
 
-# vLLM, verl and Ray on the CPU, in an environment that is made where it is not there yet
+# run the tests with vLLM, verl and Ray on the CPU, in an environment that is created if needed
 real folder=".venv-real":
     .ci/real {{folder}}
 
-# everything, from a fresh environment
+# run everything in a fresh environment, as CI does
 ci:
     .ci/run

@@ -1,4 +1,4 @@
-"""Reads what three demo runs wrote and fails where one did not show what it should."""
+"""Check the results of three demo runs: the demo must learn, and its two controls must not."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ def main(folder: Path) -> None:
             f"{run['steps']} steps, {run['wall_s']:.0f} s, groups {run['groups']}"
         )
         print(" policy mean", *(f"{mean:.2f}" for mean in run["policy_mean"]))
-        print(" ", truth(steps_of(folder / name)))
-    failures = [claim for claim, holds in claims(runs) if not holds]
+        print(" ", summarize(read_step_metrics(folder / name)))
+    failures = [claim for claim, holds in check_outcomes(runs) if not holds]
     for name in runs:
-        measured = steps_of(folder / name)
-        failures += [f"{name}: {claim}" for claim, holds in truths(measured) if not holds]
+        checks = check_steps(read_step_metrics(folder / name))
+        failures += [f"{name}: {claim}" for claim, holds in checks if not holds]
     if failures:
-        sys.exit("the demo does not show: " + "; ".join(failures))
+        sys.exit("The demo failed these checks: " + "; ".join(failures))
 
 
-def claims(runs: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
+def check_outcomes(runs: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
+    """Return the claims about the runs' outcomes, and whether each holds."""
     rise = {name: run["after"] - run["before"] for name, run in runs.items()}
     learns = runs["learns"]
     return [
@@ -44,35 +45,38 @@ def claims(runs: dict[str, dict[str, Any]]) -> list[tuple[str, bool]]:
     ]
 
 
-def steps_of(run_dir: Path) -> list[dict[str, float]]:
-    """What each step of the run's log measured."""
+def read_step_metrics(run_dir: Path) -> list[dict[str, float]]:
+    """Return the metrics of each step in the run log."""
     with contextlib.closing(sqlite3.connect(run_dir / "journal.sqlite")) as journal:
         rows = journal.execute("select entry_json from entries order by seq").fetchall()
     entries = [json.loads(row[0]) for row in rows]
     return [entry["metrics"] for entry in entries if entry["kind"] == "step"]
 
 
-def truths(measured: list[dict[str, float]]) -> list[tuple[str, bool]]:
+def check_steps(steps: list[dict[str, float]]) -> list[tuple[str, bool]]:
+    """Return the claims about the metrics of a run's steps, and whether each holds."""
     return [
-        ("steps were made", bool(measured)),
+        ("steps were taken", bool(steps)),
         (
             "token_fidelity is 1.0 in every step",
-            all(metrics["token_fidelity"] == 1.0 for metrics in measured),
+            all(metrics["token_fidelity"] == 1.0 for metrics in steps),
         ),
-        ("no step was too far from its engine", not any("too_far" in one for one in measured)),
+        ("no step exceeded the mismatch limit", not any("too_far" in step for step in steps)),
     ]
 
 
-def truth(measured: list[dict[str, float]]) -> str:
+def summarize(steps: list[dict[str, float]]) -> str:
+    """Return the main metrics of a run in one line."""
+
+    def values(name: str) -> list[float]:
+        """Return a metric's values. A value that is not finite is a string in the run log."""
+        return [float(metrics[name]) for metrics in steps if name in metrics]
+
     def least(name: str) -> float:
-        return min(found(name), default=math.nan)
+        return min(values(name), default=math.nan)
 
-    def found(name: str) -> list[float]:
-        """Where it was measured; what is not finite is told by name."""
-        return [float(metrics[name]) for metrics in measured if name in metrics]
-
-    largest = max(found("mismatch_k3"), default=math.nan)
-    last = measured[-1] if measured else {}
+    largest = max(values("mismatch_k3"), default=math.nan)
+    last = steps[-1] if steps else {}
     return (
         f"token_fidelity {least('token_fidelity'):g}, mismatch_k3 at most {largest:.2g}, "
         f"ess at least {least('ess'):.3f}, rho {last.get('rho', 0):.2f}, "

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Brings up the loopback device of a new network namespace; `ip` may be missing."""
+"""Enable the loopback device of a new network namespace. The program `ip` may be missing."""
 
 import fcntl
 import socket

@@ -1,4 +1,5 @@
-"""Run in an environment that has the wheel and its core dependencies only."""
+"""Check an environment that has only the wheel and its core dependencies: the packages can be
+imported, and they import no heavy dependency."""
 
 from __future__ import annotations
 
@@ -11,15 +12,21 @@ HEAVY = ("torch", "transformers", "ray", "vllm", "verl", "matplotlib")
 OURS = ("fakevllm", "fakevllm_adapters", "fakevllm_runtime", "fakevllm_server", "reward_hooks")
 
 for name in HEAVY:
-    assert importlib.util.find_spec(name) is None, f"{name} came with the core install"
+    assert importlib.util.find_spec(name) is None, (
+        f"{name} is installed, but the core dependencies must not include it."
+    )
 for name in ("fakevllm.web.app", "fakevllm.demo.command", "fakevllm_server.web.app"):
     importlib.import_module(name)
 loaded = [name for name in HEAVY if name in sys.modules]
-assert not loaded, f"loaded: {loaded}"
+assert not loaded, f"Importing proxy and server loaded {loaded}."
 for name in OURS:
     spec = importlib.util.find_spec(name)
-    assert spec is not None and "site-packages" in str(spec.origin), f"{name}: {spec}"
-    assert (Path(str(spec.origin)).parent / "py.typed").is_file(), f"{name} is not typed"
+    assert spec is not None and "site-packages" in str(spec.origin), (
+        f"{name} is not imported from the wheel: {spec}"
+    )
+    assert (Path(str(spec.origin)).parent / "py.typed").is_file(), f"{name} has no file py.typed."
 embedded = importlib.import_module("fakevllm_server.backends.embedded.demo_model")
-assert (embedded.DEMO_MODEL_DIR / "model.safetensors").is_file(), "the demo's weights are missing"
-print("the wheel imports alone, without", ", ".join(HEAVY))
+assert (embedded.DEMO_MODEL_DIR / "model.safetensors").is_file(), (
+    "The wheel has no weights of the demo's model."
+)
+print("The wheel can be imported without", ", ".join(HEAVY))

