@@ -1,4 +1,4 @@
-"""LangChain before fakevllm: OPENAI_BASE_URL and OPENAI_API_KEY are read from the environment."""
+"""A LangChain model that uses fakevllm: OPENAI_BASE_URL and OPENAI_API_KEY name the proxy."""
 
 from langchain_openai import ChatOpenAI
 

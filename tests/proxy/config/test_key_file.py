@@ -25,7 +25,7 @@ def test_only_the_owner_can_read_the_file_and_the_folder_created_for_it(tmp_path
     assert "sk-one" not in file.path.read_text()
 
 
-def test_plain_text_keys_are_kept_and_the_file_becomes_private(tmp_path: Path) -> None:
+def test_plain_text_keys_stay_and_the_file_becomes_private(tmp_path: Path) -> None:
     path = tmp_path / "keys"
     path.write_text("# mine\nsk-plain")
     path.chmod(0o644)

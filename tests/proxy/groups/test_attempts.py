@@ -37,7 +37,7 @@ def test_a_request_that_says_it_was_sent_before_and_never_came_is_new() -> None:
     assert attempts().find(MARKED, now=0) is None
 
 
-def test_each_connection_that_was_lost_stands_for_one_request() -> None:
+def test_each_lost_connection_accounts_for_one_resend() -> None:
     known = attempts()
     first, second = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)
     known.connection_lost(first, now=1)
@@ -55,7 +55,7 @@ def test_who_waits_for_an_answer_and_is_lost_again_finds_it_again() -> None:
         assert known.find(SENT, now) is first
 
 
-def test_what_was_told_and_not_read_to_its_end_is_told_again() -> None:
+def test_an_answer_that_was_sent_but_not_read_completely_is_resent() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     known.delivered(first, now=1)
@@ -81,7 +81,7 @@ def test_one_name_is_one_request_and_two_names_are_two() -> None:
     assert known.find(SENT, now=3) is first
 
 
-def test_a_retry_of_what_was_refused_is_a_new_request_once() -> None:
+def test_a_retry_of_a_failed_request_is_a_new_request_once() -> None:
     known = attempts()
     refused, waiting = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)
     known.failed(refused, now=1)
@@ -103,7 +103,7 @@ def test_a_lost_connection_is_forgotten_with_time() -> None:
     assert known.find(SENT, now=701) is None and len(known) == 0
 
 
-def test_what_somebody_waits_for_is_never_forgotten() -> None:
+def test_a_request_with_a_waiting_connection_is_never_evicted() -> None:
     known = attempts(max_requests=1)
     first = known.begin(SENT, "a", now=0)
     known.begin(RequestIdentity(b"other"), "b", now=5000)

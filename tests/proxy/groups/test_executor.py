@@ -40,7 +40,7 @@ async def test_a_quorum_is_served_and_the_late_one_is_scored_and_kept() -> None:
     assert [sibling.reward for sibling in record.siblings] == [0.0, 0.5, 1.0, 0.1]
 
 
-async def test_at_the_deadline_the_best_of_what_there_is_is_served() -> None:
+async def test_at_the_deadline_the_best_answer_so_far_is_served() -> None:
     async with staged(3, deadline_s=0.05) as stage:
         await stage.tell(0, "answers")
         await stage.tell(2, "answers")
@@ -151,7 +151,7 @@ async def test_an_app_that_leaves_cancels_every_call_and_the_group() -> None:
     assert stage.sibling_limit.in_flight == 0
 
 
-async def test_a_group_whose_app_left_goes_on_and_chooses_an_answer_all_the_same() -> None:
+async def test_a_group_whose_app_disconnected_continues_and_chooses_an_answer() -> None:
     async with staged(2) as stage:
         await stage.leave()
         assert not stage.handler.done() and not stage.records
@@ -176,7 +176,7 @@ async def test_who_hangs_up_at_the_end_of_a_stream_has_been_served(
         assert (stage.record.state, stage.record.served_index) == ("scored", 0)
 
 
-async def test_a_stop_behind_the_answer_drops_the_group_and_keeps_what_was_served() -> None:
+async def test_a_stop_after_the_answer_drops_the_group_and_records_the_served_sibling() -> None:
     async with staged(2, policy="lead") as stage:
         await stage.tell(0, "answers")
         assert stage.is_answered
@@ -211,7 +211,7 @@ async def test_a_defect_behind_the_answer_is_not_seen_by_the_app(
         assert (stage.record.state, stage.record.reason) == ("dropped", "internal_error")
 
 
-async def test_a_defect_before_the_answer_is_an_error_of_ours(
+async def test_a_bug_before_the_answer_causes_an_internal_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(executor, "outcome_of", _broken)

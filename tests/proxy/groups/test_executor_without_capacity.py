@@ -12,7 +12,7 @@ FULL = pytest.mark.parametrize(("word", "status"), [("is too much", 429), ("is c
 
 @FULL
 @pytest.mark.parametrize("policy", ["best", "lead", "greedy"])
-async def test_a_lead_that_its_own_siblings_keep_out_is_asked_again_behind_one_of_them(
+async def test_a_lead_without_capacity_because_of_its_siblings_is_retried_after_one_of_them(
     policy: str, word: str, status: int
 ) -> None:
     async with staged(3, policy=policy) as stage:
@@ -43,7 +43,9 @@ async def test_a_streaming_lead_that_others_siblings_keep_out_waits_for_one_of_t
 
 
 @FULL
-async def test_a_lead_that_no_sibling_of_ours_keeps_out_is_told_so(word: str, status: int) -> None:
+async def test_a_lead_without_capacity_for_another_reason_gets_the_engines_error(
+    word: str, status: int
+) -> None:
     async with staged(2, streamed=True, policy="lead") as stage:
         await stage.tell(0, word)
         assert stage.sent[0]["status"] == status and stage.upstream.asked == [0]

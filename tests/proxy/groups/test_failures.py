@@ -56,7 +56,7 @@ def test_a_failure_of_the_models_own_is_known_by_its_answer(
     assert failure_of(Answer(message, finish_reason), body) == failure
 
 
-def test_what_the_engine_broke_off_is_no_failure_of_the_models() -> None:
+def test_an_answer_that_the_engine_broke_off_is_not_the_models_failure() -> None:
     ends = ("stop", "length", "tool_calls", "abort", "error")
     assert [is_broken_off(Answer({"content": "S"}, end)) for end in ends] == [False] * 3 + [
         True
@@ -108,7 +108,7 @@ async def test_without_a_floor_a_failure_is_the_hooks_to_score() -> None:
 
 
 @pytest.mark.parametrize("word", ["is aborted", "fails", "breaks"])
-async def test_what_the_infrastructure_broke_off_is_not_scored_whatever_the_floor(
+async def test_an_answer_that_the_engine_broke_off_is_not_scored_with_any_floor(
     word: str,
 ) -> None:
     async with staged(3, failure_floor=-1.0, hold_s=0.0) as stage:

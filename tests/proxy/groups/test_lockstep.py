@@ -70,7 +70,9 @@ async def seeds_of(one: Lockstep, *tasks: Task) -> list[int]:
     return seeds
 
 
-async def test_a_seed_is_of_the_run_the_row_and_how_often_it_has_come(tmp_path: Path) -> None:
+async def test_a_seed_depends_on_the_run_the_row_and_the_number_of_its_requests(
+    tmp_path: Path,
+) -> None:
     other = Task(task_id="other")
     async with rig(tmp_path) as one:
         seeds = await seeds_of(one.lockstep, ROW, other, ROW)
@@ -78,7 +80,7 @@ async def test_a_seed_is_of_the_run_the_row_and_how_often_it_has_come(tmp_path: 
     assert len({*seeds, seed_of(1, "row", 0)}) == 4
 
 
-async def test_what_is_asked_without_a_task_is_told_by_its_question(tmp_path: Path) -> None:
+async def test_a_request_without_a_task_is_identified_by_its_question(tmp_path: Path) -> None:
     async with rig(tmp_path) as one:
         seeds = await seeds_of(one.lockstep, Task(main_query="half a \ud800"), Task(main_query="b"))
     assert len(set(seeds)) == 2
@@ -112,7 +114,7 @@ async def test_a_group_begins_when_the_server_has_taken_the_one_before(tmp_path:
         assert one.delivery.num_unsettled == 0
 
 
-async def test_one_group_is_open_at_a_time_and_what_is_only_served_waits_for_none(
+async def test_one_group_is_open_at_a_time_and_requests_that_are_only_served_do_not_wait(
     tmp_path: Path,
 ) -> None:
     async with rig(tmp_path) as one:
@@ -125,7 +127,7 @@ async def test_one_group_is_open_at_a_time_and_what_is_only_served_waits_for_non
         assert len({seed, served, *await second}) == 3
 
 
-async def test_a_server_that_goes_away_keeps_nobody_waiting(tmp_path: Path) -> None:
+async def test_no_request_waits_for_an_unreachable_server(tmp_path: Path) -> None:
     async with rig(tmp_path) as one:
         one.swarm.answers |= {"/end_group": 503, "/get_engine_status": 503}
         one.delivery.settle(group("first", [1.0, 0.0]))
@@ -177,7 +179,7 @@ def test_an_apps_own_seed_stays() -> None:
     assert seeds_sent(SiblingPlan(3, seed=40), asked(seed=7)) == [7, 8, 9]
 
 
-def test_what_is_served_once_has_a_seed_too_and_its_other_bytes_stay() -> None:
+def test_a_request_served_once_gets_a_seed_and_its_other_bytes_stay() -> None:
     request = asked(temperature=0.5)
     assert orjson.loads(
         SiblingPlan(1, seed=40).lead_request(request).upstream_body
@@ -185,7 +187,7 @@ def test_what_is_served_once_has_a_seed_too_and_its_other_bytes_stay() -> None:
     assert SiblingPlan(1).lead_request(request) is request
 
 
-def test_a_body_that_cannot_be_read_goes_on_as_it_is() -> None:
+def test_a_body_that_cannot_be_parsed_is_passed_on_unchanged() -> None:
     odd = Request("r", ADAPTERS["chat"], b"{odd", b"{odd", None, {})
     assert SiblingPlan(1, seed=40).lead_request(odd).upstream_body == b"{odd"
 

@@ -80,7 +80,7 @@ async def test_an_answer_that_lost_is_no_parent() -> None:
     assert place_after(tree, text_of(1)).parent_id == "r1"
 
 
-def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
+def test_an_answer_served_once_is_stored_in_the_session_and_a_failed_one_is_not() -> None:
     tree = SessionTree()
     draft = draft_of(placement(tree, "g1", HI))
     record = draft.served_once(EngineResponse(200, WHOLE, answer_of(1), False, 0.0), "one_sibling")
@@ -104,7 +104,7 @@ def test_what_was_served_once_is_known_and_what_failed_is_not() -> None:
         ),
     ],
 )
-def test_what_the_fallback_said_is_told_as_its_own(
+def test_an_answer_of_the_fallback_is_recorded_as_the_fallbacks(
     reply: EngineResponse, told: tuple[str, str]
 ) -> None:
     draft = draft_of(placement(SessionTree(), "g1", HI))
@@ -120,7 +120,7 @@ def test_a_side_call_is_placed_as_one() -> None:
     assert draft.failed("upstream_500", 500).kind == "side"
 
 
-def test_the_first_place_stands() -> None:
+def test_the_first_place_is_final() -> None:
     tree = SessionTree()
     own = placement(tree, "g1", HI)
     place = own.place(is_side=False)
@@ -128,7 +128,7 @@ def test_the_first_place_stands() -> None:
     assert len(tree) == 1
 
 
-def test_the_first_ending_stands() -> None:
+def test_the_first_end_is_final() -> None:
     tree = SessionTree()
     own = placement(tree, "g1", HI)
     own.served({"content": "not yet"}, 1.0, None)  # has no place yet

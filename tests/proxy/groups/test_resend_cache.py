@@ -130,7 +130,7 @@ async def test_other_keys_and_other_sessions_ask_for_themselves(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["best", "lead"])
-async def test_a_stream_that_was_cut_is_told_again_whole(
+async def test_a_stream_that_was_cut_is_resent_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr(app_response, "GRACE_S", 0.01)
@@ -146,7 +146,7 @@ async def test_a_stream_that_was_cut_is_told_again_whole(
     assert text.count(b"a") >= 40 and got.body.endswith(b"data: [DONE]\n\n")
 
 
-async def test_what_nobody_read_is_told_again_by_a_proxy_that_was_started_anew(
+async def test_an_undelivered_answer_is_resent_by_a_restarted_proxy(
     tmp_path: Path,
 ) -> None:
     async with running(tmp_path, **sections(tmp_path)) as stack:
@@ -178,7 +178,7 @@ async def read_some(
 
 
 @pytest.mark.parametrize("kind", ["best", "lead"])
-async def test_a_client_that_closes_with_something_unread_is_told_again(
+async def test_a_client_that_closes_with_unread_data_gets_the_answer_again(
     tmp_path: Path, kind: str
 ) -> None:
     """Also where that is before its group has ended."""
@@ -209,7 +209,7 @@ async def test_who_resets_late_had_no_use_for_the_connection_unless_there_was_mu
         await until(lambda: num_kept(tmp_path) == 0)
 
 
-async def test_who_reads_a_stream_as_it_comes_and_closes_before_its_end_may_ask_anew(
+async def test_a_client_that_closes_a_stream_that_it_has_read_may_send_a_new_request(
     tmp_path: Path,
 ) -> None:
     """Some stop at the event that ends the answer, with the last one unread."""
@@ -221,7 +221,7 @@ async def test_who_reads_a_stream_as_it_comes_and_closes_before_its_end_may_ask_
         await settled(tmp_path, 2)
 
 
-async def test_what_nobody_asks_for_again_is_not_kept_for_ever(tmp_path: Path) -> None:
+async def test_an_answer_without_a_retry_expires(tmp_path: Path) -> None:
     async with running(tmp_path, **sections(tmp_path, resend_window_s=0.3)) as stack:
         for number in range(3):
             await cut(stack, chat(f"{number} {LONG}"))
@@ -246,7 +246,7 @@ async def test_who_leaves_while_a_hook_plans_is_seen_to_leave(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("has_answer", "kind"), [(True, "regenerates"), (False, "repeats")])
-async def test_what_nobody_has_read_is_nobodys_turn_until_it_is_told(
+async def test_an_undelivered_answer_is_no_turn_of_the_session_until_it_is_resent(
     tmp_path: Path, has_answer: bool, kind: str
 ) -> None:
     named = JSON | {"x-session-id": "s"}
@@ -260,7 +260,7 @@ async def test_what_nobody_has_read_is_nobodys_turn_until_it_is_told(
     assert [row[4] for row in rows] == ["new", kind]
 
 
-async def test_a_retry_of_what_was_refused_is_asked_anew(tmp_path: Path) -> None:
+async def test_a_retry_of_a_refused_request_is_a_new_request(tmp_path: Path) -> None:
     async with running(tmp_path, **sections(tmp_path)) as stack:
         for headers in (JSON, AGAIN):
             got = await stack.send(stack.proxy + CHAT, chat(max_tokens=-1), headers)
@@ -268,7 +268,7 @@ async def test_a_retry_of_what_was_refused_is_asked_anew(tmp_path: Path) -> None
         assert [row[2] for row in await settled(tmp_path, 2)] == [0, 0]
 
 
-async def test_a_group_that_was_cancelled_with_its_app_is_asked_anew(tmp_path: Path) -> None:
+async def test_a_retry_of_a_cancelled_group_is_a_new_request(tmp_path: Path) -> None:
     async with running(tmp_path, **sections(tmp_path, on_disconnect="cancel")) as stack:
         await cut(stack, chat(LONG))
         await asked(stack, chat(LONG))
@@ -287,7 +287,9 @@ async def test_an_answer_may_be_cut_again_and_again(tmp_path: Path) -> None:
         await was_told_again(tmp_path)
 
 
-async def test_one_who_waits_with_the_first_gets_the_same(tmp_path: Path) -> None:
+async def test_a_resend_that_waits_with_the_first_attempt_gets_the_same_answer(
+    tmp_path: Path,
+) -> None:
     async with running(tmp_path, **sections(tmp_path)) as stack:
         first = asyncio.create_task(asked(stack, chat(LONG)))
         await are_open(stack, 1)
@@ -324,7 +326,7 @@ async def test_who_waits_for_a_group_that_is_cancelled_asks_anew(tmp_path: Path)
     assert [row[0] for row in rows] == ["failed", rows[1][0]]
 
 
-async def test_who_waits_for_a_group_that_is_cancelled_is_told_so_where_it_hears_already(
+async def test_a_resend_that_waits_for_a_cancelled_group_gets_an_error_if_its_stream_has_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its stream was opened to keep it waiting: it cannot become another request any more."""

@@ -108,7 +108,7 @@ async def test_siblings_beyond_the_bound_are_not_sent_and_the_ledger_says_so(
     assert rows[2][:2] == ("served", "siblings_in_flight: 0 of 3 fit")
 
 
-async def test_what_is_returned_and_what_the_policy_is_worth_are_told_apart(
+async def test_the_reward_of_served_answers_and_the_policys_mean_are_reported_separately(
     tmp_path: Path,
 ) -> None:
     sections = policy(tmp_path, 8, random_fraction=0.5)

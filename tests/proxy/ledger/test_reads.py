@@ -30,7 +30,7 @@ def advantages(ledger: Ledger, name: str = "g1") -> list[float | None]:
     return [one.advantage for one in found.siblings]
 
 
-def test_calls_come_by_sibling_in_order_as_they_were_captured(ledger: Ledger) -> None:
+def test_calls_are_returned_by_sibling_in_the_captured_order(ledger: Ledger) -> None:
     put(ledger, "g1")
     assert ledger.drain()
     found = ledger.calls.by_sibling("g1")
@@ -78,7 +78,7 @@ def test_a_server_that_tells_no_advantages_leaves_them_unknown(ledger: Ledger) -
     assert advantages(ledger) == [None, None]
 
 
-def test_what_is_undone_or_dropped_has_no_advantage_any_more(ledger: Ledger) -> None:
+def test_a_group_that_was_undone_or_dropped_has_no_advantage_any_more(ledger: Ledger) -> None:
     for name in ("g1", "g2", "g3"):
         put(ledger, name)
     step = trained(1, "g1", "g2", "g3", step=2, advantages=[0.5, -0.5])

@@ -64,7 +64,7 @@ def test_sessions_are_listed_by_when_they_were_seen_last(ledger: Ledger) -> None
     assert [row.session_id for row in ledger.sessions.latest(1)] == ["s1"]
 
 
-def test_a_sessions_groups_come_with_the_reward_of_what_was_served(ledger: Ledger) -> None:
+def test_a_sessions_groups_have_the_reward_of_the_served_sibling(ledger: Ledger) -> None:
     put(ledger, placed("b", parent_id="a", turn=2, at=1001.0), placed("a"), placed("c", "s2"))
     groups = ledger.sessions.groups("s1")
     assert [(one.group_id, one.parent_id, one.turn) for one in groups] == [
@@ -81,7 +81,7 @@ def test_a_session_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
     assert ledger.sessions.ids_with_prefix("c") == []
 
 
-def test_the_sessions_that_one_started_are_told(ledger: Ledger) -> None:
+def test_the_sessions_that_a_session_started_are_listed(ledger: Ledger) -> None:
     put(
         ledger,
         placed("a"),
@@ -92,7 +92,7 @@ def test_the_sessions_that_one_started_are_told(ledger: Ledger) -> None:
     assert [session for session, _ in started] == ["s2"]
 
 
-def test_what_followed_an_answer_is_told(ledger: Ledger) -> None:
+def test_the_requests_that_followed_an_answer_are_listed(ledger: Ledger) -> None:
     put(
         ledger,
         placed("a"),
@@ -112,7 +112,7 @@ def test_what_followed_an_answer_is_told(ledger: Ledger) -> None:
     assert ledger.sessions.follow_ups("nobody") == []
 
 
-def test_kept_groups_are_the_latest_and_come_oldest_first(ledger: Ledger) -> None:
+def test_restored_requests_are_the_latest_and_sorted_oldest_first(ledger: Ledger) -> None:
     put(ledger, *(placed(f"g{n}", at=1000.0 + n) for n in range(5)), group("unplaced"))
     kept = ledger.sessions.latest_requests(3)
     assert [one.group_id for one in kept] == ["g2", "g3", "g4"]
@@ -128,7 +128,7 @@ def test_kept_groups_are_the_latest_and_come_oldest_first(ledger: Ledger) -> Non
     )
 
 
-def test_a_tree_made_from_the_ledger_goes_on_as_the_one_before(ledger: Ledger) -> None:
+def test_a_tree_restored_from_the_ledger_places_requests_as_before(ledger: Ledger) -> None:
     talk = Talk()
     asked = [user("read it")]
     calls = assistant(None, call("call_1", '{"path": "a"}'))

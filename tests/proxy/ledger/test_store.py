@@ -199,7 +199,7 @@ def test_hooks_are_shown_a_recorded_conversation_as_it_went_upstream(
     assert latest is not None and latest.siblings()[1].messages == messages
 
 
-def test_hooks_are_shown_what_a_recorded_request_stands_on(ledger: Ledger) -> None:
+def test_hooks_get_the_conversation_before_a_recorded_request(ledger: Ledger) -> None:
     first = {"model": "m", "input": "1+1?"}
     then = {"model": "m", "input": "Sure?", "previous_response_id": "resp_1"}
     for number, body in enumerate((first, then), start=1):

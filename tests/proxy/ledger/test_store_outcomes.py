@@ -57,7 +57,9 @@ def test_a_step_in_the_log_trains_its_groups_and_siblings(ledger: Ledger) -> Non
     assert found is not None and (found.trained_step, found.trained_version) == (7, 7)
 
 
-def test_a_late_settlement_does_not_undo_what_the_log_said(ledger: Ledger, path: Path) -> None:
+def test_a_late_settlement_does_not_undo_a_state_from_the_run_log(
+    ledger: Ledger, path: Path
+) -> None:
     for group_id in ("g1", "g2"):
         ledger.record(group(group_id))
     ledger.apply_log("run", [trained(1, "g1"), dropped(2, g2="stale")])
@@ -87,7 +89,7 @@ def test_groups_that_were_given_up_on_purpose_say_so(ledger: Ledger) -> None:
     assert state(ledger) == ("lost", "gone_back")
 
 
-def test_what_is_to_be_trained_again_waits_meanwhile(ledger: Ledger) -> None:
+def test_a_group_that_will_be_trained_again_is_waiting_until_then(ledger: Ledger) -> None:
     for number, group_id in enumerate(("g1", "g2"), start=1):
         ledger.record(group(group_id))
         ledger.apply_log("run", [trained(number, group_id, step=number)])
@@ -122,7 +124,7 @@ def test_the_curve_counts_ties_and_keeps_policy_and_service_apart(ledger: Ledger
     ]
 
 
-def test_on_the_curve_what_any_sibling_and_what_a_greedy_one_was_worth_stand_apart(
+def test_the_curve_separates_the_rewards_of_sampled_and_greedy_siblings(
     ledger: Ledger,
 ) -> None:
     ledger.record(replace(group("a", [0.0, 1.0], served=1, step=1), served_by="best"))

@@ -19,7 +19,7 @@ from tests.proxy.ledger.ledger_cases import (
 )
 
 
-def test_closing_writes_what_waits(path: Path) -> None:
+def test_closing_writes_the_queued_changes(path: Path) -> None:
     ledger = Ledger.open(path)
     for index in range(50):
         ledger.record(group(f"g{index}"))
@@ -128,7 +128,7 @@ def test_a_full_queue_drops_and_counts(
     assert sum(ledger.counts().values()) == 2_000 - small.health.dropped
 
 
-def test_a_path_that_cannot_be_a_ledger_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_ledger_is_refused_with_a_fix(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is not a database, it is a text of some length" * 50)
     (tmp_path / "folder").mkdir()
     for bad in (tmp_path / "text", tmp_path / "folder", tmp_path / "text" / "ledger"):

@@ -46,7 +46,7 @@ def test_a_cache_key_of_one_session_tells_it_where_the_history_does_not() -> Non
     assert fresh.kind is Kind.NEW
 
 
-def test_a_call_that_was_told_differently_is_known_by_its_id() -> None:
+def test_a_call_that_the_client_rewrote_is_recognized_by_its_id() -> None:
     talk = Talk()
     opened(talk)
     asked = [user("hello there")]
@@ -110,7 +110,7 @@ def test_only_a_served_answer_is_a_parent() -> None:
     assert (deep.kind, deep.parent_id) == (Kind.NEW, None)
 
 
-def test_a_stopped_answer_goes_on_in_its_session_without_a_parent() -> None:
+def test_a_request_after_a_stopped_answer_has_its_session_and_no_parent() -> None:
     talk = Talk()
     group, first = talk.ask([user("tell me all")])
     talk.fail(group)
@@ -119,7 +119,7 @@ def test_a_stopped_answer_goes_on_in_its_session_without_a_parent() -> None:
     assert (place.kind, place.evidence) == (Kind.CONTINUES, Evidence.QUESTION)
 
 
-def test_an_answer_that_was_reworded_goes_on_from_its_group() -> None:
+def test_a_request_with_a_reworded_answer_continues_the_answers_group() -> None:
     talk = Talk()
     history, session, _ = opened(talk)
     asked = [*history, user("more")]
@@ -136,7 +136,7 @@ def test_a_question_repeated_in_another_place_is_no_answer_to_it() -> None:
     assert (place.kind, place.evidence) == (Kind.NEW, Evidence.NONE)
 
 
-def test_a_reworded_answer_belongs_to_who_has_not_gone_on_yet() -> None:
+def test_a_reworded_answer_belongs_to_the_session_that_was_not_continued_yet() -> None:
     talk = Talk()
     history, _, _ = opened(talk)
     talk.turn([*history, user("go on")], "Sure.")
@@ -155,7 +155,7 @@ def test_a_reworded_opening_that_two_users_share_tells_nothing() -> None:
     assert place.kind is Kind.NEW
 
 
-def test_what_a_library_sends_again_repeats_what_failed() -> None:
+def test_a_librarys_retry_repeats_the_failed_request() -> None:
     talk = Talk()
     group, first = talk.ask([user("hi")], size=70)
     talk.fail(group)
@@ -170,7 +170,7 @@ def test_what_a_library_sends_again_repeats_what_failed() -> None:
     assert longer.kind is Kind.NEW
 
 
-def test_what_was_answered_is_not_repeated() -> None:
+def test_an_answered_request_is_not_repeated() -> None:
     talk = Talk()
     talk.turn([user("hi")], "Hello")
     _, place = talk.ask([user("hi")], Hints(is_retry=True))
@@ -186,7 +186,7 @@ def test_an_answer_that_the_app_left_out_is_no_parent() -> None:
     assert place.kind is Kind.CONTINUES
 
 
-def test_the_same_asked_twice_at_once_is_parallel_unless_it_is_a_retry() -> None:
+def test_two_equal_requests_at_once_are_parallel_unless_one_is_a_retry() -> None:
     talk = Talk()
     _, first = talk.ask([user("hello there")], NAMED)
     _, second = talk.ask([user("hello there")], NAMED)
@@ -206,7 +206,7 @@ def test_each_request_that_failed_is_repeated_by_one() -> None:
     assert again[2].kind is Kind.NEW
 
 
-def test_what_failed_is_repeated_within_its_session() -> None:
+def test_a_failed_request_is_repeated_within_its_session() -> None:
     talk = Talk()
     history, session, group = opened(talk)
     failed, _ = talk.ask([*history, user("go on")])

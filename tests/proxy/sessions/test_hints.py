@@ -63,7 +63,7 @@ def test_a_field_alone_is_a_hint() -> None:
 
 
 @pytest.mark.parametrize(("count", "is_retry"), [(b"0", False), (b"1", True), (b"", False)])
-def test_libraries_say_what_they_send_again(count: bytes, is_retry: bool) -> None:
+def test_the_retry_header_of_client_libraries_is_recognized(count: bytes, is_retry: bool) -> None:
     assert hints_of({b"x-stainless-retry-count": count}, {}).is_retry is is_retry
     assert hints_of({b"x-stainless-retry-count": count}, None).is_retry is is_retry
 

@@ -54,7 +54,7 @@ def test_another_call_or_text_is_another_history(changed: Json) -> None:
     assert end(LOOP[0], changed, *LOOP[2:]) != end(*LOOP)
 
 
-def test_what_clients_put_in_and_take_out_does_not_count() -> None:
+def test_parts_that_clients_insert_and_remove_do_not_change_the_key() -> None:
     cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     reminder = {"type": "text", "text": "<system-reminder>It is Monday</system-reminder>"}
     assert end(
@@ -89,7 +89,7 @@ def test_histories_of_two_keys_are_never_equal() -> None:
     assert end(user("hi")) != end(user("hi"), scope="other")
 
 
-def test_a_turn_begins_with_what_somebody_wrote() -> None:
+def test_a_turn_begins_with_a_users_message() -> None:
     history = normalize_history(
         [
             user("one"),
@@ -184,7 +184,7 @@ def test_a_question_that_was_given_context_is_the_same_when_it_is_repeated_alone
     assert normalize_history([user("### Task:\nRespond to the user query <b>")], "").question
 
 
-def test_what_is_between_marks_goes_and_the_rest_stays() -> None:
+def test_text_between_marks_is_removed_and_the_rest_stays() -> None:
     marks = ("<think>", "</think>")
     assert without("<think>a</think>b<think>c</think>d<think>", *marks) == "bd<think>"
     assert without("plain </think>", *marks) == "plain </think>"

@@ -171,7 +171,7 @@ NAMES = st.sampled_from([NO_HINTS, Hints(session="s", is_header=True), Hints(use
         max_size=4 * NUM_KEPT,
     )
 )
-def test_what_is_remembered_has_a_bound(
+def test_the_memory_of_the_tree_is_bounded(
     asked: list[tuple[str, int, Hints, bool, bool]],
 ) -> None:
     talk = Talk(NUM_KEPT)
@@ -189,7 +189,7 @@ def test_what_is_remembered_has_a_bound(
         assert talk.tree.num_keys <= 8 * NUM_KEPT
 
 
-def test_sessions_that_nobody_goes_on_with_are_forgotten() -> None:
+def test_sessions_that_are_not_continued_are_evicted() -> None:
     talk = Talk(NUM_KEPT)
     for number in range(20 * NUM_KEPT):
         group_id, _ = talk.ask([user(f"hi {number}")])
@@ -199,7 +199,7 @@ def test_sessions_that_nobody_goes_on_with_are_forgotten() -> None:
     assert talk.tree.num_keys == 7 * NUM_KEPT
 
 
-def test_an_answer_that_is_always_asked_anew_holds_no_more_than_that() -> None:
+def test_an_answer_that_is_regenerated_often_does_not_grow_the_tree() -> None:
     talk = Talk(NUM_KEPT)
     talk.turn([user("hi")], "Hello")
     history = [user("hi"), assistant("Hello"), user("go on")]
@@ -211,7 +211,7 @@ def test_an_answer_that_is_always_asked_anew_holds_no_more_than_that() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 300))
-def test_a_conversation_that_goes_on_is_never_forgotten(num_turns: int) -> None:
+def test_a_conversation_that_continues_is_never_evicted(num_turns: int) -> None:
     talk = Talk(2)
     history: list[Json] = []
     for number in range(num_turns):

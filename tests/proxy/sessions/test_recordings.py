@@ -84,7 +84,7 @@ def test_without_headers_the_content_tells_session_and_turn(
     assert len(missed) <= 0.01 * len(tellable), missed
 
 
-def test_main_calls_are_all_found_but_for_what_is_sent_again(everybody: list[Copy]) -> None:
+def test_all_main_calls_except_resends_are_found(everybody: list[Copy]) -> None:
     crowd = played(everybody, 0, with_headers=False)
     tells = Tellable(everybody)
     missed = [one for one in wrong(crowd) if tells(*one[:2]) and not one[2].asked.is_side]

@@ -56,7 +56,7 @@ def test_a_sub_agent_has_a_session_of_its_own_below_the_call_that_started_it() -
     assert (back.parent_id, back.turn, back.kind) == (first, 1, Kind.CONTINUES)
 
 
-def test_a_question_that_two_asked_is_told_apart_by_the_answer_that_is_quoted() -> None:
+def test_equal_questions_of_two_sessions_are_distinguished_by_the_quoted_answer() -> None:
     talk = Talk()
     places = {answer: talk.turn([user("hello there")], answer)[1] for answer in ("Hi!", "Hey!")}
     for answer, place in places.items():
@@ -99,7 +99,7 @@ def test_a_title_waits_for_one_question_of_its_words_and_not_for_long() -> None:
     assert late.ask([user("hello there")])[1].session_id != side.session_id
 
 
-def test_a_sub_agent_stands_below_a_main_call_and_no_title() -> None:
+def test_a_sub_agents_parent_is_a_main_call_and_not_a_title() -> None:
     talk = Talk()
     _, _, group = opened(talk, NAMED)
     talk.turn([user("Generate a title:\n"), user("hello there")], "Hello", NAMED, is_side=True)
@@ -127,7 +127,7 @@ def test_a_title_may_quote_the_first_question_at_any_time() -> None:
     assert (side.session_id, side.turn) == (session, 2)
 
 
-def test_a_quote_of_what_two_asked_is_of_who_was_seen_last() -> None:
+def test_a_quote_of_a_question_of_two_sessions_belongs_to_the_latest_one() -> None:
     talk = Talk()
     first = talk.turn([user("hello there")], "Hi!")[1].session_id
     talk.turn([user("hello there")], "Hey!")

@@ -27,7 +27,7 @@ def test_a_tools_result_stays_in_the_turn() -> None:
     assert place.evidence is Evidence.TOOL_CALL_ID
 
 
-def test_two_users_who_open_alike_have_two_sessions() -> None:
+def test_two_users_with_equal_first_requests_have_two_sessions() -> None:
     talk = Talk()
     history, one, _ = opened(talk)
     other_history, two, other = opened(talk)
@@ -51,7 +51,7 @@ def test_a_regenerated_answer_is_a_branch_of_the_same_turn() -> None:
     assert (after.parent_id, after.turn, after.kind) == (better, 3, Kind.CONTINUES)
 
 
-def test_an_opening_asked_again_is_a_session_of_its_own_unless_it_is_named() -> None:
+def test_a_repeated_first_request_is_a_new_session_unless_it_names_one() -> None:
     talk = Talk()
     opened(talk)
     _, place = talk.turn([user("hello there")], "Hey!")
@@ -97,7 +97,7 @@ def test_a_summary_that_we_gave_tells_the_session() -> None:
     assert (place.kind, place.evidence) == (Kind.COMPACTED, Evidence.ANSWER)
 
 
-def test_a_summary_in_a_session_that_is_named_is_what_it_goes_on_from() -> None:
+def test_a_named_session_continues_from_its_summary() -> None:
     talk = Talk()
     history, session, _ = opened(talk, NAMED)
     summary, _ = talk.turn([*history, user("Summarise")], LONG, NAMED, is_side=True)
@@ -122,7 +122,7 @@ def test_a_request_beside_one_that_is_not_answered_is_parallel() -> None:
     assert (place.session_id, place.turn, place.kind) == (session, 2, Kind.PARALLEL)
 
 
-def test_a_prompt_goes_on_from_the_prompt_and_answer_it_begins_with() -> None:
+def test_a_prompt_continues_the_prompt_and_answer_that_it_begins_with() -> None:
     talk = Talk()
     talk.turn("User: hi\nBot:", " Hello")
     group, place = talk.turn("User: hello\nBot:", " Hey there \n")
@@ -137,14 +137,14 @@ def test_a_prompt_goes_on_from_the_prompt_and_answer_it_begins_with() -> None:
     assert other.kind is Kind.NEW
 
 
-def test_a_text_that_is_to_be_written_on_goes_on() -> None:
+def test_a_text_to_be_completed_continues_its_session() -> None:
     talk = Talk()
     group, _ = talk.turn("Once upon", " a time")
     _, place = talk.ask("Once upon a time")
     assert (place.parent_id, place.turn, place.kind) == (group, 2, Kind.CONTINUES)
 
 
-def test_a_fork_is_a_session_of_its_own_that_goes_on_from_the_other() -> None:
+def test_a_fork_is_a_new_session_that_continues_the_other_sessions_answer() -> None:
     talk = Talk()
     history, session, group = opened(talk, NAMED)
     forked = replace(NAMED, session="ses_2")
