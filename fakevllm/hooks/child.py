@@ -38,6 +38,7 @@ from fakevllm.hooks.results import (
     read_rewards,
     read_value,
 )
+from fakevllm.hooks.sandbox import HookSandbox, kill_group
 from fakevllm.hooks.spec import Feedback, Sibling, Task
 
 HEADER = struct.Struct("!I")
@@ -52,11 +53,18 @@ def frame(message: Json) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
-def run(sock: socket.socket, path: str, timeout_s: float, running_call: ctypes.c_uint64) -> None:
+def run(
+    sock: socket.socket,
+    path: str,
+    timeout_s: float,
+    running_call: ctypes.c_uint64,
+    sandbox: HookSandbox,
+) -> None:
     """Serve hook calls until the proxy closes the connection. This is the process's entry point.
 
     `running_call` is shared memory: the id of the call whose code runs on the event loop, or 0.
     """
+    sandbox.enter()
     # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -72,6 +80,7 @@ def run(sock: socket.socket, path: str, timeout_s: float, running_call: ctypes.c
         child.send({"error": str(error)})
         return
     asyncio.run(child.serve(hooks))
+    kill_group(os.getpid())  # this process and all that its hooks have started
 
 
 def _folder(path: Path) -> Path:
@@ -133,7 +142,7 @@ class _Child:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._end.set)
         threading.Event().wait(EXIT_GRACE_S)
-        os._exit(0)
+        kill_group(os.getpid())
 
     def _dispatch(self, call: Json) -> None:
         assert self._loop is not None, (

@@ -17,6 +17,7 @@ import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import orjson
 from fakevllm.errors import HookError
 from fakevllm.hooks.child import EXIT_GRACE_S, HEADER, frame, run
 from fakevllm.hooks.results import Json
+from fakevllm.hooks.sandbox import HookSandbox, kill_group
 
 START_TIMEOUT_S = 120.0
 """Seconds to load the hooks: a hook file may import something large, such as torch from a cold
@@ -82,24 +84,25 @@ class HookProcess:
         self._pending: dict[int, asyncio.Future[Json | LostCall]] = {}
         self._sync_id: int | None = None
         self._listener: asyncio.Task[None] | None = None
+        self._is_reaped = False
 
     @staticmethod
-    async def start(path: Path, timeout_s: float) -> HookProcess:
+    async def start(path: Path, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
         """Start a process and load the hooks.
 
         Raises HookError, with the loader's message if the hooks are the cause.
         """
         own_socket, child_socket = socket.socketpair()
         running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
-        arguments = (child_socket, str(path), timeout_s, running_call)
+        arguments = (child_socket, str(path), timeout_s, running_call, sandbox)
         process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
         reader, writer = await asyncio.open_connection(sock=own_socket)
         with child_socket:
             _start_ignoring_ctrl_c(process)
         # If the interpreter exits without close(), it would wait for this process, and this process
         # for the interpreter.
-        atexit.register(process.kill)
         self = HookProcess(process, running_call, reader, writer)
+        atexit.register(self._kill)
         try:
             await self._load(path)
         except BaseException:
@@ -118,7 +121,7 @@ class HookProcess:
             )
             raise HookError(message) from None
         except (OSError, asyncio.IncompleteReadError):
-            await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
+            await asyncio.to_thread(self._reap)
             raise HookError(f"{path}: loading it {self._how_it_ended()}; fix the file") from None
         if "error" in loaded:
             raise HookError(loaded["error"])
@@ -145,7 +148,7 @@ class HookProcess:
         await asyncio.wait([reply], timeout=limit_s)
         if not reply.done():
             culprit = call_id if self._sync_id == call_id else self._running_call.value or call_id
-            self._process.kill()
+            self._kill()
             self.end = f"hook_timeout: {timeout_s:g} s"
             self._lose(self.end, {culprit})
         self._sync_id = None if self._sync_id == call_id else self._sync_id
@@ -162,11 +165,8 @@ class HookProcess:
             # reap it.
             await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
         else:
-            await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
-        if self._process.is_alive():
-            self._process.kill()
-            await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
-        atexit.unregister(self._process.kill)
+            await asyncio.to_thread(self._reap)
+        atexit.unregister(self._kill)
 
     async def _listen(self) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -177,7 +177,7 @@ class HookProcess:
                     pending.set_result(reply)
         suspects = (self._running_call.value, self._sync_id)
         self.is_dead = True
-        await asyncio.to_thread(self._process.join, EXIT_TIMEOUT_S)
+        await asyncio.to_thread(self._reap)
         crash = f"hook_crashed: the hook {self._how_it_ended()}"
         self.end = self.end or crash
         self._lose(crash, suspects)
@@ -185,6 +185,23 @@ class HookProcess:
     async def _read(self) -> Json:
         (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
         return orjson.loads(await self._reader.readexactly(length))
+
+    def _reap(self) -> None:
+        """Wait for the end of the process, kill what remains of its group, and reap the process.
+
+        Blocks. A process that does not end is killed.
+        """
+        if self._is_reaped:
+            return
+        wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap
+        self._kill()
+        self._process.join(EXIT_TIMEOUT_S)
+        self._is_reaped = True
+
+    def _kill(self) -> None:
+        """Kill the process, which may not have made its process group yet, and the group."""
+        self._process.kill()
+        kill_group(self._process.pid)
 
     def _lose(self, reason: str, culprits: Collection[int | None]) -> None:
         self.is_dead = True

@@ -15,6 +15,7 @@ from pathlib import Path
 from fakevllm.errors import HookError
 from fakevllm.hooks.process import EXIT_TIMEOUT_S, HookInfo, HookProcess, LostCall
 from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.hooks.spec import Feedback, Sibling, Task
 
 log = logging.getLogger("fakevllm.hooks")
@@ -30,8 +31,11 @@ the app's answers."""
 class HookWorker:
     """The owner of the hook process. Use it on one event loop; start it first and close it last."""
 
-    def __init__(self, path: Path, timeout_s: float) -> None:
+    def __init__(
+        self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
+    ) -> None:
         self._path = path
+        self._sandbox = sandbox
         self._timeout_s = timeout_s
         self._process: HookProcess | None = None
         self._is_closed = False
@@ -146,7 +150,7 @@ class HookWorker:
                     if self._num_deaths:
                         await asyncio.sleep(min(MAX_BACKOFF_S, 0.1 * 2**self._num_deaths))
                     self._num_deaths += 1
-                self._process = await HookProcess.start(self._path, self._timeout_s)
+                self._process = await HookProcess.start(self._path, self._timeout_s, self._sandbox)
                 if before is not None:
                     log.warning("%s", _restart_message(before, self._process))
             return self._process
