@@ -33,13 +33,15 @@ class Sampler:
         """
         last = SiblingResult(index)
         sibling_limit = self.retry_handler.sibling_limit
+        is_lead = index == 0
 
         async def call(
             request: Request, is_caused_by_siblings: Callable[[], bool]
         ) -> SiblingResult:
             nonlocal last
-            last = await sample(self.upstream, request, plan, index, self.temperature)
-            if index > 0 and last.is_busy:
+            with contextlib.nullcontext() if is_lead else sibling_limit.sampling():
+                last = await sample(self.upstream, request, plan, index, self.temperature)
+            if last.is_busy and not is_lead:
                 sibling_limit.engine_refused()
                 return last
             if (outage := last.outage) is not None:
@@ -48,11 +50,12 @@ class Sampler:
                 raise last.upstream_error
             return last
 
-        with sibling_limit.sampling() if index > 0 else contextlib.nullcontext():
-            try:
-                return await self.retry_handler.retry_until_answered(request, app, call)
-            except WireError as error:
-                return last if last.outage is not None else SiblingResult(index, error=error)
+        try:
+            return await self.retry_handler.retry_until_answered(
+                request, app, call, is_lead=is_lead
+            )
+        except WireError as error:
+            return last if last.outage is not None else SiblingResult(index, error=error)
 
     async def relay(
         self,

@@ -33,6 +33,9 @@ _CUT_OFF = encode(internal_error().body)
 of a stream comes from an engine that is alive, and is part of the answer."""
 
 CALL_TIMEOUT_S = 3600
+CONNECT_TIMEOUT_S = 30
+"""Far above what a connection takes, because a busy event loop of the proxy itself counts as well.
+The watchdog ends the wait for a server that is away earlier."""
 """Seconds after which a call is given up."""
 IDLE_CONNECTION_S = 30
 """Seconds for which an idle connection is kept. The number is below the server's keep-alive time,
@@ -117,7 +120,7 @@ class EngineClient:
             headers=bearer_header(key) | PROXY_HEADERS,
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
             auto_decompress=False,
-            timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S, sock_connect=5),
+            timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S),
             skip_auto_headers=("User-Agent", "Accept-Encoding", "Accept"),
         )
 

@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.call_slots import DEFAULT_NUM_CALLS, CallSlots
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.fallback import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog
@@ -46,18 +47,21 @@ class RetryHandler:
         fallback: Fallback | None = None,
         served_name: Callable[[str], str | None] = lambda _: None,
         sibling_limit: SiblingLimit | None = None,
+        slots: CallSlots | None = None,
     ) -> None:
         """`link`: None if the state of the server is known only from the calls themselves.
         `limit_s`: maximum seconds for which a request is held. `served_name`: maps an alias that an
         app requested to the served model's name, and any other name to None; it raises WireError
         (503) if the served model is not known yet. `sibling_limit`: the siblings that compete with
-        this handler's requests for the engine."""
+        this handler's requests for the engine. `slots`: the limit on calls that are open at the
+        server at a time; None means no limit that matters."""
         self._upstream = upstream
         self._link = link
         self._limit_s = limit_s
         self._fallback = fallback
         self._served_name = served_name
         self.sibling_limit = sibling_limit or SiblingLimit()
+        self.slots = slots or CallSlots(DEFAULT_NUM_CALLS)
 
     @property
     def num_waiting(self) -> int | None:
@@ -89,17 +93,24 @@ class RetryHandler:
             return await self.use_fallback(request, app, error)
 
     async def retry_until_answered(
-        self, request: Request, app: AppResponse, attempt: Attempt[T]
+        self, request: Request, app: AppResponse, attempt: Attempt[T], *, is_lead: bool = True
     ) -> T:
         """Repeat `attempt` until it returns an answer or the request may be held no longer. Raises
-        the WireError of the last attempt."""
+        the WireError of the last attempt.
+
+        Each attempt waits for a slot. That wait is the proxy's own, and does not count as time in
+        which the server was away.
+        """
         schedule = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
             is_caused_by_siblings = self.sibling_limit.watch_engine()
             try:
                 request = self._with_served_name(request)
-                async with self._watchdog(schedule.limit_s, app):
-                    return await attempt(request, is_caused_by_siblings)
+                queued_at = time.monotonic()
+                async with self.slots.slot(is_lead=is_lead):
+                    schedule.started_s += time.monotonic() - queued_at
+                    async with self._watchdog(schedule.limit_s, app):
+                        return await attempt(request, is_caused_by_siblings)
             except WireError as error:
                 reason = error.reason
                 if reason is None or app.has_answer_data:

@@ -1,0 +1,104 @@
+"""Slots for the calls that the proxy has open at the server, and the queue of calls that wait for
+one. Leads come before siblings. Pure, apart from the asyncio futures on which calls wait.
+
+Without a limit, a crowd of apps would open tens of thousands of connections at once. The event loop
+would then be too busy to finish connecting, and a healthy server would seem to be away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator
+
+DEFAULT_NUM_CALLS = 1024
+SIBLINGS_PER_SLOT = 3
+"""Siblings in flight per slot, with those that wait for one. Beyond that, groups get fewer,
+so that neither memory nor the wait of apps grows with the crowd."""
+LEAD_SHARE = 0.25
+"""Share of the slots that siblings leave free, so that a lead need not wait for the end of a
+sibling that samples for a long time."""
+
+
+class CallSlots:
+    """A limited number of slots, and the calls that wait for them in two queues.
+
+    A slot that becomes free goes to the lead that has waited longest, and only if no lead waits to
+    a sibling.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = max(1, num_slots)
+        self._num_for_siblings = max(1, int(self.num_slots * (1 - LEAD_SHARE)))
+        self._num_leads = 0
+        self._num_siblings = 0
+        self._leads: deque[asyncio.Future[None]] = deque()
+        self._siblings: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def num_open(self) -> int:
+        """Number of calls that hold a slot."""
+        return self._num_leads + self._num_siblings
+
+    @property
+    def num_waiting_leads(self) -> int:
+        return len(self._leads)
+
+    @property
+    def num_waiting_siblings(self) -> int:
+        return len(self._siblings)
+
+    @contextlib.asynccontextmanager
+    async def slot(self, *, is_lead: bool) -> AsyncGenerator[None]:
+        """Hold a slot for one call. Wait for it, without a limit on the time, if none is free."""
+        queue = self._leads if is_lead else self._siblings
+        if queue or not self._has_free(is_lead):
+            await self._wait(queue, is_lead)
+        else:
+            self._take(is_lead)
+        try:
+            yield
+        finally:
+            self._release(is_lead)
+
+    async def _wait(self, queue: deque[asyncio.Future[None]], is_lead: bool) -> None:
+        """Wait in `queue` until `_hand_out` has taken a slot for this call."""
+        granted = asyncio.get_running_loop().create_future()
+        queue.append(granted)
+        try:
+            await granted
+        except asyncio.CancelledError:
+            if granted.cancelled():
+                with contextlib.suppress(ValueError):  # `_hand_out` may have removed it
+                    queue.remove(granted)
+            else:  # the slot was granted at the same moment
+                self._release(is_lead)
+            raise
+
+    def _has_free(self, is_lead: bool) -> bool:
+        if self.num_open >= self.num_slots:
+            return False
+        return is_lead or self._num_siblings < self._num_for_siblings
+
+    def _take(self, is_lead: bool) -> None:
+        if is_lead:
+            self._num_leads += 1
+        else:
+            self._num_siblings += 1
+
+    def _release(self, is_lead: bool) -> None:
+        if is_lead:
+            self._num_leads -= 1
+        else:
+            self._num_siblings -= 1
+        self._hand_out(self._leads, is_lead=True)
+        if not self._leads:
+            self._hand_out(self._siblings, is_lead=False)
+
+    def _hand_out(self, queue: deque[asyncio.Future[None]], *, is_lead: bool) -> None:
+        while queue and self._has_free(is_lead):
+            granted = queue.popleft()
+            if not granted.done():  # a cancelled call gives its place up
+                self._take(is_lead)
+                granted.set_result(None)
