@@ -6,7 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    Summary,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -39,6 +47,9 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
+        # Memory, CPU time and open files. The engine's metrics on the same page have these names
+        # without the prefix.
+        ProcessCollector(namespace="fakevllm_proxy", registry=self._registry)
         self._requests = Counter(
             "fakevllm_requests",
             "Requests that have ended, by the first state of their group and its reason.",

@@ -7,6 +7,7 @@ before its owner has written files and settled what is running. `GracefulServer`
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -19,8 +20,9 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fakevllm_adapters.http.asgi import AsgiApp
-from fakevllm_adapters.http.head_limit import limit_head
 from fakevllm_runtime.errors import ConfigError
+from fakevllm_runtime.http_protocol import ArrivalLimits, limited_protocol
+from fakevllm_runtime.log_throttle import ThrottledLog
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
@@ -30,6 +32,8 @@ BACKLOG = 2_048
 KEEP_ALIVE_S = 65
 """Longer than clients keep idle connections, so that clients close them and not the server: a
 request on a connection that the server is just closing would be lost."""
+WARNING_INTERVAL_S = 60.0
+"""Seconds between two equal warnings of uvicorn."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -51,11 +55,18 @@ class GracefulServer(uvicorn.Server):
                 signal.signal(number, handler)
 
 
-def public_server_config(app: AsgiApp) -> uvicorn.Config:
-    """Return uvicorn's settings for a port that clients of any kind may reach."""
+def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
+    """Return uvicorn's settings for a port that clients of any kind may reach.
+
+    `num_connections` is the maximum number of open connections. Uvicorn's warnings, such as the
+    one about each request that is not HTTP, are rate-limited: anybody can cause them.
+    """
+    warnings = logging.getLogger("uvicorn.error")
+    if not any(isinstance(one, ThrottledLog) for one in warnings.filters):
+        warnings.addFilter(ThrottledLog(WARNING_INTERVAL_S))
     return uvicorn.Config(
         cast("ASGI3Application", app),  # uvicorn types scopes and messages one by one
-        http=limit_head(AutoHTTPProtocol),
+        http=limited_protocol(AutoHTTPProtocol, ArrivalLimits(num_connections=num_connections)),
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -69,6 +69,10 @@ class HooksSection(Section):
     trained."""
     timeout_s: float = Field(default=30.0, gt=0)
     """Seconds a hook may take. After that, its process is killed and the group has no reward."""
+    environment: tuple[str, ...] = ()
+    """Names of environment variables that hooks see in addition to the default ones."""
+    memory_mb: int = Field(default=0, ge=0)
+    """Maximum address space of the hook process in MiB; 0: no limit."""
 
 
 class ModelsSection(Section):
@@ -113,13 +117,16 @@ class LimitsSection(Section):
     """Maximum number of concurrent requests; 0 means no limit."""
     num_open_per_key: int = Field(default=1024, ge=0)
     """Maximum number of concurrent requests with one API key; 0 means no limit."""
+    num_calls: int = Field(default=1024, ge=1)
+    """Maximum number of calls that the proxy has open at the server; further calls wait, leads
+    before siblings."""
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()
     """Body fields that are passed on to the engine instead of being removed."""
 
     @cached_property
     def per_request(self) -> Limits:
         """The limits of a single request."""
-        others = {"num_open", "num_open_per_key", "allowed_fields"}
+        others = {"num_open", "num_open_per_key", "num_calls", "allowed_fields"}
         return Limits(**self.model_dump(exclude=others))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fakevllm.hooks.results import HookReason, hook_reason
 from fakevllm.ledger.records import SiblingRecord
-from fakevllm.runtime.log_throttle import LogThrottle
+from fakevllm_runtime.log_throttle import LogThrottle
 
 INTERVAL_S = 60.0
 """Seconds between two warnings of one kind. A hook that always fails would otherwise cause a line

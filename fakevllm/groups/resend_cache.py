@@ -22,8 +22,8 @@ from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.hints import Hints
 from fakevllm.transport.app_response import AppResponse, SentResponse
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Scope
-from fakevllm_adapters.http.head_limit import ON_CONNECTION_LOST
 from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_runtime.http_protocol import ON_CONNECTION_LOST
 
 log = logging.getLogger("fakevllm.requests")
 

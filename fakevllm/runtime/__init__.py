@@ -4,5 +4,5 @@
   (child processes), `engine_choice` (the engines that `demo` and `train` start).
 * Asyncio: `uvicorn_server`, `task_set` (background tasks), `disconnect` (cancellation when the
   client disconnects).
-* Output: `log_throttle` (rate-limited log lines), `terminal_text` (escaping of untrusted text).
+* Output: `terminal_text` (escaping of untrusted text).
 """

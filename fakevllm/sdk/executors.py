@@ -12,9 +12,9 @@ from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from fakevllm.runtime.log_throttle import LogThrottle
 from fakevllm.sdk.types import ClientClosed, SwarmServerOfflineError
 from fakevllm_adapters.protocol.swarm import Task
+from fakevllm_runtime.log_throttle import LogThrottle
 
 if TYPE_CHECKING:
     from fakevllm.sdk.client import SwarmClient

@@ -18,7 +18,6 @@ from typing import Generic, TypeVar
 import httpx
 import orjson
 
-from fakevllm.runtime.log_throttle import LogThrottle
 from fakevllm.sdk.protocol import (
     Pause,
     ServerCall,
@@ -29,6 +28,7 @@ from fakevllm.sdk.protocol import (
 )
 from fakevllm.sdk.types import ClientClosed, ServerUnreachable
 from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_runtime.log_throttle import LogThrottle
 
 log = logging.getLogger("fakevllm.sdk")
 T = TypeVar("T")

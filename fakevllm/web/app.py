@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from fakevllm.config.model import Config
-from fakevllm.runtime.log_throttle import LogThrottle
 from fakevllm.web.components import ProxyComponents, open_proxy
 from fakevllm.web.cors import CorsPreflight
 from fakevllm.web.routes import admin, feedback, inference, passthrough
@@ -27,6 +26,8 @@ from fakevllm_runtime.http_server import (
     public_server_config,
     stop_when_stdin_closes,
 )
+from fakevllm_runtime.log_throttle import LogThrottle
+from fakevllm_runtime.open_files import FileBudget, raise_file_limit
 
 log = logging.getLogger("fakevllm.web.app")
 
@@ -116,14 +117,15 @@ def serve(
         stop_when_stdin_closes()
     set_up_logging(log_format)
     config.keys()
+    files = raise_file_limit()
     listener = listening_socket(config.proxy.host, config.proxy.port, listen_fd)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_serve(config, listener))
+        runner.run(_serve(config, listener, files))
 
 
-async def _serve(config: Config, listener: socket.socket) -> None:
-    async with open_proxy(config) as proxy:
-        server = GracefulServer(public_server_config(create_app(proxy)))
+async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> None:
+    async with open_proxy(config, files) as proxy:
+        server = GracefulServer(public_server_config(create_app(proxy), files.num_connections))
         logging.getLogger("fakevllm").info(
             "listening on http://%s:%d/v1, swarm server %s",
             *listener.getsockname()[:2],

@@ -15,6 +15,7 @@ from fakevllm.groups.lockstep import Lockstep
 from fakevllm.groups.pipeline import Pipeline
 from fakevllm.groups.resend_cache import ResendCache
 from fakevllm.groups.traffic_gate import TrafficGate
+from fakevllm.hooks.sandbox import HookSandbox
 from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
@@ -26,6 +27,7 @@ from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.settlement.late_samples import LateSamples
 from fakevllm.swarm.link import SwarmLink
 from fakevllm.swarm.load_probe import LoadProbe
+from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback import Fallback
 from fakevllm.transport.retry import RetryHandler
@@ -33,6 +35,7 @@ from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
+from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
 
@@ -86,8 +89,13 @@ class ProxyComponents:
 
 
 @contextlib.asynccontextmanager
-async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
-    """Open all components of a proxy. Raises UserError for mistakes that the user can fix."""
+async def open_proxy(
+    config: Config, files: FileBudget = DEFAULT_FILES
+) -> AsyncGenerator[ProxyComponents]:
+    """Open all components of a proxy. `files`: the open files that the process may have.
+
+    Raises UserError for mistakes that the user can fix.
+    """
     async with contextlib.AsyncExitStack() as stack:
         rows = _dataset_rows(config.dataset)
         stack.callback(LedgerLock(config.ledger_file).close)
@@ -102,7 +110,10 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         hooks = await _start_hooks(config, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
-        sibling_limit = SiblingLimit(config.serve.max_siblings_in_flight)
+        slots = CallSlots(min(config.limits.num_calls, files.num_calls))
+        max_siblings = SIBLINGS_PER_SLOT * slots.num_slots
+        configured = config.serve.max_siblings_in_flight or max_siblings
+        sibling_limit = SiblingLimit(min(configured, max_siblings))
         link = _start_link(config, ledger, sibling_limit, stack)
         model_names = ModelNames(config.models.aliases, link)
         late = LateSamples(config.feedback, ledger, link)
@@ -112,7 +123,13 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
         if fallback is not None:
             stack.push_async_callback(fallback.close)
         retry_handler = RetryHandler(
-            upstream, link, config.upstream.hold_s, fallback, model_names.served_name, sibling_limit
+            upstream,
+            link,
+            config.upstream.hold_s,
+            fallback,
+            model_names.served_name,
+            sibling_limit,
+            slots,
         )
         metrics = Metrics()
         feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
@@ -138,7 +155,7 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )
         metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
-        _add_gauges(metrics, ledger, link, sibling_limit)
+        _add_gauges(metrics, ledger, link, sibling_limit, slots)
         conversations = SessionTree()
         conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
         # No await between these two: a group's stored feedback must be counted before the group is
@@ -165,12 +182,25 @@ async def open_proxy(config: Config) -> AsyncGenerator[ProxyComponents]:
 
 
 def _add_gauges(
-    metrics: Metrics, ledger: Ledger, link: SwarmLink, sibling_limit: SiblingLimit
+    metrics: Metrics,
+    ledger: Ledger,
+    link: SwarmLink,
+    sibling_limit: SiblingLimit,
+    slots: CallSlots,
 ) -> None:
     metrics.gauge(
         "fakevllm_siblings_in_flight",
         "Siblings at the engine, without the leads.",
         lambda: sibling_limit.in_flight,
+    )
+    metrics.gauge(
+        "fakevllm_calls_open", "Calls that hold a slot at the server.", lambda: slots.num_open
+    )
+    metrics.labelled_gauge(
+        "fakevllm_calls_waiting",
+        "Calls that wait in the proxy for a slot at the server.",
+        "kind",
+        lambda: {"lead": slots.num_waiting_leads, "sibling": slots.num_waiting_siblings},
     )
     metrics.gauge(
         "fakevllm_ledger_dropped",
@@ -212,7 +242,11 @@ def _start_link(
 async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:
     if config.hooks.path is None:
         return None
-    worker = HookWorker(config.hooks.path, config.hooks.timeout_s)
+    worker = HookWorker(
+        config.hooks.path,
+        config.hooks.timeout_s,
+        HookSandbox(config.hooks.environment, config.hooks.memory_mb),
+    )
     stack.push_async_callback(worker.close)
     await worker.start()
     return worker

@@ -20,9 +20,9 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from fakevllm.config.model import Config
 from fakevllm.web.app import create_app as proxy_app
 from fakevllm.web.components import open_proxy
-from fakevllm_adapters.http.head_limit import limit_head
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
+from fakevllm_runtime.http_protocol import limited_protocol
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
 from fakevllm_server.config.model import ServerConfig
@@ -104,7 +104,7 @@ async def listening(app: Any) -> AsyncGenerator[str]:
     config = uvicorn.Config(
         app,
         port=0,
-        http=limit_head(AutoHTTPProtocol),
+        http=limited_protocol(AutoHTTPProtocol),
         log_config=None,
         access_log=False,
         ws="none",

@@ -15,6 +15,10 @@ from fakevllm_adapters.http.asgi import MAX_BODY_BYTES
 from fakevllm_adapters.http.json_depth import is_deeper
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body
 
+_SINGLE_HEADERS = frozenset({b"host", b"authorization", b"x-api-key", b"content-length"})
+"""Headers that may occur once. Programs disagree about which of two values counts, so a proxy in
+front of this one may have checked the other value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -39,17 +43,22 @@ class Limits:
     num_logit_bias: int = 1024
 
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
-        """Return the 400 for headers beyond the limits, or None."""
+        """Return the 400 for headers beyond the limits and for repeated single headers, or
+        None."""
         if len(headers) > self.num_headers:
-            return _too_much(f"The request has more than {self.num_headers} headers.")
+            return _bad_request(f"The request has more than {self.num_headers} headers.")
         if sum(len(name) + len(value) for name, value in headers) > self.header_bytes:
-            return _too_much(f"The request's headers are larger than {self.header_bytes} bytes.")
+            return _bad_request(f"The request's headers are larger than {self.header_bytes} bytes.")
+        names = [name for name, _ in headers if name in _SINGLE_HEADERS]
+        if len(names) != len(set(names)):
+            name = next(name for name in names if names.count(name) > 1).decode()
+            return _bad_request(f"The request has more than one `{name}` header.")
         return None
 
     def depth_refusal(self, raw: bytes) -> WireError | None:
         """Return the 400 for a body that nests too deep, or None."""
         if is_deeper(raw, self.json_depth):
-            return _too_much(
+            return _bad_request(
                 "There was an error parsing the body: "
                 f"its JSON is nested deeper than {self.json_depth} levels."
             )
@@ -120,5 +129,5 @@ def _too_many(name: str, most: int, got: int) -> WireError:
     return bad_request(f"`{name}` must have at most {most} entries.", name, got)
 
 
-def _too_much(message: str) -> WireError:
+def _bad_request(message: str) -> WireError:
     return WireError(400, error_body(message, "Bad Request", 400))

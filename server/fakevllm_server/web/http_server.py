@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import logging
-import resource
-
-import uvicorn
 
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_runtime.http_server import (
+    GracefulServer,
     listening_socket,
     public_server_config,
     stop_when_stdin_closes,
 )
+from fakevllm_runtime.open_files import raise_file_limit
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
-
-OPEN_FILES = 8_192
-"""Limit of open files that the process sets for itself: enough for a connection for each episode
-that may be claimed, and as many to the engine. A shell's default limit is often 1,024."""
 
 
 def serve(
@@ -38,10 +33,10 @@ def serve(
     if until_stdin_closes:
         stop_when_stdin_closes()
     set_up_logging(log_format)
-    _raise_open_file_limit()
+    files = raise_file_limit()
     listener = listening_socket(config.host, config.port, listen_fd)
     with listener:
-        server = uvicorn.Server(public_server_config(create_app(config)))
+        server = GracefulServer(public_server_config(create_app(config), files.num_connections))
         logging.getLogger("fakevllm.server").info(
             "listening on http://%s:%d, rollout %s, trainer %s",
             config.host,
@@ -50,11 +45,3 @@ def serve(
             config.trainer_name,
         )
         server.run(sockets=[listener])
-
-
-def _raise_open_file_limit() -> None:
-    """Raise the process's limit of open files to OPEN_FILES, or to the system's hard limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < limit:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

@@ -76,3 +76,11 @@ def test_headers_have_a_maximum_number_and_size() -> None:
         refusal = LIMITS.headers_refusal(headers)
         assert refusal is not None and refusal.status == 400
         assert refusal.body["error"]["type"] == "Bad Request"
+
+
+@pytest.mark.parametrize("name", [b"host", b"authorization", b"x-api-key", b"content-length"])
+def test_a_repeated_single_header_is_refused_by_its_name(name: bytes) -> None:
+    assert LIMITS.headers_refusal([(name, b"a"), (b"accept", b"b"), (b"accept", b"c")]) is None
+    refusal = LIMITS.headers_refusal([(name, b"a"), (b"accept", b"b"), (name, b"a")])
+    assert refusal is not None and refusal.status == 400
+    assert f"more than one `{name.decode()}` header" in refusal.message

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from fakevllm.runtime.log_throttle import MAX_KINDS, DueLine, LogThrottle
+import logging
+
+import pytest
+
+from fakevllm_runtime.log_throttle import MAX_KINDS, DueLine, LogThrottle, ThrottledLog
 
 FIRST = DueLine(is_first=True, num_suppressed=0)
 
@@ -24,3 +28,19 @@ def test_beyond_the_maximum_number_of_kinds_the_kind_with_the_oldest_line_is_for
     assert throttle.due(0, 7.0) is None, "its line was due a second ago"
     assert throttle.due(2, 7.0) == DueLine(is_first=False, num_suppressed=0)
     assert throttle.due(1, 7.0) == FIRST
+
+
+def test_a_throttled_log_passes_equal_messages_once_per_interval_with_their_number(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    logger = logging.getLogger("throttled")
+    logger.addFilter(ThrottledLog(60.0, lambda: now))
+    for now in (0.0, 1.0, 2.0, 61.0):
+        logger.warning("Invalid request from %s", now)
+    logger.warning("something else")
+    assert [record.getMessage() for record in caplog.records] == [
+        "Invalid request from 0.0",
+        "Invalid request from 61.0 (2 more in between)",
+        "something else",
+    ]

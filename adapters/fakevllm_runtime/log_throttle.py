@@ -1,12 +1,15 @@
 """Rate-limit repeated log lines: the first of each kind at once, then one per interval.
 
-The module does no I/O: a caller asks whether a line is due, and writes the line itself.
+`LogThrottle` does no I/O: a caller asks whether a line is due, and writes the line itself.
+`ThrottledLog` applies it to the lines of a library.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 MAX_KINDS = 256
@@ -57,3 +60,25 @@ class LogThrottle:
             if len(self._lines) > MAX_KINDS:
                 del self._lines[next(iter(self._lines))]
             return DueLine(True, 0) if last is None else DueLine(False, last[1])
+
+
+class ThrottledLog(logging.Filter):
+    """A filter that passes each message of a logger at most once per interval.
+
+    Messages count as the same if their text is the same before arguments are filled in. A line
+    that follows suppressed ones ends with their number.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._throttle = LogThrottle(interval_s)
+        self._clock = clock
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        due = self._throttle.due(str(record.msg), self._clock())
+        if due is None:
+            return False
+        if due.num_suppressed:
+            record.msg = f"{record.getMessage()} ({due.num_suppressed} more in between)"
+            record.args = ()
+        return True

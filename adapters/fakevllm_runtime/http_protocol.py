@@ -1,0 +1,261 @@
+"""Limits on slow and endless requests for uvicorn's httptools protocol.
+
+Uvicorn's httptools protocol stores a request's headers until the last one arrives, which may be
+never. No API key is checked before that. The subclass that `limited_protocol` returns bounds:
+
+* the size of a head;
+* the time in which a head, and then a body, must arrive: see `ArrivalDeadline`;
+* the number of connections whose head is unfinished: a further one closes the oldest;
+* the number of connections, so that file descriptors remain for the ledger and for calls to the
+  engine: a further connection gets a 503.
+
+A request that arrives in one read, as nearly all do, starts no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from fakevllm_adapters.protocol.errors import error_body
+from fakevllm_runtime.log_throttle import LogThrottle
+
+log = logging.getLogger("fakevllm.http")
+
+MAX_HEAD_BYTES = 2**19
+"""Maximum size of a request head. It exceeds the guard's limit, so that the guard can send its
+worded refusal first. It also exceeds one read of a socket."""
+PER_PART_BYTES = 32
+"""Overhead added to the size of each header, the same as in HTTP/2."""
+MIN_AGE_S = 5.0
+"""Seconds that a head may always be unfinished. A crowd that connects at once has not been read
+yet."""
+LOG_INTERVAL_S = 60.0
+"""Seconds between two log lines about connections that were closed for the same reason."""
+
+P = TypeVar("P", bound=type[Any])
+
+ON_CONNECTION_LOST = "fakevllm.on_lost"
+"""Key of `scope["state"]` for a callback. It is called when the connection is lost while the
+request is the connection's last one. Its argument is the error, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivalLimits:
+    """The time in which a head or a body must arrive, and the number of connections.
+
+    Each part has `base_s` seconds, and one second more for every `min_rate` bytes that have
+    arrived. The defaults are those of Apache's mod_reqtimeout.
+    """
+
+    base_s: float = 20.0
+    min_rate: float = 500.0
+    """Bytes per second."""
+    num_unfinished_heads: int = 512
+    num_connections: int = 10_000
+
+    def deadline(self, started_at: float, num_bytes: int) -> float:
+        """Return the time by which the rest must arrive, on the clock of `started_at` (seconds).
+
+        >>> ArrivalLimits().deadline(100.0, 0), ArrivalLimits().deadline(100.0, 5000)
+        (120.0, 130.0)
+        """
+        return started_at + self.base_s + num_bytes / self.min_rate
+
+
+@dataclass(slots=True)
+class Connections:
+    """What the connections of one server share: the limits and the unfinished heads."""
+
+    limits: ArrivalLimits
+    unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
+    """Connections whose request head is unfinished, the oldest first."""
+    throttle: LogThrottle = field(default_factory=lambda: LogThrottle(LOG_INTERVAL_S))
+
+    def log_closed(self, reason: str, now: float) -> None:
+        """Log that a connection was closed, at most once per LOG_INTERVAL_S for each reason."""
+        due = self.throttle.due(reason, now)
+        if due is not None:
+            log.warning("closed %d connection(s): %s", 1 + due.num_suppressed, reason)
+
+
+def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
+    """Return a limited subclass of uvicorn's httptools protocol; return others unchanged."""
+    if not hasattr(protocol, "on_header"):
+        return protocol
+    shared = Connections(limits or ArrivalLimits())
+    return cast(P, type("LimitedHttp", (LimitedProtocol, protocol), {"shared": shared}))
+
+
+if TYPE_CHECKING:
+
+    class _HttpTools:
+        """The methods of uvicorn's httptools protocol that are overridden."""
+
+        transport: Any
+        scope: Any
+        flow: Any
+        cycle: Any
+        connections: set[Any]
+        loop: asyncio.AbstractEventLoop
+
+        def connection_made(self, transport: Any) -> None: ...
+        def connection_lost(self, exc: Exception | None) -> None: ...
+        def data_received(self, data: bytes) -> None: ...
+        def send_400_response(self, msg: str) -> None: ...
+        def on_message_begin(self) -> None: ...
+        def on_url(self, url: bytes) -> None: ...
+        def on_header(self, name: bytes, value: bytes) -> None: ...
+        def on_headers_complete(self) -> None: ...
+        def on_body(self, body: bytes) -> None: ...
+        def on_message_complete(self) -> None: ...
+else:
+    _HttpTools = object
+
+
+class LimitedProtocol(_HttpTools):
+    """A mixin that precedes uvicorn's protocol class in the method resolution order.
+
+    It answers a head that is too long in the same way as malformed HTTP: with 400, then it closes
+    the connection. A request that arrives too slowly gets a 408.
+    """
+
+    shared: Connections
+
+    _head_bytes = 0
+    """Size of the current request's URL, headers and trailers."""
+    _unseen_bytes = 0
+    """Bytes received since the last callback of the parser, such as those of an endless header."""
+    _awaits_head = True
+    """Whether the next byte belongs to a head: at the beginning, and between two requests."""
+    _is_idle = False
+    """Whether the last request has arrived completely; uvicorn's keep-alive timeout applies."""
+    _part_started_at = 0.0
+    """When the current head or body began, in the loop's time."""
+    _part_bytes = 0
+    """Bytes of the current head or body."""
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > self.shared.limits.num_connections:
+            self.shared.log_closed("the limit on open connections is reached", self.loop.time())
+            return self._refuse(503, "Too many connections are open. Try again shortly.")
+        self._start_part()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        self._unseen_bytes += len(data)
+        self._part_bytes += len(data)
+        if self._is_idle:
+            self._is_idle = False
+            self._start_part(len(data))
+        super().data_received(data)
+        if self._unseen_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("Invalid HTTP request received.")
+        if self._is_idle:
+            self._unwatch()
+        elif self._timer is None and not self.transport.is_closing():
+            self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+        callback = self.scope["state"].get(ON_CONNECTION_LOST) if self.scope else None
+        if callback is not None:
+            callback(exc)
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        self._awaits_head, self._is_idle = True, False
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(name + value)
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._awaits_head = False
+        self.shared.unfinished.pop(self, None)
+        self._start_part()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unseen_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._unseen_bytes = 0
+        self._is_idle = True
+        super().on_message_complete()
+
+    def _count(self, part: bytes) -> None:
+        self._unseen_bytes = 0
+        self._head_bytes += len(part) + PER_PART_BYTES
+        if self._head_bytes > MAX_HEAD_BYTES:
+            # the parser turns this exception into one of its own
+            raise ValueError("the request's head is too long")
+
+    def _start_part(self, num_bytes: int = 0) -> None:
+        self._part_started_at = self.loop.time()
+        self._part_bytes = num_bytes
+
+    def _watch(self) -> None:
+        """Start the timer of the current part, and count an unfinished head."""
+        self._timer = self.loop.call_at(self._deadline, self._check_arrival)
+        if not self._awaits_head:
+            return
+        unfinished = self.shared.unfinished
+        unfinished[self] = None
+        oldest = next(iter(unfinished))
+        age_s = self.loop.time() - oldest._part_started_at
+        if len(unfinished) > self.shared.limits.num_unfinished_heads and age_s > MIN_AGE_S:
+            oldest._close_slow("too many request heads are unfinished")
+
+    def _unwatch(self) -> None:
+        self.shared.unfinished.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _deadline(self) -> float:
+        return self.shared.limits.deadline(self._part_started_at, self._part_bytes)
+
+    def _check_arrival(self) -> None:
+        now = self.loop.time()
+        if self.flow.read_paused:  # the server does not read: the client is not slow
+            self._part_started_at = now
+        if now >= self._deadline:
+            part = "head" if self._awaits_head else "body"
+            return self._close_slow(f"the {part} of the request did not arrive in time")
+        self._timer = self.loop.call_at(self._deadline, self._check_arrival)
+
+    def _close_slow(self, reason: str) -> None:
+        self.shared.log_closed(reason, self.loop.time())
+        self._unwatch()
+        is_begun = self._part_bytes > 0 if self._awaits_head else not self.cycle.response_started
+        if is_begun:
+            return self._refuse(408, "The request did not arrive in time.")
+        # Browsers open spare connections without a request, and a response may have begun already.
+        self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer in vLLM's error form, and close the connection."""
+        body = json.dumps(error_body(message, _KINDS[status], status)).encode()
+        head = (
+            f"HTTP/1.1 {status} {_KINDS[status]}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
+_KINDS = {408: "Request Timeout", 503: "Service Unavailable"}

@@ -1,0 +1,60 @@
+"""The limit on open files of this process, and its division.
+
+Every connection is an open file. When no file is left, the process can neither accept connections
+nor open its database. Therefore connections are limited well below the limit on files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from dataclasses import dataclass
+
+WANTED_FILES = 65_536
+"""The limit to ask for. A shell's limit is often 1,024, although the system allows far more."""
+RESERVED_FILES = 256
+"""Files for databases, logs, pipes of child processes, and everything else that is no
+connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileBudget:
+    """The division of the open files that a process may have."""
+
+    total: int
+
+    @property
+    def num_connections(self) -> int:
+        """Number of connections that clients may open.
+
+        >>> FileBudget(65_536).num_connections, FileBudget(1024).num_connections
+        (32640, 384)
+        """
+        return max(1, (self.total - self._reserved) // 2)
+
+    @property
+    def num_calls(self) -> int:
+        """Number of connections to the engine: as many as clients may open."""
+        return self.num_connections
+
+    @property
+    def _reserved(self) -> int:
+        return min(RESERVED_FILES, self.total // 2)
+
+
+DEFAULT_FILES = FileBudget(1_024)
+"""The budget of a process that has not raised its limit."""
+
+
+def raise_file_limit(wanted: int = WANTED_FILES) -> FileBudget:
+    """Raise this process's soft limit on open files as far as the system allows, up to `wanted`.
+
+    A higher limit stays as it is.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return FileBudget(wanted)
+    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    with contextlib.suppress(ValueError, OSError):  # macOS has a second, lower limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
+    return FileBudget(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
