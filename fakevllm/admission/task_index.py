@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 
-from fakevllm_adapters.protocol.keys import task_id_of, task_key
+from fakevllm_adapters.protocol.keys import KeyRing, fingerprint, task_id_of, task_key
 from fakevllm_adapters.protocol.swarm import Task
 
 _WHITE_SPACE = re.compile(r"\s+")
@@ -19,39 +19,89 @@ _NUM_MAC_DIGITS = 16
 
 
 class TaskIndex:
-    """Tasks by id, and optionally by their text. If there is a secret, task keys are signed."""
+    """Tasks by id, and those of the dataset also by their text.
 
-    def __init__(
-        self, secret: bytes | None = None, accepts_unsigned: Callable[[], bool] | None = None
-    ) -> None:
-        """`secret`: key that signs task keys; None: they are not signed. `accepts_unsigned`: called
-        for each look-up; whether a task key without a signature is accepted as well. By default it
-        is accepted only if there is no secret."""
+    The key of a task is also an API key. If the proxy requires keys, a task belongs to the API key
+    that registered it. The task's key names that API key, is signed, and is valid only as long as
+    that API key is. Nobody else can replace the task. If the proxy requires no keys, tasks belong
+    to nobody, and the key of a task may be unsigned.
+    """
+
+    def __init__(self, secret: bytes | None = None, keys: KeyRing | None = None) -> None:
+        """`secret`: key that signs task keys; None: they are not signed, and tasks belong to
+        nobody. `keys`: the keys that the proxy accepts."""
         self._secret = secret
-        self._accepts_unsigned = accepts_unsigned or (lambda: secret is None)
+        self._keys = KeyRing() if keys is None else keys
         self._tasks: dict[str, Task] = {}
+        self._owners: dict[str, str] = {}
+        """Fingerprint of the API key that registered a task, by the task's id."""
+        self._dataset: dict[str, Task] = {}
+        """Rows of the proxy's own dataset, by id."""
         self._by_text: defaultdict[str, list[Task]] = defaultdict(list)
         self._texts = TextIndex()
         self.counts: Counter[str] = Counter()
         """Number of text look-ups by their result: hit, miss, tie."""
 
-    def add(self, tasks: Iterable[Task], *, by_text: bool = False) -> None:
-        """Register tasks. `by_text`: whether a request may also find them by their text."""
+    def add_dataset(self, tasks: Iterable[Task]) -> None:
+        """Add the rows of the proxy's own dataset. A request may also find them by their text."""
         for task in tasks:
-            self._tasks[task.task_id] = task
-            if by_text and (text := normalised(task.main_query)):
+            self._tasks[task.task_id] = self._dataset[task.task_id] = task
+            if text := normalised(task.main_query):
                 self._by_text[text].append(task)
                 self._texts.add(text)
 
-    def key(self, task_id: str) -> str:
-        """Return the API key that names this task."""
+    def owner_of(self, key: str | None) -> str | None:
+        """Return the owner of tasks that are registered with this API key: its fingerprint, or None
+        if the proxy requires no keys."""
+        return fingerprint(key) if key and self._keys else None
+
+    def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
+        """Return the ids of these tasks that this owner may not register.
+
+        They are ids of another valid key, and ids of dataset rows that differ from the task.
+        Without an owner, there are none.
+        """
+        return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
+
+    def add(self, tasks: Sequence[Task], owner: str | None = None) -> None:
+        """Register tasks for an owner. Tasks that have an equal id are replaced."""
+        for task in tasks:
+            self._tasks[task.task_id] = task
+            if owner is None or self._is_row(task):
+                self._owners.pop(task.task_id, None)
+            else:
+                self._owners[task.task_id] = owner
+
+    def key(self, task_id: str, owner: str | None = None) -> str:
+        """Return the API key that names this task for this owner."""
         if self._secret is None:
             return task_key(task_id)
-        return f"{task_key(task_id)}.{self._mac(self._secret, task_id)}"
+        name = task_id if owner is None else f"{task_id}.{owner}"
+        return f"{task_key(name)}.{self._mac(self._secret, task_id, owner)}"
 
     def knows(self, key: str | None) -> bool:
-        """Return whether `key` names a registered task."""
+        """Return whether `key` names a registered task and is valid."""
         return self._by_key(key) is not None
+
+    def registering_key(self, key: str | None) -> str | None:
+        """Return the fingerprint of the API key that registered the task of a task key; None for
+        any other key. The result for a key never changes."""
+        task_id = task_id_of(key)
+        if task_id is None or self._secret is None:
+            return None
+        name, _, mac = task_id.rpartition(".")
+        signed, _, owner = name.rpartition(".")
+        return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
+
+    def key_names(self, key: str | None) -> tuple[str, ...]:
+        """Return the names under which a rule may refer to an API key: the name in the key file and
+        the fingerprint. A task key also has those of the key that registered the task."""
+        if not key:
+            return ()
+        owner = self.registering_key(key)
+        entry = None if owner is None else self._keys.with_fingerprint(owner)
+        name = self._keys.name_of(key) if entry is None else entry.name
+        return tuple(filter(None, (name, owner, fingerprint(key))))
 
     def find(self, key: str | None, opening: str) -> Task | None:
         """Return the task of a request, or None.
@@ -66,18 +116,43 @@ class TaskIndex:
     def by_id(self, task_id: str | None) -> Task | None:
         return self._tasks.get(task_id or "")
 
+    def _may_register(self, task: Task, owner: str) -> bool:
+        registered, other = self._tasks.get(task.task_id), self._owners.get(task.task_id)
+        if other is not None:
+            return other == owner or self._keys.with_fingerprint(other) is None
+        return registered is None or self._is_row(task) or not self._is_row(registered)
+
+    def _is_row(self, task: Task) -> bool:
+        """Return whether the task equals the dataset's row of its id."""
+        return self._dataset.get(task.task_id) == task
+
     def _by_key(self, key: str | None) -> Task | None:
         task_id = task_id_of(key)
         if task_id is None:
             return None
+        owner = self.registering_key(key)
+        if owner is not None:
+            return self._of_owner(task_id.rsplit(".", 2)[0], owner)
+        if self._keys:
+            return None
         if self._secret is not None:
             signed, _, mac = task_id.rpartition(".")
-            if hmac.compare_digest(mac.encode(), self._mac(self._secret, signed).encode()):
+            if _are_equal(mac, self._mac(self._secret, signed, None)):
                 return self._tasks.get(signed)
-        return self._tasks.get(task_id) if self._accepts_unsigned() else None
+        return self._tasks.get(task_id)
+
+    def _of_owner(self, task_id: str, owner: str) -> Task | None:
+        """Return the task if its key is valid for this owner."""
+        task = self._tasks.get(task_id)
+        if task is None or not self._keys:
+            return task
+        is_registered = self._owners.get(task_id) == owner or self._is_row(task)
+        return task if is_registered and self._keys.with_fingerprint(owner) is not None else None
 
     @staticmethod
-    def _mac(secret: bytes, task_id: str) -> str:
+    def _mac(secret: bytes, task_id: str, owner: str | None) -> str:
+        if owner is not None:  # a secret of its own, so that no task id can imitate an owner
+            secret = hmac.digest(secret, owner.encode(), "sha256")
         return hmac.new(secret, task_id.encode(), "sha256").hexdigest()[:_NUM_MAC_DIGITS]
 
     def _by_opening(self, opening: str) -> Task | None:
@@ -138,3 +213,7 @@ def normalised(text: str) -> str:
     'what is 1 plus 2?'
     """
     return _WHITE_SPACE.sub(" ", text).strip().lower()
+
+
+def _are_equal(mac: str, expected: str) -> bool:
+    return hmac.compare_digest(mac.encode(), expected.encode())

@@ -22,13 +22,13 @@ class TrafficGate:
         self,
         settings: PolicySection,
         pause: KillSwitch,
-        key_name: Callable[[str | None], str | None] = lambda _: None,
+        key_names: Callable[[str | None], tuple[str, ...]] = lambda _: (),
         *,
         trains: bool = True,
     ) -> None:
-        """Create the gate. `key_name` returns the configured name of an API key, or None. `trains`
-        says whether any request becomes a group. If it is false, no session is looked up before the
-        answer."""
+        """Create the gate. `key_names` returns the names by which a rule may refer to an API key.
+        `trains` says whether any request becomes a group. If it is false, no session is looked up
+        before the answer."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -38,23 +38,22 @@ class TrafficGate:
                 route,
             )
         self._rules_use_keys = any(rule.key is not None for rule in settings.skip)
-        self._key_name = key_name
+        self._key_names = key_names
         self._trains = trains
         self._sessions = SessionSummaries()
 
-    def ruling(
-        self, request: Request, placement: Placement, key: str | None, app_key: str | None
-    ) -> Ruling:
+    def ruling(self, request: Request, placement: Placement, key: str | None) -> Ruling:
         """Return the ruling for a request, and place the request in its session if it can train.
 
-        `key` is the app's API key, `app_key` the key's fingerprint.
+        `key` is the app's API key.
         """
         facts = RequestFacts(
             route=request.adapter.name,
             model=request.model,
             headers=request.app_headers,
             body=request.body,
-            key_names=self._key_names(key, app_key),
+            # looking up a name costs a hash
+            key_names=self._key_names(key) if self._rules_use_keys else (),
         )
         side_call = self._rules.side_call(facts, self._session(placement))
         if side_call is not None:
@@ -64,11 +63,6 @@ class TrafficGate:
             subject = place.session_id
             self._sessions.note(subject, request.body)
         return self._rules.decide(facts, subject, is_paused=self.pause.is_on)
-
-    def _key_names(self, key: str | None, app_key: str | None) -> tuple[str, ...]:
-        if not self._rules_use_keys:  # looking up a name costs a hash
-            return ()
-        return tuple(filter(None, (self._key_name(key), app_key)))
 
     def _session(self, placement: Placement) -> SessionSummary | None:
         """Return the summary of the session's earlier main calls, or None if there are none."""

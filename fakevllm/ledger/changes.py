@@ -147,11 +147,12 @@ def task_secret(db: Connection) -> bytes:
     return bytes.fromhex(secret)
 
 
-def put_tasks(db: Connection, tasks: Sequence[Task]) -> None:
-    """Write tasks; a task that exists is replaced."""
+def put_tasks(db: Connection, tasks: Sequence[Task], owner: str | None) -> None:
+    """Write tasks; a task that exists is replaced, with its owner."""
     now = time.time()
     rows = [
-        (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now) for task in tasks
+        (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now, owner)
+        for task in tasks
     ]
     _many(db, _PUT_TASK, rows)
 

@@ -91,6 +91,10 @@ def m008_advantage(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE siblings ADD COLUMN advantage FLOAT")
 
 
+def m009_task_owner(db: Connection) -> None:
+    db.exec_driver_sql("ALTER TABLE tasks ADD COLUMN owner VARCHAR")
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -100,6 +104,7 @@ MIGRATIONS: list[Migration] = [
     m006_feedback,
     m007_failure,
     m008_advantage,
+    m009_task_owner,
 ]
 
 

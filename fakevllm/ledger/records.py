@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from fakevllm_adapters.protocol.swarm import Task
+
 PRIMARY_KEY = {"primary_key": True}
 """Field metadata: the column is part of the table's primary key."""
 INDEXED = {"index": True}
@@ -247,6 +249,15 @@ class AnsweredRequest:
 
     request_json: str
     message_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """A registered task."""
+
+    task: Task
+    owner: str | None
+    """Fingerprint of the API key that registered the task; None if the proxy required no key."""
 
 
 @dataclass(frozen=True, slots=True)

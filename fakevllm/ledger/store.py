@@ -34,6 +34,7 @@ from fakevllm.ledger.records import (
     ScoredGroup,
     SiblingRecord,
     StepRow,
+    StoredTask,
 )
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
@@ -131,9 +132,12 @@ class Ledger:
         """Apply entries of the run log. An entry that is passed again changes nothing."""
         self._writer.put(partial(changes.apply_log, run_id=run_id, entries=entries))
 
-    def put_tasks(self, tasks: Sequence[Task]) -> None:
-        """Store tasks; a task that is stored again replaces the earlier one."""
-        self._writer.put(partial(changes.put_tasks, tasks=tasks))
+    def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:
+        """Store tasks; a task that is stored again replaces the earlier one.
+
+        `owner`: fingerprint of the API key that registered the tasks, or None.
+        """
+        self._writer.put(partial(changes.put_tasks, tasks=tasks, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every earlier change is written or dropped; return False at the timeout.
@@ -180,10 +184,11 @@ class Ledger:
             )
         return groups
 
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[StoredTask]:
         """Return all stored tasks."""
         with self._read_engine.connect() as db:
-            return [_task(row) for row in db.execute(select(TASKS)).mappings()]
+            rows = db.execute(select(TASKS)).mappings()
+            return [StoredTask(_task(row), row["owner"]) for row in rows]
 
     def runs(self) -> list[str]:
         """Return the ids of the server's runs that have points on a learning curve, newest first.

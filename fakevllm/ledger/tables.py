@@ -113,6 +113,7 @@ KEPT_ANSWERS = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
+# A `StoredTask`.
 TASKS = Table(
     "tasks",
     METADATA,
@@ -120,6 +121,7 @@ TASKS = Table(
     Column("main_query", String, nullable=False),
     Column("metadata_json", String, nullable=False),
     Column("created_at", Float, nullable=False),
+    Column("owner", String),
 )
 
 META = Table(

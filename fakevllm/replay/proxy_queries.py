@@ -13,6 +13,11 @@ from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
 TASKS_PER_CALL = 500
+_CONFLICT = (
+    "Rows of this dataset were registered with another API key: pass that key with --key, or "
+    "change the file (an empty line at its end is enough), because the ids of the rows depend on "
+    "the content of the file."
+)
 
 
 async def register_tasks(url: str, tasks: list[Task], key: str | None = None) -> dict[str, str]:
@@ -27,6 +32,8 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
                 part = tasks[start : start + TASKS_PER_CALL]
                 body = {"tasks": [task.model_dump() for task in part]}
                 async with http.post(f"{proxy_root(url)}/fakevllm/tasks", json=body) as answer:
+                    if answer.status == 409:
+                        raise ConfigError(_CONFLICT)
                     _raise_for_status(answer)
                     new_keys: list[str] = (await answer.json())["keys"]
                 keys |= dict(zip([task.task_id for task in part], new_keys, strict=True))

@@ -20,6 +20,7 @@ from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, S
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_adapters.http.open_calls import OpenCalls
+from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (
     GracefulServer,
     listening_socket,
@@ -96,7 +97,11 @@ def _guard(proxy: ProxyComponents) -> Guard:
         admin_paths=admin.ADMIN_PATHS,
         accepts_extra_key=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
         limits=limits.per_request,
-        open_calls=OpenCalls(limits.num_open, limits.num_open_per_key),
+        open_calls=OpenCalls(
+            limits.num_open,
+            limits.num_open_per_key,
+            lambda key: proxy.tasks.registering_key(key) or fingerprint(key),
+        ),
     )
 
 

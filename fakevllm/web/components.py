@@ -102,11 +102,10 @@ async def open_proxy(
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
         keys = config.keys()
-        # A task's key is also an API key. If the proxy requires keys, task keys must be signed, so
-        # that a client that guesses a task's id is refused.
-        tasks = TaskIndex(ledger.task_secret(), accepts_unsigned=lambda: not keys)
-        tasks.add(rows, by_text=True)
-        tasks.add(ledger.tasks())
+        tasks = TaskIndex(ledger.task_secret(), keys)
+        tasks.add_dataset(rows)
+        for stored in ledger.tasks():
+            tasks.add([stored.task], stored.owner)
         hooks = await _start_hooks(config, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
@@ -150,7 +149,7 @@ async def open_proxy(
         stack.push_async_callback(feedback.close)
         pause = KillSwitch(pause_file(config.proxy.run_dir))
         trains = config.hooks.path is not None
-        traffic_gate = TrafficGate(config.policy, pause, keys.name_of, trains=trains)
+        traffic_gate = TrafficGate(config.policy, pause, tasks.key_names, trains=trains)
         metrics.gauge(
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from fakevllm_adapters.protocol.errors import WireError, error_body
 from fakevllm_adapters.protocol.keys import fingerprint
@@ -14,7 +15,15 @@ RETRY_AFTER_S = 2
 class OpenCalls:
     """A count of the open calls, in total and per key, with a limit on each. 0 means no limit."""
 
-    def __init__(self, most: int = 0, most_per_key: int = 0) -> None:
+    def __init__(
+        self,
+        most: int = 0,
+        most_per_key: int = 0,
+        counted_as: Callable[[str], str] = fingerprint,
+    ) -> None:
+        """`counted_as` returns the name under which the calls of a key are counted. Keys with one
+        name share a limit. A key must keep its name while its calls are open."""
+        self._counted_as = counted_as
         self._most = most
         self._most_per_key = most_per_key
         self._num = 0
@@ -25,7 +34,7 @@ class OpenCalls:
 
         A counted call must be ended with `leave`.
         """
-        name = _counted_as(key)
+        name = self._counted_as(key) if key else ""
         if 0 < self._most <= self._num:
             return _busy(f"{self._most} requests are open, which is the most at a time.")
         if 0 < self._most_per_key <= self._by_key[name]:
@@ -36,7 +45,7 @@ class OpenCalls:
 
     def leave(self, key: str | None) -> None:
         """End a call that `enter` counted."""
-        name = _counted_as(key)
+        name = self._counted_as(key) if key else ""
         self._num -= 1
         self._by_key[name] -= 1
         if self._by_key[name] == 0:
@@ -46,10 +55,6 @@ class OpenCalls:
     def num(self) -> int:
         """Number of open calls."""
         return self._num
-
-
-def _counted_as(key: str | None) -> str:
-    return fingerprint(key) if key else ""
 
 
 def _busy(message: str) -> WireError:

@@ -219,6 +219,11 @@ class KeyRing:
         entry = self._find(key)
         return None if entry is None else entry.name
 
+    def with_fingerprint(self, wanted: str) -> AppKey | None:
+        """Return the valid key that has this fingerprint, or None."""
+        self._reload()
+        return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
+
     def is_admin(self, key: str | None) -> bool:
         """Return whether a key has the role admin; True for every key if none is required."""
         entry = self._find(key)

@@ -10,8 +10,9 @@ from pydantic import BaseModel, ValidationError
 from fakevllm.ledger.store import Ledger
 from fakevllm.web.components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
-from fakevllm_adapters.http.asgi import ClientDisconnected, read_body
+from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
+from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
@@ -122,6 +123,8 @@ class Stats(BaseModel):
     """Error of the ledger's last write; None if the write succeeded."""
 
 
+_MAX_SHOWN_IDS = 3
+"""Number of task ids that an error message quotes."""
 ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume"})
 """Paths that require an admin's key, because they stop and resume training for all apps."""
 
@@ -138,10 +141,13 @@ def router(proxy: ProxyComponents) -> APIRouter:
             return error_response(error)
         except ClientDisconnected:
             return Response()  # the client has disconnected
-        proxy.tasks.add(tasks)
-        proxy.ledger.put_tasks(tasks)
+        owner = proxy.tasks.owner_of(api_key_of(header_map(request.scope)))
+        if refused := proxy.tasks.ids_of_others(tasks, owner):
+            return error_response(_task_conflict(refused))
+        proxy.tasks.add(tasks, owner)
+        proxy.ledger.put_tasks(tasks, owner)
         await proxy.ledger.flush()
-        return TaskKeys(keys=[proxy.tasks.key(task.task_id) for task in tasks])
+        return TaskKeys(keys=[proxy.tasks.key(task.task_id, owner) for task in tasks])
 
     @routes.post("/pause")
     async def pause() -> PauseReply:
@@ -224,6 +230,18 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
         ledger_dropped=ledger.health.dropped,
         ledger_error=ledger.health.error,
     )
+
+
+def _task_conflict(task_ids: list[str]) -> WireError:
+    """Return the 409 for a body of which these tasks belong to others. No task of the body was
+    registered."""
+    names = ", ".join(map(repr, task_ids[:_MAX_SHOWN_IDS]))
+    more = f" and {len(task_ids) - _MAX_SHOWN_IDS} more" if len(task_ids) > _MAX_SHOWN_IDS else ""
+    message = (
+        f"These task ids belong to another API key or to the proxy's dataset: {names}{more}. Use "
+        "other ids, or the key that registered them. No task was registered."
+    )
+    return WireError(409, error_body(message, "ConflictError", 409, "tasks"))
 
 
 def _parse_tasks(raw: bytes) -> list[Task]:

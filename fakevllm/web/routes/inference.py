@@ -94,7 +94,7 @@ def _draft(
     placement = Placement(
         proxy.conversations, request.id, scope, request.body, prompt, hints, received_at, size
     )
-    request.ruling = proxy.traffic_gate.ruling(request, placement, key, app_key)
+    request.ruling = proxy.traffic_gate.ruling(request, placement, key)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
     return GroupDraft(

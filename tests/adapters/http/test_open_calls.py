@@ -21,6 +21,14 @@ def test_calls_beyond_a_limit_are_refused_with_429_and_retry_after() -> None:
     assert calls.enter("b") is None
 
 
+def test_keys_that_are_counted_under_one_name_share_its_limit() -> None:
+    calls = OpenCalls(most_per_key=1, counted_as=lambda key: key[0])
+    assert calls.enter("a1") is None and calls.enter("b1") is None
+    assert calls.enter("a2") is not None
+    calls.leave("a1")
+    assert calls.enter("a2") is None
+
+
 @settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.booleans(), st.sampled_from(["a", "b", None]))),

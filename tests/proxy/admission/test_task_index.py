@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm.admission.task_index import TaskIndex, TextIndex
-from fakevllm_adapters.protocol.keys import task_key
+from fakevllm_adapters.protocol.keys import KeyRing, fingerprint, named_key, task_key
 from fakevllm_adapters.protocol.swarm import Task
 
 
 def index(*texts: str) -> TaskIndex:
     tasks = TaskIndex()
     rows = [Task(task_id=str(i), main_query=text) for i, text in enumerate(texts)]
-    tasks.add(rows, by_text=True)
+    tasks.add_dataset(rows)
     return tasks
 
 
@@ -86,13 +86,100 @@ def test_a_key_is_known_if_its_task_is_registered() -> None:
     assert not any(map(tasks.knows, (None, "", "sk-app", "sk-task-", "sk-task-1")))
 
 
-def test_with_a_secret_only_signed_keys_name_a_task() -> None:
+def test_a_proxy_without_keys_accepts_signed_and_unsigned_task_keys() -> None:
     tasks, others = TaskIndex(b"ours"), TaskIndex(b"theirs")
     for one in (tasks, others):
         one.add([Task(task_id="rows.v1-7", main_query="hello")])
     key = tasks.key("rows.v1-7")
     assert key.startswith("sk-task-rows.v1-7.") and len(key.rpartition(".")[2]) == 16
-    task = tasks.find(key, "")
-    assert tasks.knows(key) and task is not None and task.task_id == "rows.v1-7"
-    for wrong in (others.key("rows.v1-7"), "sk-task-rows.v1-7", "sk-task-.", "sk-task-é.é"):
+    for valid in (key, tasks.key("rows.v1-7", fingerprint("sk-a")), "sk-task-rows.v1-7"):
+        task = tasks.find(valid, "")
+        assert tasks.knows(valid) and task is not None and task.task_id == "rows.v1-7"
+    for wrong in (others.key("rows.v1-7"), "sk-task-.", "sk-task-é.é"):
         assert not tasks.knows(wrong) and tasks.find(wrong, "hello") is None
+
+
+ALICE, BOB = fingerprint("sk-alice"), fingerprint("sk-bob")
+
+
+class TeamKeys(KeyRing):
+    """A ring of keys with a name each, which a test can replace."""
+
+    def __init__(self, *keys: str) -> None:
+        super().__init__()
+        self.set(*keys)
+
+    def set(self, *keys: str) -> None:
+        self._replace_keys([named_key(key, key.removeprefix("sk-"), "2026-01-01") for key in keys])
+
+
+def team_tasks() -> tuple[TaskIndex, TeamKeys]:
+    keys = TeamKeys("sk-alice", "sk-bob")
+    return TaskIndex(b"secret", keys), keys
+
+
+def test_a_task_key_is_valid_as_long_as_the_key_that_registered_it() -> None:
+    tasks, keys = team_tasks()
+    assert (tasks.owner_of("sk-alice"), tasks.owner_of(None)) == (ALICE, None)
+    tasks.add([Task(task_id="t.1")], ALICE)
+    key = tasks.key("t.1", ALICE)
+    assert tasks.knows(key) and tasks.find(key, "") == Task(task_id="t.1")
+    keys.set("sk-bob")
+    assert not tasks.knows(key) and tasks.find(key, "") is None
+    keys.set("sk-alice")
+    assert tasks.knows(key)
+
+
+def test_with_required_keys_no_task_key_without_a_registering_key_is_valid() -> None:
+    tasks, _ = team_tasks()
+    tasks.add([Task(task_id="t")])
+    tasks.add([Task(task_id="bobs")], BOB)
+    imitations = ("sk-task-t", f"sk-task-t.{ALICE}", tasks.key(f"t.{ALICE}"))
+    for key in (tasks.key("t"), tasks.key("t", ALICE), tasks.key("bobs", ALICE), *imitations):
+        assert not tasks.knows(key)
+    assert tasks.knows(tasks.key("bobs", BOB))
+
+
+def test_a_task_key_has_the_names_of_the_key_that_registered_it() -> None:
+    tasks, keys = team_tasks()
+    key = tasks.key("t", ALICE)
+    assert tasks.registering_key(key) == ALICE
+    assert tasks.key_names(key) == ("alice", ALICE, fingerprint(key))
+    assert tasks.key_names("sk-bob") == ("bob", BOB)
+    assert tasks.key_names(None) == ()
+    for other in ("sk-alice", "sk-task-t", tasks.key("t"), None):
+        assert tasks.registering_key(other) is None
+    keys.set("sk-bob")
+    assert tasks.registering_key(key) == ALICE  # open calls keep the name that they are counted by
+
+
+def test_only_the_key_that_registered_a_task_may_replace_it() -> None:
+    tasks, keys = team_tasks()
+    mine, poison = Task(task_id="t"), Task(task_id="t", metadata={"answer": "wrong"})
+    tasks.add([mine], ALICE)
+    assert tasks.ids_of_others([poison, Task(task_id="new")], BOB) == ["t"]
+    assert tasks.ids_of_others([mine], BOB) == ["t"]
+    assert tasks.ids_of_others([poison], ALICE) == []
+    keys.set("sk-bob")  # the id of a revoked key is free again
+    assert tasks.ids_of_others([poison], BOB) == []
+    tasks.add([poison], BOB)
+    keys.set("sk-alice", "sk-bob")
+    assert not tasks.knows(tasks.key("t", ALICE)) and tasks.knows(tasks.key("t", BOB))
+
+
+def test_every_key_may_register_rows_of_the_dataset_and_no_key_may_change_them() -> None:
+    tasks, _ = team_tasks()
+    row, poison = Task(task_id="t", main_query="one"), Task(task_id="t", main_query="two")
+    tasks.add_dataset([row])
+    for owner in (ALICE, BOB):
+        assert tasks.ids_of_others([row], owner) == []
+        tasks.add([row], owner)
+        assert tasks.ids_of_others([poison], owner) == ["t"]
+    assert tasks.knows(tasks.key("t", ALICE)) and tasks.knows(tasks.key("t", BOB))
+
+
+def test_without_required_keys_tasks_belong_to_nobody() -> None:
+    tasks = TaskIndex(b"secret", KeyRing())
+    assert tasks.owner_of("sk-any") is None
+    tasks.add([Task(task_id="t")], tasks.owner_of("sk-any"))
+    assert tasks.ids_of_others([Task(task_id="t", main_query="new")], None) == []

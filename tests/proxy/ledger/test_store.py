@@ -121,12 +121,10 @@ def test_the_latest_group_with_two_answers_is_given_to_hooks(ledger: Ledger) -> 
 def test_tasks_are_put_once_and_read_back(ledger: Ledger) -> None:
     first = Task(task_id="t1", main_query="1+1?", metadata={"answer": "2"})
     ledger.put_tasks([first, Task(task_id="t2")])
-    ledger.put_tasks([first.model_copy(update={"metadata": {"answer": "two"}})])
+    ledger.put_tasks([first.model_copy(update={"metadata": {"answer": "two"}})], "0123abcd")
     assert ledger.drain()
-    assert {task.task_id: task.metadata for task in ledger.tasks()} == {
-        "t1": {"answer": "two"},
-        "t2": {},
-    }
+    stored = {one.task.task_id: (one.task.metadata, one.owner) for one in ledger.tasks()}
+    assert stored == {"t1": ({"answer": "two"}, "0123abcd"), "t2": ({}, None)}
 
 
 async def test_flush_waits_without_blocking_the_loop(ledger: Ledger) -> None:

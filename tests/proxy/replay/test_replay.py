@@ -167,6 +167,13 @@ async def test_a_missing_key_is_reported_with_the_flag_to_set() -> None:
             await first_model(f"{proxy.url}/v1")
 
 
+async def test_rows_of_another_key_are_reported_with_what_can_be_done() -> None:
+    async with ScriptedSwarm() as proxy:
+        proxy.answers["/fakevllm/tasks"] = 409
+        with pytest.raises(ConfigError, match="registered with another API key: pass that key"):
+            await register_tasks(f"{proxy.url}/v1", TASKS, "sk-1")
+
+
 async def test_a_server_that_is_not_a_proxy_is_reported_as_a_wrong_url() -> None:
     async with ScriptedSwarm() as server:
         server.answers["/fakevllm/tasks"] = 404

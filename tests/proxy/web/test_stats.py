@@ -87,20 +87,47 @@ def test_the_ends_of_a_curve_are_means_of_groups_and_not_of_steps() -> None:
     assert "start it (`fakevllm-server start`)" in rows["engine"]
 
 
-async def test_task_keys_are_signed_and_a_proxy_without_keys_accepts_unsigned_ones_too(
+async def test_task_keys_are_signed_and_those_from_before_the_key_file_are_refused(
     tmp_path: Path,
 ) -> None:
     key_file = tmp_path / "of-apps"
     key_file.write_text("sk-one\n")
     issued_keys: set[str] = set()
+    bearer = {"Authorization": "Bearer sk-one"}
     for keys in (None, key_file, key_file):  # the same after a restart
         flags = {} if keys is None else {"key_file": keys}
         async with open_client(tmp_path, **flags) as (proxy, client):
-            (key,) = (await client.post("/fakevllm/tasks", json=TASKS)).json()["keys"]
+            known = [key for key in issued_keys if proxy.tasks.knows(key)]
+            assert len(known) == len(issued_keys) // 2  # the key without an owner is refused
+            reply = await client.post("/fakevllm/tasks", json=TASKS, headers=bearer)
+            (key,) = reply.json()["keys"]
             assert proxy.tasks.knows(key)
             assert proxy.tasks.knows("sk-task-t1") is (keys is None)
             issued_keys.add(key)
-    assert len(issued_keys) == 1 and issued_keys.pop().startswith("sk-task-t1.")
+    assert len(issued_keys) == 2
+    assert all(key.startswith("sk-task-t1.") for key in issued_keys)
+
+
+async def test_a_task_of_another_key_is_a_409_and_stays_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    key_file = tmp_path / "of-apps"
+    key_file.write_text("sk-one\nsk-two\n")
+    poison = {"tasks": [{"task_id": "new"}, {"task_id": "t1", "metadata": {"answer": "wrong"}}]}
+    for _ in range(2):
+        async with open_client(tmp_path, key_file=key_file) as (proxy, client):
+            for key, body, status in (
+                ("sk-one", TASKS, 200),
+                ("sk-two", poison, 409),
+                ("sk-two", TASKS, 409),
+            ):
+                bearer = {"Authorization": f"Bearer {key}"}
+                reply = await client.post("/fakevllm/tasks", json=body, headers=bearer)
+                assert reply.status_code == status
+                if status == 409:
+                    assert "another API key" in reply.json()["error"]["message"]
+            assert proxy.tasks.by_id("t1") == Task(task_id="t1", main_query="hi")
+            assert proxy.tasks.by_id("new") is None
 
 
 def test_text_that_resembles_markup_is_shown_unchanged() -> None:
