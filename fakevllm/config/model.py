@@ -113,6 +113,8 @@ class LimitsSection(Section):
     num_bad_words: int = Field(default=_DEFAULT_LIMITS.num_bad_words, ge=0)
     num_tools: int = Field(default=_DEFAULT_LIMITS.num_tools, ge=0)
     num_logit_bias: int = Field(default=_DEFAULT_LIMITS.num_logit_bias, ge=0)
+    num_stop_token_ids: int = Field(default=_DEFAULT_LIMITS.num_stop_token_ids, ge=0)
+    num_allowed_token_ids: int = Field(default=_DEFAULT_LIMITS.num_allowed_token_ids, ge=0)
     num_open: int = Field(default=4096, ge=0)
     """Maximum number of concurrent requests; 0 means no limit."""
     num_open_per_key: int = Field(default=1024, ge=0)

@@ -25,6 +25,7 @@ from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_runtime.http_protocol import limited_protocol
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.web.app import create_app as server_app
@@ -165,7 +166,7 @@ async def proxy_over(
 @contextlib.asynccontextmanager
 async def running(folder: Path, hooks: Path | None = None, **more: Any) -> AsyncGenerator[Stack]:
     """Run fake engine, server and proxy. `more` are sections of the proxy's configuration."""
-    engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine())
+    engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine(), PreparationThreads())
     async with (
         listening(engine) as engine_url,
         swarm_over(folder, engine_url) as (server_url, swarm),

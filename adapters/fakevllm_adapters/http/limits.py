@@ -41,6 +41,9 @@ class Limits:
     num_bad_words: int = 256
     num_tools: int = 512
     num_logit_bias: int = 1024
+    num_stop_token_ids: int = 1024
+    num_allowed_token_ids: int = 2**18
+    """More than the vocabulary of any model."""
 
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
         """Return the 400 for headers beyond the limits and for repeated single headers, or
@@ -101,6 +104,8 @@ class Limits:
             "tools": self.num_tools,
             "functions": self.num_tools,
             "logit_bias": self.num_logit_bias,
+            "stop_token_ids": self.num_stop_token_ids,
+            "allowed_token_ids": self.num_allowed_token_ids,
         }
         for name, num in most.items():
             value = body.get(name)

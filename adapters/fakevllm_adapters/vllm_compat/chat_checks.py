@@ -6,6 +6,7 @@ bundled engines supports are refused by name.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any, cast
 
 from fakevllm_adapters.protocol.errors import Json, WireError, bad_request, not_supported
@@ -19,6 +20,19 @@ MAX_TOP_LOGPROBS = 20
 """vLLM's default of --max-logprobs."""
 MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 2.0
+
+MAX_TOKEN_IDS = 2**21
+"""Maximum number of token ids in a prompt or in `/detokenize`: more than any context. Validating
+32 MiB of ids would stop the engine's event loop for five seconds."""
+_MAX_ENTRIES = {
+    "stop_token_ids": 1024,
+    "bad_words": 4096,
+    "tools": 4096,
+    "allowed_token_ids": 2**20,
+    "logit_bias": 2**20,
+}
+"""Maximum number of entries by field. vLLM has no such limits, but more entries slow down the
+sampling of all requests. The last two may name each token of a vocabulary."""
 
 _TOOL_CHOICES = ("none", "auto", "required")
 _NAMED_USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
@@ -37,8 +51,19 @@ _UNSUPPORTED = (
 """Fields of vLLM that no bundled engine supports. Null, false and empty values are accepted."""
 
 
+def check_num_token_ids(name: str, value: object) -> None:
+    """Check the number of token ids in a list, or in a list of lists. Raises WireError (400)."""
+    if not isinstance(value, list):
+        return
+    parts = cast(list[Any], value)
+    num = len(parts) + sum(len(cast(Sized, part)) for part in parts if isinstance(part, list))
+    if num > MAX_TOKEN_IDS:
+        raise bad_request(f"`{name}` must have at most {MAX_TOKEN_IDS} token ids.", name, num)
+
+
 def check_before_types(body: Json) -> None:
     """Check the parsed JSON as vLLM does before it validates types. Raises WireError (400)."""
+    check_num_entries(body)
     format: object = body.get("response_format")
     if isinstance(format, dict):
         shape = cast(Json, format)
@@ -59,6 +84,15 @@ def check_before_types(body: Json) -> None:
         raise _refused(
             "Parameter 'cache_salt' must be a non-empty string if provided.", "cache_salt"
         )
+
+
+def check_num_entries(body: Json) -> None:
+    """Check the number of entries of the fields in `_MAX_ENTRIES`. Raises WireError (400)."""
+    for name, most in _MAX_ENTRIES.items():
+        value: object = body.get(name)
+        if isinstance(value, (list, dict)) and len(cast(Sized, value)) > most:
+            num = len(cast(Sized, value))
+            raise bad_request(f"`{name}` must have at most {most} entries.", name, num)
 
 
 def _check_streaming(body: Json) -> None:

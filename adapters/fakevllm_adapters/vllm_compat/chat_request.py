@@ -204,6 +204,36 @@ def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int
     return remaining if limit is None else min(limit, remaining)
 
 
+def fit_prompt_text(
+    text: str, request: ChatRequest, max_model_len: int, max_prompt_bytes: int
+) -> str:
+    """Return the text if it can fit in the context, which `max_prompt_bytes` bounds from above.
+
+    A larger text is cut if the request has `truncate_prompt_tokens`. Otherwise it is refused
+    without tokenizing it, because that takes seconds. Raises WireError (400).
+    """
+    raw = text.encode(errors="replace")
+    if len(raw) <= max_prompt_bytes:
+        return text
+    if request.truncate_prompt_tokens is None:
+        raise prompt_too_large(len(raw), max_model_len, max_prompt_bytes)
+    is_head = request.truncation_side == "right"
+    kept = raw[:max_prompt_bytes] if is_head else raw[-max_prompt_bytes:]
+    return kept.decode(errors="ignore")  # the cut may split a character
+
+
+def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
+    """Return the 400 for a text that is too large for the context, in the words of vLLM, which
+    counts characters."""
+    return bad_request(
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
+        f"contains {num_bytes} bytes (more than {max_prompt_bytes} bytes, which is the upper bound "
+        f"for {max_model_len} input tokens). Please reduce the length of the input prompt.",
+        "input_text",
+        num_bytes,
+    )
+
+
 def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
     """Return the prompt, cut to `truncate_prompt_tokens` tokens if the request has that field.
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, bad_request, not_supported
+from fakevllm_adapters.vllm_compat.chat_checks import check_num_token_ids
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, parse_chat_request, type_refusal
 from fakevllm_adapters.vllm_compat.chat_response import allowed_tokens_field
 
@@ -120,6 +121,7 @@ def _check_before_types(body: Json) -> None:
             "prompt",
         )
     _check_num_prompts(body.get("prompt"))
+    check_num_token_ids("prompt", body.get("prompt"))
     logprobs: object = body.get("logprobs")
     if logprobs is not None and not isinstance(logprobs, int | float):
         raise bad_request("`logprobs` must be an integer.", "logprobs", logprobs)

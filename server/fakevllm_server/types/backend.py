@@ -278,10 +278,17 @@ class Backend(Protocol):
 
 class TokenEngine(Protocol):
     """An engine that samples tokens for a prompt of token ids. It has the tokenizer and the chat
-    template. It knows nothing of HTTP."""
+    template. It knows nothing of HTTP.
+
+    `render`, `check`, `encode`, `decode` and `token_strings` may be called from any thread, also at
+    the same time.
+    """
 
     model_name: str
     max_model_len: int
+    max_prompt_bytes: int
+    """Size of the largest text that can fit in the context: `max_model_len` times the size of the
+    longest token."""
     default_sampling: dict[str, Any]
     eos_ids: frozenset[int]
     reports_allowed: bool
@@ -290,7 +297,9 @@ class TokenEngine(Protocol):
     def render(self, request: ChatRequest) -> list[int]:
         """Return the prompt's token ids for a conversation, by the model's chat template.
 
-        Raises WireError (400) for a conversation that the template refuses.
+        A text that is larger than `max_prompt_bytes` is not tokenized: `fit_prompt_text` refuses or
+        cuts it. Raises WireError (400) for such a text, and for a conversation that the template
+        refuses.
         """
         ...
 

@@ -16,6 +16,7 @@ from fakevllm.swarm import link, load_probe
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from tests.fuzz.in_process_stack import Stack, listening, proxy_over, swarm_over
 from tests.proxy.groups.test_serve_policies import CHAT, JSON, TAKEN, chat, groups, policy, settled
 from tests.proxy.scripted_swarm import until
@@ -30,7 +31,9 @@ class SmallEngine:
     wait if `status` is None."""
 
     def __init__(self, status: int | None, num_slots: int = 2) -> None:
-        self._engine = engine_app(FakeEngine(max_model_len=4096), FakeEngine())
+        self._engine = engine_app(
+            FakeEngine(max_model_len=4096), FakeEngine(), PreparationThreads()
+        )
         self._status = status
         self._free = asyncio.Semaphore(num_slots)
         self.num_refused = self.num_waiting = self.max_waiting = self.num_probes = 0

@@ -1,7 +1,7 @@
 """The embedded engine's asyncio side. One torch thread samples and trains one model.
 
-The asyncio side checks requests, renders prompts and waits for results. Everything else happens on
-the engine thread.
+The asyncio side waits for results. The threads of `backends/http/preparation.py` check requests and
+render prompts. Everything else happens on the engine thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ from fakevllm_server.backends.embedded.decode.logits_processors import (
 )
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
-from fakevllm_server.backends.embedded.decode.vocabulary import bad_word_ids, check_ids
+from fakevllm_server.backends.embedded.decode.vocabulary import (
+    bad_word_ids,
+    check_ids,
+    longest_token_bytes,
+)
 from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, resolve_dtype
 from fakevllm_server.backends.embedded.engine_thread import EngineThread
 from fakevllm_server.backends.embedded.model_folder import open_model_folder
@@ -107,7 +111,10 @@ class EmbeddedEngine:
         self._vocab_size: int = model.config.get_text_config().vocab_size
         self._tokenizer: Any = self._folder.tokenizer
         self._grammars = GrammarCompiler(self._tokenizer, self._vocab_size, self.eos_ids)
-        self._renderer = ChatRenderer(self._folder.tokenizer, self.model_name)
+        self.max_prompt_bytes = self.max_model_len * longest_token_bytes(self._tokenizer)
+        self._renderer = ChatRenderer(
+            self._tokenizer, self.model_name, self.max_model_len, self.max_prompt_bytes
+        )
         self._rng = random.Random(config.seed)
         shape = cache_shape(model)
         max_rows = 1 if config.lockstep else config.max_num_seqs
@@ -182,7 +189,7 @@ class EmbeddedEngine:
         check_ids(sampling, self._vocab_size)
         grammar = sampling.grammar
         matcher = None if grammar is None else await self._grammars.matcher(grammar)
-        words = bad_word_ids(self._tokenizer, sampling.bad_words)
+        words = await asyncio.to_thread(bad_word_ids, self._tokenizer, sampling.bad_words)
         return LogitsProcessor(sampling, prompt_ids, self.eos_ids, words, matcher)
 
     # TrainEngine

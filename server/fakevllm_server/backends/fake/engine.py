@@ -31,7 +31,7 @@ import orjson
 from fakevllm_adapters.formats.chat import text_of
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
-from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, prompt_too_large
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 from fakevllm_server.backends.fake.minimal_value import minimal_value
 from fakevllm_server.backends.fake.script import Script, Turn, read_script
@@ -59,6 +59,7 @@ class FakeEngine:
     ) -> None:
         self.model_name = model_name
         self.max_model_len = max_model_len
+        self.max_prompt_bytes = max_model_len  # a token is a byte
         self.default_sampling: dict[str, Any] = {}
         self.eos_ids = frozenset({EOS})
         self.reports_allowed = False
@@ -72,9 +73,12 @@ class FakeEngine:
     # --- TokenEngine
 
     def render(self, request: ChatRequest) -> list[int]:
+        texts = [text_of(message.get("content")) for message in request.messages]
+        num_bytes = sum(len(text.encode(errors="replace")) for text in texts)
+        if num_bytes > self.max_prompt_bytes and request.truncate_prompt_tokens is None:
+            raise prompt_too_large(num_bytes, self.max_model_len, self.max_prompt_bytes)
         ids: list[int] = []
-        for message in request.messages:
-            text = text_of(message.get("content"))
+        for message, text in zip(request.messages, texts, strict=True):
             ids += [TURN, *f"{message.get('role')}\n{text}".encode(errors="replace")]
             if message.get("tool_calls"):
                 ids += [TOOL_CALL, *orjson.dumps(message["tool_calls"])]

@@ -4,6 +4,7 @@ TrainEngine.
 engine_server.py       the process's HTTP server on a Unix socket
 vllm_routes.py         vLLM's public routes
 control_routes.py      `/control/…`: train, publish, save
+preparation.py         threads that parse, check and tokenize requests
 chat_completion.py     one /v1/chat/completions request
 text_completion.py     one /v1/completions request
 choice_sampling.py     sampling of one choice: text, stop strings, finish reason

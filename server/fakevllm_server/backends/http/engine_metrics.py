@@ -116,6 +116,7 @@ class MeasuredEngine:
         self.metrics = EngineMetrics(engine)
         self.model_name = engine.model_name
         self.max_model_len = engine.max_model_len
+        self.max_prompt_bytes = engine.max_prompt_bytes
         self.default_sampling: dict[str, Any] = engine.default_sampling
         self.eos_ids = engine.eos_ids
         self.reports_allowed = engine.reports_allowed

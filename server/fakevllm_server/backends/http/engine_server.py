@@ -27,6 +27,7 @@ from starlette.responses import Response
 from fakevllm_adapters.http.vary_origin import VaryOrigin
 from fakevllm_runtime.http_server import GracefulServer
 from fakevllm_server.backends.http.control_routes import ControlRoutes
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.backends.http.vllm_routes import PublicRoutes, get_route
 from fakevllm_server.types.backend import TokenEngine, TrainEngine
 
@@ -40,8 +41,9 @@ def serve(
     server has died. With `engine` None, the process does not sample. `on_close` runs at the end,
     also after an error.
     """
+    threads = PreparationThreads()
     config = uvicorn.Config(
-        create_app(engine, trainer),
+        create_app(engine, trainer, threads),
         uds=str(socket),
         log_level="warning",
         access_log=False,
@@ -52,6 +54,7 @@ def serve(
     try:
         asyncio.run(_serve_until_stdin_closes(server))
     finally:
+        threads.close()
         on_close()
 
 
@@ -67,10 +70,12 @@ async def _serve_until_stdin_closes(server: uvicorn.Server) -> None:
     await server.serve()
 
 
-def create_app(engine: TokenEngine | None, trainer: TrainEngine) -> Starlette:
+def create_app(
+    engine: TokenEngine | None, trainer: TrainEngine, threads: PreparationThreads
+) -> Starlette:
     """Return the ASGI app of an engine's process. Without an `engine` it has no vLLM routes except
-    /health."""
-    public = [] if engine is None else PublicRoutes(engine).routes()
+    /health. `threads` prepare the requests."""
+    public = [] if engine is None else PublicRoutes(engine, threads).routes()
     return Starlette(
         routes=[*public, get_route("/health", _health), *ControlRoutes(engine, trainer).routes()],
         exception_handlers={HTTPException: _http_error},

@@ -10,7 +10,11 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakevllm_adapters.vllm_compat.chat_request import allowed_new_tokens, truncate_prompt
+from fakevllm_adapters.vllm_compat.chat_request import (
+    allowed_new_tokens,
+    fit_prompt_text,
+    truncate_prompt,
+)
 from fakevllm_adapters.vllm_compat.chat_response import usage_counts
 from fakevllm_adapters.vllm_compat.completions import (
     CompletionRequest,
@@ -123,15 +127,17 @@ class TextCompletion:
         return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
+        engine, common = self._engine, self._common
         if isinstance(prompt, str):
-            text, ids = prompt, self._engine.encode(prompt, self._request.add_special_tokens)
+            fitting = fit_prompt_text(prompt, common, engine.max_model_len, engine.max_prompt_bytes)
+            text, ids = prompt, engine.encode(fitting, self._request.add_special_tokens)
         else:
             text, ids = "", prompt
             if self._request.echo:
-                text = self._engine.decode(prompt, skip_special_tokens=False)
-        if self._common.return_token_ids:
+                text = engine.decode(prompt, skip_special_tokens=False)
+        if common.return_token_ids:
             text = ""  # vLLM reports the prompt's ids instead of its text
-        return EncodedPrompt(truncate_prompt(ids, self._common, self._engine.max_model_len), text)
+        return EncodedPrompt(truncate_prompt(ids, common, engine.max_model_len), text)
 
     def _create_continuations(self, prompt: EncodedPrompt) -> list[Continuation]:
         limit = allowed_new_tokens(

@@ -8,13 +8,22 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
-from fakevllm_adapters.vllm_compat.chat_checks import check_continuation, check_conversation
+from fakevllm_adapters.vllm_compat.chat_checks import (
+    check_continuation,
+    check_conversation,
+    check_num_entries,
+    check_num_token_ids,
+)
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, type_refusal
 from fakevllm_server.backends.http.requested_sampling import check_model
 from fakevllm_server.types.backend import TokenEngine
 
 Json = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
+
+MIN_TEXT_BYTES = 2**20
+"""Size of a text that `/tokenize` accepts even if it cannot fit in the context: apps count the
+tokens of long texts before they cut them. It takes about two seconds."""
 
 
 class _TokenizePrompt(BaseModel):
@@ -47,6 +56,7 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
     else:
         request = _validated(_TokenizePrompt, cast(object, body))
         check_model(engine, request.model)
+        _check_text_bytes(engine, request.prompt)
         ids = engine.encode(request.prompt, request.add_special_tokens)
     return {
         "count": len(ids),
@@ -61,7 +71,10 @@ def detokenize(engine: TokenEngine, raw: bytes) -> Json:
 
     Raises WireError with vLLM's message for an invalid body.
     """
-    request = _validated(_Detokenize, parse_json(raw))
+    body: Any = parse_json(raw)
+    if isinstance(body, dict):
+        check_num_token_ids("tokens", cast(Json, body).get("tokens"))
+    request = _validated(_Detokenize, cast(object, body))
     check_model(engine, request.model)
     try:
         return {"prompt": engine.decode(request.tokens, skip_special_tokens=False)}
@@ -69,7 +82,18 @@ def detokenize(engine: TokenEngine, raw: bytes) -> Json:
         raise bad_request(str(error), "tokens") from None
 
 
+def _check_text_bytes(engine: TokenEngine, text: str) -> None:
+    """Refuse a text that takes too long to tokenize. Raises WireError (400)."""
+    num_bytes = len(text.encode(errors="replace"))
+    most = max(engine.max_prompt_bytes, MIN_TEXT_BYTES)
+    if num_bytes > most:
+        raise bad_request(
+            f"`prompt` must have at most {most} bytes, got {num_bytes}.", "prompt", num_bytes
+        )
+
+
 def _read_chat(body: Json) -> _TokenizeChat:
+    check_num_entries(body)
     check_continuation(body)
     request = _validated(_TokenizeChat, body)
     check_conversation(request)

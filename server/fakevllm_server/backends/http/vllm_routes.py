@@ -7,7 +7,8 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -16,18 +17,26 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fakevllm_adapters.formats.sse import DONE, encode
-from fakevllm_adapters.http.asgi import Headers, Receive, reason_headers, wait_for_disconnect
+from fakevllm_adapters.http.asgi import (
+    ClientDisconnected,
+    Headers,
+    Receive,
+    reason_headers,
+    wait_for_disconnect,
+)
 from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_adapters.vllm_compat.chat_response import model_card
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
 from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.backends.http.engine_metrics import MeasuredEngine
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.backends.http.text_completion import TextCompletion
 from fakevllm_server.backends.http.tokenization import detokenize, tokenize
 from fakevllm_server.types.backend import TokenEngine
 
 Json = dict[str, Any]
+Result = TypeVar("Result")
 Endpoint = Callable[[Request], Awaitable[Response]]
 VERSION = "0.33.0+fakevllm"
 
@@ -43,8 +52,9 @@ class SampledRequest(Protocol):
 class PublicRoutes:
     """vLLM's routes except /health."""
 
-    def __init__(self, engine: TokenEngine) -> None:
+    def __init__(self, engine: TokenEngine, threads: PreparationThreads) -> None:
         self._engine = MeasuredEngine(engine)
+        self._threads = threads
 
     def routes(self) -> list[Route]:
         return [
@@ -83,32 +93,48 @@ class PublicRoutes:
 
     async def chat(self, request: Request) -> Response:
         async def respond() -> Response:
-            body = parse_chat_request(await _json_body(request))
-            completion = ChatCompletion(self._engine, body, request.headers.get("x-request-id"))
-            return await _sampled_response(request, completion, is_streamed=bool(body.stream))
+            def prepare(raw: bytes) -> tuple[ChatCompletion, bool]:
+                body = parse_chat_request(raw)
+                return ChatCompletion(self._engine, body, request_id), bool(body.stream)
+
+            request_id = request.headers.get("x-request-id")
+            completion, is_streamed = await self._prepared(request, prepare)
+            return await _sampled_response(request, completion, is_streamed=is_streamed)
 
         return await _response_or_error(respond())
 
     async def completions(self, request: Request) -> Response:
         async def respond() -> Response:
-            body = parse_completion_request(await _json_body(request))
-            completion = TextCompletion(self._engine, body, request.headers.get("x-request-id"))
-            is_streamed = bool(body.common.stream)
+            def prepare(raw: bytes) -> tuple[TextCompletion, bool]:
+                body = parse_completion_request(raw)
+                return TextCompletion(self._engine, body, request_id), bool(body.common.stream)
+
+            request_id = request.headers.get("x-request-id")
+            completion, is_streamed = await self._prepared(request, prepare)
             return await _sampled_response(request, completion, is_streamed=is_streamed)
 
         return await _response_or_error(respond())
 
     async def tokenize(self, request: Request) -> Response:
         async def respond() -> Response:
-            return _json(tokenize(self._engine, await _json_body(request)))
+            return _json(await self._prepared(request, partial(tokenize, self._engine)))
 
         return await _response_or_error(respond())
 
     async def detokenize(self, request: Request) -> Response:
         async def respond() -> Response:
-            return _json(detokenize(self._engine, await _json_body(request)))
+            return _json(await self._prepared(request, partial(detokenize, self._engine)))
 
         return await _response_or_error(respond())
+
+    async def _prepared(self, request: Request, prepare: Callable[[bytes], Result]) -> Result:
+        """Return `prepare(body)`, which runs on a preparation thread.
+
+        Raises ClientDisconnected if the client disconnects first.
+        """
+        raw = await _json_body(request)
+        prepared = self._threads.run(len(raw), partial(prepare, raw))
+        return await _cancel_on_disconnect(request.receive, prepared)
 
 
 def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
@@ -133,6 +159,8 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
         return await response
     except WireError as error:
         return _json(error.body, error.status, reason_headers(error.reason))
+    except ClientDisconnected:
+        return Response()  # nobody reads it
     except Exception:
         traceback.print_exc()
         error = internal_error()
@@ -160,13 +188,15 @@ async def _events(sampled: SampledRequest) -> AsyncIterator[bytes]:
     yield DONE
 
 
-async def _cancel_on_disconnect(receive: Receive, answer: Awaitable[Json]) -> Json:
-    """Await `answer`. If the client disconnects first, cancel it and return {}."""
-    task = asyncio.ensure_future(answer)
+async def _cancel_on_disconnect(receive: Receive, result: Awaitable[Result]) -> Result:
+    """Await `result`. If the client disconnects first, cancel it and raise ClientDisconnected."""
+    task = asyncio.ensure_future(result)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else {}
+        if not task.done():
+            raise ClientDisconnected
+        return task.result()
     finally:
         task.cancel()
         disconnect.cancel()

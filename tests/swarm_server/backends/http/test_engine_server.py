@@ -13,13 +13,17 @@ from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.types.sampling import Sampling, Token
 
 Json = dict[str, Any]
 
+CHAT_BODY: Json = {"messages": [{"role": "user", "content": "hi"}]}
+LONG_MESSAGE: Json = {"role": "user", "content": "a" * 200_000}
+
 
 def client_for(engine: FakeEngine | None) -> httpx.AsyncClient:
-    app = create_app(engine, FakeEngine())
+    app = create_app(engine, FakeEngine(), PreparationThreads())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://engine")
 
 
@@ -250,3 +254,43 @@ async def test_an_engines_refusal_has_its_reason_in_a_header() -> None:
         good = await http.get("/version")
     assert (refused.status_code, refused.headers[REASON_HEADER]) == (503, "engine_busy")
     assert REASON_HEADER not in good.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/chat/completions", {"stop_token_ids": [1] * 1025}, "`stop_token_ids`"),
+        ("/v1/chat/completions", {"bad_words": ["a"] * 4097}, "`bad_words`"),
+        ("/v1/chat/completions", {"allowed_token_ids": [1] * (2**20 + 1)}, "`allowed_token_ids`"),
+        ("/v1/completions", {"prompt": [1] * (2**21 + 1)}, "`prompt`"),
+        ("/v1/completions", {"prompt": [[1] * 2**20] * 3}, "`prompt`"),
+        ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1025}, "`stop_token_ids`"),
+        ("/detokenize", {"tokens": [1] * (2**21 + 1)}, "`tokens`"),
+        ("/v1/chat/completions", {"messages": [LONG_MESSAGE]}, "maximum context length"),
+        ("/v1/completions", {"prompt": "a" * 200_000}, "maximum context length"),
+        ("/tokenize", {"prompt": "a" * (2**20 + 1)}, "at most 1048576 bytes"),
+        ("/tokenize", {"messages": [LONG_MESSAGE]}, "maximum context length"),
+    ],
+)
+async def test_a_request_that_takes_too_much_work_is_refused(
+    http: httpx.AsyncClient, path: str, body: Json, message: str
+) -> None:
+    filled = body if "completions" not in path or "prompt" in body else CHAT_BODY | body
+    answer = await http.post(path, json=filled)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+async def test_apps_may_count_the_tokens_of_a_text_that_is_larger_than_the_context(
+    http: httpx.AsyncClient,
+) -> None:
+    answer = await http.post("/tokenize", json={"prompt": "a" * 200_000})
+    assert answer.json()["count"] == 200_000
+
+
+async def test_a_prompt_that_is_too_large_is_truncated_if_the_request_asks_for_it(
+    http: httpx.AsyncClient,
+) -> None:
+    body: Json = {"prompt": "a" * 200_000 + "bc", "truncate_prompt_tokens": 3}
+    answer = await http.post("/v1/completions", json=body | {"return_token_ids": True})
+    assert answer.json()["choices"][0]["prompt_token_ids"] == [*b"abc"]

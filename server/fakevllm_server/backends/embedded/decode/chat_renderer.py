@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from typing import Any
 
 from fakevllm_adapters.protocol.errors import bad_request
-from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, fit_prompt_text
 
 MAX_CACHED_PROMPTS = 256
 """Number of cached prompts. Siblings and retries of a request need the same prompt within
@@ -40,29 +41,39 @@ MEDIA_PARTS = frozenset(
 
 
 class ChatRenderer:
-    """Renders requests and caches the prompts. It is not thread-safe."""
+    """Renders requests and caches the prompts. It may be used by several threads."""
 
-    def __init__(self, tokenizer: Any, model_name: str) -> None:
+    def __init__(
+        self, tokenizer: Any, model_name: str, max_model_len: int, max_prompt_bytes: int
+    ) -> None:
         self._tokenizer = tokenizer
         self._model_name = model_name
+        self._max_model_len = max_model_len
+        self._max_prompt_bytes = max_prompt_bytes
         self._cache: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
+        self._cache_lock = threading.Lock()
 
     def render(self, request: ChatRequest) -> list[int]:
         """Return the prompt's ids. Raises WireError (400) for a conversation that the template or
-        the model does not accept."""
+        the model does not accept, and for one that cannot fit in the context."""
         extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {
             "add_generation_prompt": extra.get("add_generation_prompt", True),
             "continue_final_message": extra.get("continue_final_message", False),
         }
-        text = json.dumps([request.messages, request.tools, options], default=str)
+        truncation = [request.truncate_prompt_tokens is None, request.truncation_side]
+        text = json.dumps([request.messages, request.tools, options, truncation], default=str)
         key = hashlib.blake2b(text.encode()).digest()
-        if key not in self._cache:
-            self._cache[key] = tuple(self._render(request, options))
+        with self._cache_lock:
+            ids = self._cache.get(key)
+        if ids is None:
+            ids = tuple(self._render(request, options))
+        with self._cache_lock:
+            self._cache[key] = ids
+            self._cache.move_to_end(key)
             if len(self._cache) > MAX_CACHED_PROMPTS:
                 self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        return list(self._cache[key])
+        return list(ids)
 
     def _render(self, request: ChatRequest, options: dict[str, Any]) -> list[int]:
         reserved = sorted(RESERVED_KWARGS & options.keys())
@@ -81,6 +92,7 @@ class ChatRenderer:
             raise bad_request(f"{type(error).__name__}: {error}") from error
         # A lone surrogate is valid in JSON, but cannot be encoded as UTF-8.
         text = text.encode("utf-8", errors="replace").decode()
+        text = fit_prompt_text(text, request, self._max_model_len, self._max_prompt_bytes)
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def _message(self, message: dict[str, Any]) -> dict[str, Any]:

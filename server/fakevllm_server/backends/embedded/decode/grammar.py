@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import re
+import threading
 from collections import OrderedDict
 from typing import Any
 
@@ -40,7 +41,7 @@ _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 class GrammarCompiler:
-    """Checks and compiles grammars for one tokenizer."""
+    """Checks and compiles grammars for one tokenizer. It may be used by several threads."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -48,11 +49,16 @@ class GrammarCompiler:
         self._eos_ids = eos_ids
         self._compiler: Any = None
         self._checked: OrderedDict[Grammar, None] = OrderedDict()
+        self._checked_lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
         """Check that a grammar is valid. Raises WireError (400) with vLLM's texts."""
-        if grammar not in self._checked:
-            _check(grammar)
+        with self._checked_lock:
+            is_checked = grammar in self._checked
+        if is_checked:
+            return
+        _check(grammar)
+        with self._checked_lock:
             self._checked[grammar] = None
             if len(self._checked) > MAX_CHECKED_GRAMMARS:
                 self._checked.popitem(last=False)

@@ -53,6 +53,8 @@ class LogitsProcessor:
         """[vocabulary] Whether a token is in the prompt."""
         self._forbidden: Tensor | None = None
         """[vocabulary] Whether a token is not among the allowed ids."""
+        self._bias: Tensor | None = None
+        """[vocabulary] The logit bias of each token."""
 
     def take(self, token_id: int) -> None:
         """Record a sampled token."""
@@ -66,8 +68,13 @@ class LogitsProcessor:
         """Change `logits` [vocabulary], float32, in place. At least one token stays possible: if
         the rules together leave none, the end of sequence is allowed."""
         self._mask(logits)
-        for id, bias in self._sampling.logit_bias.items():
-            logits[id] += bias
+        if self._sampling.logit_bias:
+            if self._bias is None:
+                self._bias = torch.zeros_like(logits)
+                ids = list(self._sampling.logit_bias)
+                biases = list(self._sampling.logit_bias.values())
+                self._bias[ids] = torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+            logits.add_(self._bias)
         if self._is_penalised:
             self._penalise(logits)
         if not (logits > NEVER).any():

@@ -44,5 +44,13 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
     return [ids for ids in spellings if ids]
 
 
+def longest_token_bytes(tokenizer: Any) -> int:
+    """Return an upper bound of the bytes of text that one token stands for.
+
+    Byte-level vocabularies spell each byte as one character, which has one or more bytes in UTF-8.
+    """
+    return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
+
+
 def _outside(ids: Collection[int], vocab_size: int) -> list[int]:
     return [id for id in ids if not 0 <= id < vocab_size]

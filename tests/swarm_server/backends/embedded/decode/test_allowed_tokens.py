@@ -17,6 +17,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.http.engine_server import create_app
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.rollout.capture.table import CAPTURES
 from fakevllm_server.training.batch import plan_step
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
@@ -51,7 +52,7 @@ class Client:
     """A client that requests completions as the server does."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
-        transport = httpx.ASGITransport(app=create_app(engine, engine))
+        transport = httpx.ASGITransport(app=create_app(engine, engine, PreparationThreads()))
         self._http = httpx.AsyncClient(transport=transport, base_url="http://engine", timeout=None)
         self.reports_allowed = False
 
@@ -145,7 +146,7 @@ async def test_logprobs_are_those_of_the_masked_and_renormalised_distribution(
 ) -> None:
     """The reported top tokens are all tokens that may follow, so their probabilities sum to 1."""
     engine = make_engine()
-    transport = httpx.ASGITransport(app=create_app(engine, engine))
+    transport = httpx.ASGITransport(app=create_app(engine, engine, PreparationThreads()))
     body: Json = {
         "messages": [{"role": "user", "content": "How is it?"}],
         "structured_outputs": {"choice": ["yes", "no", "now"]},
@@ -174,7 +175,7 @@ async def test_allowed_sets_are_reported_only_on_request(
     make_engine: EngineMaker, fields: Json
 ) -> None:
     engine = make_engine()
-    transport = httpx.ASGITransport(app=create_app(engine, engine))
+    transport = httpx.ASGITransport(app=create_app(engine, engine, PreparationThreads()))
     body: Json = {"structured_outputs": {"choice": ["yes", "no"]}, "top_p": 0.9} | fields
     async with httpx.AsyncClient(transport=transport, base_url="http://engine") as http:
         for stream in (False, True):

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.backends.embedded.decode.chat_renderer import MAX_CACHED_PROMPTS, ChatRenderer
+from fakevllm_server.backends.embedded.decode.vocabulary import longest_token_bytes
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -20,7 +21,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture
 def renderer(tokenizer: Any) -> ChatRenderer:
-    return ChatRenderer(tokenizer, "demo")
+    return ChatRenderer(tokenizer, "demo", 512, 6000)
 
 
 def text_of(renderer: ChatRenderer, tokenizer: Any, **body: Any) -> str:
@@ -78,7 +79,7 @@ def test_a_conversation_that_the_template_refuses_is_a_400_with_the_reason(token
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
 
     with pytest.raises(WireError, match=r"400.*roles must alternate"):
-        ChatRenderer(tokenizer, "demo").render(ChatRequest(messages=[user("x")]))
+        ChatRenderer(tokenizer, "demo", 512, 6000).render(ChatRequest(messages=[user("x")]))
 
 
 def test_a_request_cannot_set_the_template(renderer: ChatRenderer) -> None:
@@ -93,7 +94,7 @@ def test_a_request_cannot_set_the_template(renderer: ChatRenderer) -> None:
 
 def test_template_kwargs_reach_the_template_and_distinguish_prompts(tokenizer: Any) -> None:
     tokenizer.chat_template = "{{ 'think' if enable_thinking else 'answer' }}"
-    renderer = ChatRenderer(tokenizer, "demo")
+    renderer = ChatRenderer(tokenizer, "demo", 512, 6000)
 
     texts = [
         text_of(
@@ -159,7 +160,7 @@ def test_siblings_are_rendered_once_and_old_prompts_are_forgotten(tokenizer: Any
         def encode(self, text: str, **options: Any) -> list[int]:
             return tokenizer.encode(text, **options)
 
-    renderer = ChatRenderer(Counting(), "demo")
+    renderer = ChatRenderer(Counting(), "demo", 512, 6000)
     for _ in range(3):
         renderer.render(ChatRequest(messages=[user("first")]))[0] = -1
     assert rendered == ["first"]
@@ -168,3 +169,49 @@ def test_siblings_are_rendered_once_and_old_prompts_are_forgotten(tokenizer: Any
         renderer.render(ChatRequest(messages=[user(str(index))]))
     assert -1 not in renderer.render(ChatRequest(messages=[user("first")]))
     assert rendered.count("first") == 2
+
+
+def test_a_text_that_cannot_fit_in_the_context_is_refused_before_it_is_tokenized(
+    tokenizer: Any,
+) -> None:
+    class Untokenizing:
+        def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+            return tokenizer.apply_chat_template(messages, **options)
+
+    renderer = ChatRenderer(Untokenizing(), "demo", 512, 6000)
+    with pytest.raises(WireError) as refused:
+        renderer.render(ChatRequest(messages=[user("é" * 3000)]))
+    assert refused.value.status == 400
+    assert "maximum context length is 512 tokens" in refused.value.body["error"]["message"]
+    assert "more than 6000 bytes" in refused.value.body["error"]["message"]
+
+
+@pytest.mark.parametrize(("side", "is_kept"), [("left", "end"), ("right", "begin"), (None, "end")])
+def test_a_text_that_is_to_be_truncated_is_cut_before_it_is_tokenized(
+    tokenizer: Any, side: str | None, is_kept: str
+) -> None:
+    tokenized: list[str] = []
+
+    class Recording:
+        def apply_chat_template(self, messages: list[dict[str, Any]], **options: Any) -> str:
+            return messages[0]["content"]
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            tokenized.append(text)
+            return tokenizer.encode(text, **options)
+
+    renderer = ChatRenderer(Recording(), "demo", 512, 6000)
+    text = "begin" + "é" * 10000 + "end"
+    renderer.render(
+        ChatRequest(messages=[user(text)], truncate_prompt_tokens=8, truncation_side=side)
+    )
+    (cut,) = tokenized
+    assert 5990 < len(cut.encode()) <= 6000
+    assert cut.startswith("begin") == (is_kept == "begin")
+    assert cut.endswith("end") == (is_kept == "end")
+
+
+def test_no_token_stands_for_more_bytes_than_the_longest_token(tokenizer: Any) -> None:
+    most = longest_token_bytes(tokenizer)
+    for text in ("the quick brown fox " * 50, "é" * 500, "日本語" * 100, " " * 500):
+        assert len(text.encode()) <= most * len(tokenizer.encode(text, add_special_tokens=False))

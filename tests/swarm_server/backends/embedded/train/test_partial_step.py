@@ -18,6 +18,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.http.engine_server import create_app
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.backends.process.child_engine import URL, ChildEngine
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.training.partial_step import PartialStep
@@ -87,7 +88,11 @@ async def served(folder: Path, model: Path) -> AsyncGenerator[ChildEngine]:
     trainer = StandaloneTrainer(model, seed=0, device="cpu", dtype="auto", torch_threads=1)
     socket = folder / "s"
     config = uvicorn.Config(
-        create_app(None, trainer), uds=str(socket), log_level="warning", lifespan="off", ws="none"
+        create_app(None, trainer, PreparationThreads()),
+        uds=str(socket),
+        log_level="warning",
+        lifespan="off",
+        ws="none",
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

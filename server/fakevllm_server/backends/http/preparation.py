@@ -1,0 +1,52 @@
+"""Threads that parse, check and tokenize requests, so that the event loop can answer /health.
+
+A long prompt takes seconds to tokenize. Therefore requests with short bodies and requests with long
+bodies have one thread each: a long prompt delays only other long prompts. Within a thread the
+requests are prepared in order of arrival, so equal requests stay in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.reasons import OutageReason
+
+Result = TypeVar("Result")
+
+LONG_BODY_BYTES = 64 * 2**10
+"""Size from which a body counts as long. A shorter one takes at most about 0.1 s."""
+MAX_PREPARING = 4096
+"""Maximum number of requests that are prepared or wait for it. Beyond it a 503 is better than a
+queue in which every request times out."""
+
+
+class PreparationThreads:
+    """One thread for requests with short bodies, and one for requests with long bodies."""
+
+    def __init__(self) -> None:
+        self._short = ThreadPoolExecutor(1, "prepare-short")
+        self._long = ThreadPoolExecutor(1, "prepare-long")
+        self._num_preparing = 0
+
+    async def run(self, num_bytes: int, function: Callable[[], Result]) -> Result:
+        """Run `function`, which prepares a request with a body of `num_bytes`, on its thread.
+
+        A cancelled call leaves the queue. Raises WireError (503) if too many requests wait.
+        """
+        if self._num_preparing >= MAX_PREPARING:
+            raise unavailable("Too many requests are waiting.", OutageReason.ENGINE_BUSY)
+        thread = self._short if num_bytes < LONG_BODY_BYTES else self._long
+        self._num_preparing += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, function)
+        finally:
+            self._num_preparing -= 1
+
+    def close(self) -> None:
+        """Stop the threads. A request that is being prepared is not waited for."""
+        for thread in (self._short, self._long):
+            thread.shutdown(wait=False, cancel_futures=True)
