@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import tomllib
 from collections.abc import Callable, Mapping
@@ -36,7 +37,25 @@ _LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), st
 _DEFAULT_LIMITS = Limits()
 _TOMLLIB_INVALID_VALUE = "Invalid value"
 """Beginning of tomllib's message for a value that is not TOML, such as bare text."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@\\*]*")
+_DEFAULT_PORT = re.compile(r"http://.*:80$|https://.*:443$")
+_ORIGINS_OF_ANY_PAGE = ("*", "null")
+"""Values that let pages of every site use the proxy: sandboxed frames have the origin null."""
 log = logging.getLogger("fakevllm.config.model")
+
+
+def _checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    for origin in origins:
+        if origin in _ORIGINS_OF_ANY_PAGE:
+            continue
+        if _ORIGIN.fullmatch(origin) is None:
+            raise ValueError(
+                f"{origin!r} is not an origin: write it as the browser sends it, in lower case and "
+                "without a path, such as http://localhost:3000 or app://obsidian.md"
+            )
+        if _DEFAULT_PORT.match(origin):
+            raise ValueError(f"{origin!r}: browsers leave the default port out, so do the same")
+    return origins
 
 
 class ProxySection(Section):
@@ -51,6 +70,9 @@ class ProxySection(Section):
     means the file `keys` in the run directory, as soon as that file exists."""
     allowed_hosts: tuple[str, ...] = ()
     """Further names that are accepted in a request's `Host` header."""
+    allowed_origins: Annotated[tuple[str, ...], AfterValidator(_checked_origins)] = ()
+    """Origins of web pages and desktop apps that may use the routes under /v1/; "*" means every
+    origin."""
 
 
 class SwarmSection(Section):
@@ -242,7 +264,7 @@ class Config(Section):
 
     def _refuse_without_keys(self) -> None:
         """Raise ConfigError for a key file without a valid key, for a configured file that does not
-        exist, and for no file at all if the proxy is reachable from other machines."""
+        exist, and for no file at all if other machines or all web pages can reach the proxy."""
         fix = "make one with `fakevllm keys add NAME`"
         if self.key_file.exists():
             raise ConfigError(f"The key file {self.key_file} has no valid key: {fix}.")
@@ -253,6 +275,12 @@ class Config(Section):
                 f"--host {self.proxy.host} is reachable from outside: "
                 f"{fix}, or add --key-file FILE with one API key a line."
             )
+        for origin in _ORIGINS_OF_ANY_PAGE:
+            if origin in self.proxy.allowed_origins:
+                raise ConfigError(
+                    f'"{origin}" in proxy.allowed_origins lets every web page use the model: '
+                    f"{fix}, or list the origins that need it."
+                )
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from fakevllm.config.model import Config
 from fakevllm.web.components import ProxyComponents, open_proxy
-from fakevllm.web.cors import CorsPreflight
+from fakevllm.web.cors import AllowedOrigins, CorsHeaders, CorsPreflight
 from fakevllm.web.routes import admin, feedback, inference, passthrough
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
@@ -41,9 +41,10 @@ def create_app(proxy: ProxyComponents) -> AsgiApp:
     endpoints = {
         adapter.path: inference.create_endpoint(proxy, adapter) for adapter in ADAPTERS.values()
     }
-    return GuardMiddleware(
-        CorsPreflight(FastPathRouter(create_routes(proxy, endpoints), endpoints)), _guard(proxy)
-    )
+    router = FastPathRouter(create_routes(proxy, endpoints), endpoints)
+    origins = AllowedOrigins(proxy.config.proxy.allowed_origins)
+    guarded = GuardMiddleware(CorsPreflight(router, origins), _guard(proxy, origins))
+    return CorsHeaders(guarded, origins)
 
 
 def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> FastAPI:
@@ -88,12 +89,14 @@ class FastPathRouter:
             )
 
 
-def _guard(proxy: ProxyComponents) -> Guard:
+def _guard(proxy: ProxyComponents, origins: AllowedOrigins) -> Guard:
     limits = proxy.config.limits
     return Guard(
         proxy.config.keys(),
         hosts=proxy.config.hosts,
         hosts_setting="`proxy.allowed_hosts`",
+        accepts_origin=origins.accepts,
+        on_refused_origin=origins.report_refusal,
         admin_paths=admin.ADMIN_PATHS,
         accepts_extra_key=lambda key, path: path.startswith("/v1/") and proxy.tasks.knows(key),
         limits=limits.per_request,

@@ -87,7 +87,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         "It is answered.",
         "Status 403.",
         "Without keys, everybody on this machine is served. A foreign page in the browser must "
-        "not be.",
+        "not be, unless `proxy.allowed_origins` names it.",
         ("chat: foreign origin",),
         ("status: 200 -> 403",),
     ),

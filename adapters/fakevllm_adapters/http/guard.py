@@ -50,6 +50,11 @@ class Guard:
     """Host names without ports that a request's `Host` may have."""
     hosts_setting: str = "the allowed hosts"
     """User's name for the setting that adds a host. Error messages quote it."""
+    accepts_origin: Callable[[str, str], bool] = lambda _origin, _path: False
+    """Predicate of (origin, path) for the origins of other hosts that may use a path."""
+    on_refused_origin: Callable[[str, str], str] = lambda _origin, _path: ""
+    """Function of (origin, path) that is called for each request refused because of its origin. It
+    returns the remedy for the error message, or "" if there is none."""
     open_paths: Collection[str] = OPEN_PATHS
     """Paths that need no key."""
     admin_paths: Collection[str] = frozenset()
@@ -82,8 +87,8 @@ class Guard:
             )
         if method == "OPTIONS":
             return None  # browsers send preflights without a key, and no route acts on OPTIONS
-        if method not in ("GET", "HEAD") and origin is not None and not self._is_own(origin):
-            return _forbidden(f"Requests from the origin {origin[:200]!r} are not accepted.")
+        if method not in ("GET", "HEAD") and not self._may_write(origin, path):
+            return self._refuse_origin(origin or "", path)
         if path in self.open_paths or self.accepts_extra_key(key, path):
             return None
         if not self.keys.accepts(key, name):
@@ -96,8 +101,15 @@ class Guard:
         """Return whether a request counts as an open call, because it causes work for an engine."""
         return method == "POST" and path not in self.open_paths
 
-    def _is_own(self, origin: str) -> bool:
-        return _hostname_of(origin) in self.hosts
+    def _may_write(self, origin: str | None, path: str) -> bool:
+        if origin is None or _hostname_of(origin) in self.hosts:
+            return True
+        return self.accepts_origin(origin, path)
+
+    def _refuse_origin(self, origin: str, path: str) -> WireError:
+        remedy = self.on_refused_origin(origin, path)
+        end = f": {remedy}." if remedy else "."
+        return _forbidden(f"Requests from the origin {origin[:200]!r} are not accepted{end}")
 
 
 class GuardMiddleware:

@@ -278,3 +278,44 @@ def test_the_maximum_number_of_siblings_includes_a_greedy_lead(
     file = write_config(tmp_path, text)
     assert load(file, WITH_HOOKS).max_siblings == num
     assert load(file, {}).max_siblings == 1
+
+
+@pytest.mark.parametrize("origin", ["*", "null"])
+def test_an_origin_of_any_page_is_allowed_only_with_a_key_file(tmp_path: Path, origin: str) -> None:
+    flags: dict[str, Any] = {"run_dir": tmp_path, "allowed_origins": [origin]}
+    config = load(None, {"proxy": flags})
+    with pytest.raises(ConfigError, match=r"lets every web page use the model.*fakevllm keys add"):
+        config.keys()
+    (tmp_path / "keys").write_text("sk-one\n")
+    assert config.keys().accepts("sk-one")
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "localhost:3000",
+        "http://localhost/",
+        "http://LOCALHOST",
+        "https://*.example",
+        "",
+        "http://a b",
+    ],
+)
+def test_an_allowed_origin_must_be_written_as_browsers_send_it(origin: str) -> None:
+    with pytest.raises(ConfigError, match=r"proxy.allowed_origins.* is not an origin: write it as"):
+        load(None, {"proxy": {"allowed_origins": [origin]}})
+    with pytest.raises(ConfigError, match="leave the default port out"):
+        load(None, {"proxy": {"allowed_origins": ["https://chat.example:443"]}})
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://localhost:3000",
+        "app://obsidian.md",
+        "chrome-extension://abcdef",
+        "http://[::1]:8080",
+    ],
+)
+def test_origins_of_pages_extensions_and_desktop_apps_may_be_allowed(origin: str) -> None:
+    assert load(None, {"proxy": {"allowed_origins": [origin]}}).proxy.allowed_origins == (origin,)
