@@ -117,8 +117,8 @@ async def test_the_trainer_computes_the_sampled_log_probs_of_a_constrained_call(
         calls.append(await client.call(**fields, stream=True))
     assert [call.untrainable for call in calls] == [None] * 5
     batch = planned(calls, [0.0, 1.0] * 2 + [0.5], job)
-    found = await engine.log_probs(batch.calls, "trained")
-    apart = [one for call, own in zip(calls, found, strict=True) for one in mismatches(call, own)]
+    rows = await engine.log_probs(batch.calls, "trained")
+    apart = [one for call, own in zip(calls, rows, strict=True) for one in mismatches(call, own)]
     assert sum(call.num_trained for call in calls) == len(apart) > 0
     assert max(apart) < 1e-4
     metrics = await engine.step(batch, LossSpec.of(job))

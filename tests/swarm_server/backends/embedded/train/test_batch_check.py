@@ -167,8 +167,8 @@ def test_tokens_that_differ_from_the_record_are_not_trained(
     calls = sampled(tiny_folder)
     plain = trainer_module.cut_into_pieces
 
-    def spoilt(*given: Any, **named: Any) -> StepPieces:
-        return spoil(plain(*given, **named))
+    def spoilt(*args: Any, **kwargs: Any) -> StepPieces:
+        return spoil(plain(*args, **kwargs))
 
     before = weights(trainer)
     monkeypatch.setattr(trainer_module, "cut_into_pieces", spoilt)
@@ -207,7 +207,9 @@ def test_the_speedup_is_measured_at_the_first_sharing_step_and_rarely_afterwards
     trainer.boot(TrainJob(max_mismatch_k3=None))
     calls = sampled(tiny_folder)
     alone = [calls[0]]
-    results = [counted(trainer.step(Batch(1, given), SPEC)) for given in (alone, *[calls] * 4)]
+    results = [
+        counted(trainer.step(Batch(1, batch_calls), SPEC)) for batch_calls in (alone, *[calls] * 4)
+    ]
     measuring = [1, 4]
     assert results[0] == (1, 0.0), "one call shares nothing"
     assert [at for at, (num_pauses, _) in enumerate(results) if num_pauses > 1] == measuring
@@ -215,7 +217,7 @@ def test_the_speedup_is_measured_at_the_first_sharing_step_and_rarely_afterwards
     assert speedups[0] > 0 and speedups[:3] == [speedups[0]] * 3
 
 
-def never(*given: Any) -> Generator[None, None, None]:
+def never(*args: Any) -> Generator[None, None, None]:
     yield from ()
 
 
@@ -240,7 +242,7 @@ def test_a_failed_speedup_measurement_does_not_fail_the_step(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails(*given: Any, **named: Any) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(sharing_speedup, "cut_into_pieces", fails)

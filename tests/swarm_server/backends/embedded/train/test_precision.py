@@ -101,12 +101,12 @@ def test_a_bfloat16_forest_is_as_close_to_float32_as_the_bfloat16_model(
     calls = family()
     exact = naive(load(demo_folder), calls)
     model = in_bf16(demo_folder, device)
-    of_naive, found = naive(model, calls), flat(model, calls, way)
-    noise, ours = (of_naive - exact).abs(), (found - exact).abs()
+    of_naive, actual = naive(model, calls), flat(model, calls, way)
+    noise, ours = (of_naive - exact).abs(), (actual - exact).abs()
 
     assert 0 < noise.mean() < 0.05, "it does compute in bfloat16"
     assert ours.mean() < 1.5 * noise.mean() and ours.max() < 2 * noise.max()
-    assert (found - of_naive).abs().mean() < 2 * noise.mean()
+    assert (actual - of_naive).abs().mean() < 2 * noise.mean()
 
 
 def test_matrix_products_are_in_bfloat16_and_the_rest_in_float32(tiny_folder: Path) -> None:
