@@ -1,7 +1,7 @@
-"""All changes of the journal: one function for each kind, which returns a `Change`.
+"""All kinds of changes to the journal. One function per kind returns a `Change`.
 
-Each change is written in a single transaction. The labels of changes are also the names of crash
-points.
+The effect in a docstring happens when the writer applies the change. Each change is applied within
+a single transaction. The labels of changes are also the names of crash points.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fakevllm_server.types.calls import RecordedCall
 
 
 def claimed(episode: Episode) -> Change:
-    """Store a claimed episode, in place of its earlier claim."""
+    """Store a claimed episode, and replace its earlier claim."""
     idempotency = episode.idempotency
     row = (
         episode.episode_id,
@@ -47,22 +47,22 @@ def claimed(episode: Episode) -> Change:
         b"" if idempotency is None else idempotency.body_hash,
     )
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         marks = ", ".join("?" * len(row))
         db.exec_driver_sql(f"INSERT OR REPLACE INTO episodes VALUES ({marks})", row)
 
-    return Change("claim", make)
+    return Change("claim", apply)
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Open episodes whose claims were given up or expired, and delete their calls."""
+    """Reopen episodes whose claims were given up or expired, and delete their calls."""
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         for episode in episodes:
             move_episode(db, episode.episode_id, EpisodeState.OPEN)
             db.exec_driver_sql("DELETE FROM calls WHERE owner = ?", (episode.uuid,))
 
-    return Change("reopen", make)
+    return Change("reopen", apply)
 
 
 def call_recorded(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
@@ -84,7 +84,7 @@ def episode_ended(
     of an evaluation.
     """
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         move_episode(db, episode_id, EpisodeState.ENDED)
         put_sample(db, sample, None)
         put_submission(db, submission)
@@ -93,7 +93,7 @@ def episode_ended(
         if evaluated is not None:
             put_entry(db, evaluated)
 
-    return Change("end_episode", make)
+    return Change("end_episode", apply)
 
 
 def task_completed(group: PooledGroup, members: Sequence[ScoredSample]) -> Change:
@@ -112,7 +112,7 @@ def group_ended(
 ) -> Change:
     """End a passive group, or store a feedback sample with the `calls` that it carries."""
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
             put_call(db, samples[0].owner, seq, call, group.group_id)
         for sample in samples:
@@ -123,30 +123,30 @@ def group_ended(
         if group.state is not GroupState.POOLED:
             delete_calls(db, [group.group_id])
 
-    return Change("end_group", make)
+    return Change("end_group", apply)
 
 
 def group_aborted(group_id: str) -> Change:
     """Drop an open group as `aborted`."""
     group = PooledGroup(group_id, GroupState.DROPPED, "aborted")
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         put_group(db, group)
         delete_calls(db, [group_id])
 
-    return Change("abort_group", make)
+    return Change("abort_group", apply)
 
 
 def dropped(entry: LogEntry) -> Change:
     """Drop the groups that a log entry lists with reasons, and store the entry."""
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         for group_id, reason in entry.reasons.items():
             put_group(db, PooledGroup(group_id, GroupState.DROPPED, reason))
         delete_calls(db, entry.reasons)
         put_entry(db, entry)
 
-    return Change("drop", make)
+    return Change("drop", apply)
 
 
 # --- steps
@@ -155,7 +155,7 @@ def dropped(entry: LogEntry) -> Change:
 def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
     """Plan the batch of a step; `version` is that of the weights before the step."""
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         row = (step, version, groups_hash(group_ids), BatchState.PLANNED)
         db.exec_driver_sql("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)
         for position, group_id in enumerate(group_ids):
@@ -164,11 +164,14 @@ def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
                 (GroupState.PLANNED, step, position, group_id),
             )
 
-    return Change("plan", make)
+    return Change("plan", apply)
 
 
 def unplanned(step: int) -> Change:
-    """Delete the batch of a step that no trainer could make; its groups are dropped separately."""
+    """Delete the batch of a step that could not be trained.
+
+    Another change drops its groups.
+    """
     return Change(
         "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
     )
@@ -177,16 +180,16 @@ def unplanned(step: int) -> Change:
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
     """Store a trained step, its consumed groups and its checkpoint: all of them or none."""
 
-    def make(db: Connection) -> None:
-        done = "UPDATE batches SET state = ? WHERE step = ?"
-        db.exec_driver_sql(done, (BatchState.DONE, entry.step))
-        consumed = "UPDATE groups SET state = ? WHERE step = ? AND state = ?"
-        db.exec_driver_sql(consumed, (GroupState.CONSUMED, entry.step, GroupState.PLANNED))
+    def apply(db: Connection) -> None:
+        update_batch = "UPDATE batches SET state = ? WHERE step = ?"
+        db.exec_driver_sql(update_batch, (BatchState.DONE, entry.step))
+        update_groups = "UPDATE groups SET state = ? WHERE step = ? AND state = ?"
+        db.exec_driver_sql(update_groups, (GroupState.CONSUMED, entry.step, GroupState.PLANNED))
         put_entry(db, entry)
         if checkpoint is not None:
             put_checkpoint(db, checkpoint)
 
-    return Change("train", make)
+    return Change("train", apply)
 
 
 def saved(checkpoint: SavedCheckpoint) -> Change:
@@ -198,7 +201,7 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
     """Delete the checkpoints of these steps, and the calls that no kept checkpoint can need."""
     rows = [(step,) for step in steps]
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         for row in rows:
             db.exec_driver_sql("DELETE FROM checkpoints WHERE step = ?", row)
         db.exec_driver_sql(
@@ -209,13 +212,16 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
         # Never lower this: a kept checkpoint may be much older than the deleted ones.
         put_meta(db, PRUNED, str(max(reads.last_pruned(db), oldest_kept)))
 
-    return Change("prune", make)
+    return Change("prune", apply)
 
 
 def rolled_back(entry: LogEntry) -> Change:
-    """Go back to the end of the entry's step: later batches are planned again as they were."""
+    """Go back to the end of the entry's step, and plan the later batches again with their groups.
 
-    def make(db: Connection) -> None:
+    Checkpoints of later steps are deleted.
+    """
+
+    def apply(db: Connection) -> None:
         db.exec_driver_sql(
             "UPDATE batches SET state = ? WHERE step > ?", (BatchState.PLANNED, entry.step)
         )
@@ -226,16 +232,16 @@ def rolled_back(entry: LogEntry) -> Change:
         db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
         put_entry(db, entry)
 
-    return Change("roll_back", make)
+    return Change("roll_back", apply)
 
 
 def abandoned(entry: LogEntry) -> Change:
-    """Go back to the end of the entry's step for good: groups trained since are lost.
+    """Go back to the end of the entry's step, and delete the later batches and checkpoints.
 
-    They are dropped with the entry's reason.
+    The groups in `entry.lost` are dropped with the entry's reason.
     """
 
-    def make(db: Connection) -> None:
+    def apply(db: Connection) -> None:
         db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
         db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
         for group_id in entry.lost:
@@ -245,7 +251,7 @@ def abandoned(entry: LogEntry) -> Change:
         put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
         put_entry(db, entry)
 
-    return Change("abandon", make)
+    return Change("abandon", apply)
 
 
 def published(version: int, step: int) -> Change:
@@ -305,6 +311,10 @@ def put_group(db: Connection, group: PooledGroup) -> None:
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
+    """Store the group of a task, and move its members into it.
+
+    The calls of a group that is not pooled are deleted.
+    """
     put_group(db, group)
     for sample in members:
         row = (group.group_id, sample.index, sample.owner)

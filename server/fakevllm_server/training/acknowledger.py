@@ -1,4 +1,4 @@
-"""Decide on a request once, write the decision to the journal, and only then acknowledge it."""
+"""Process each request once: decide, write the change to the journal, and then acknowledge."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from fakevllm_server.journal.writer import Change
 Reply = TypeVar("Reply", bound=BaseModel)
 
 Decision = tuple[Reply, Callable[[Submission], Change] | None]
-"""A reply, and a function that makes the change it acknowledges; None if nothing changes."""
+"""A reply, and a function that returns the change to write before the reply is sent. The function
+is None if there is no change."""
 
 
 class Acknowledger:
-    """Gives a repeated request the reply to the first one."""
+    """Processes each request once, and answers a repeated request with the first reply."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -42,8 +43,9 @@ class Acknowledger:
     ) -> Reply:
         """Return the reply to an equal earlier request, or decide now and wait for the disk.
 
-        Pass `is_new` if what the request ends is still open, so that no earlier reply can exist.
-        Raises IdempotencyConflict, JournalError.
+        Pass `is_new` if the episode that the request ends is still open, because then no earlier
+        reply can exist. Raises IdempotencyConflict if the key was used with another body, and
+        JournalError if the change is not written in time.
         """
         body_hash = hash_of(request)
         known = None if is_new else await self._find(key, body_hash, reply_type)

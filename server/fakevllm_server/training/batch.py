@@ -1,4 +1,4 @@
-"""Turn finished groups into the calls that a step trains on, each with advantage and weight.
+"""Convert finished groups to the calls that a step trains on, each with advantage and weight.
 
 The functions are pure. For control `shuffled`, the job's seed decides how rewards are shuffled.
 """
@@ -20,18 +20,18 @@ from fakevllm_server.run.coverage import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
-TEACHES_TIES = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+TRAINS_TIED_GROUPS = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
 """Algorithms whose advantages are not 0 for a group with equal rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """The batch of a step, with the groups and metrics that it came from."""
+    """The batch of a step, with its groups and metrics."""
 
     batch: Batch
     trained: list[TrainedGroup]
-    """Every group of the step. `siblings` lists those in the loss: none for control `frozen`, and
-    none for a tied group if only rewards produce a gradient."""
+    """Every group of the step. Its field `siblings` lists the siblings in the loss. The list is
+    empty for control `frozen`, and for a tied group if only rewards produce a gradient."""
     metrics: dict[str, float]
 
 
@@ -66,14 +66,14 @@ def plan_step(
 ) -> PlannedStep:
     """Compute advantages and weights, and return the step.
 
-    `penalties` has one row for each of `trainable_calls`, with what is subtracted from the reward
-    of each trained token; None subtracts nothing. Raises ValueError if the job's algorithm lacks
-    something, such as a greedy answer.
+    `penalties` has one row for each call of `trainable_calls`. A row has one number for each
+    trained token, which is subtracted from the token's reward. None subtracts nothing. Raises
+    ValueError if the groups lack something that the job's algorithm needs, such as a greedy answer.
     """
     rows = None if penalties is None else iter(penalties)
     entries = [
-        list(_entries(f"{job.seed} {step} {place}", group, job, rows))
-        for place, group in enumerate(groups)
+        list(_entries(f"{job.seed} {step} {position}", group, job, rows))
+        for position, group in enumerate(groups)
     ]
     pairs = zip(groups, entries, strict=True)
     outcomes = [entry.outcome for group, own in pairs if not group.is_sample for entry in own]
@@ -109,9 +109,9 @@ def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> T
 def with_excluded_counts(
     metrics: Mapping[str, float], excluded: Mapping[str, int]
 ) -> dict[str, float]:
-    """Add the pool's counts of what it kept out of the step.
+    """Return the metrics of a step with the pool's counts of excluded groups and calls.
 
-    Groups that the pool dropped as tied count in the rate of ties.
+    Groups that the pool dropped as tied are included in `tie_rate`.
     """
     tied_before = excluded.get("tied_groups", 0)
     num_groups = metrics["groups"] + tied_before
@@ -132,13 +132,15 @@ def _advantages(
 def _has_gradient(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
     """Return whether the group belongs in the loss.
 
-    KL and entropy pull on every call, also of a tied group, and some algorithms give tied groups an
-    advantage. A feedback sample has nothing to be shuffled with, so a control run leaves it out.
+    KL and entropy terms have a gradient for every call, even in a tied group. Some algorithms give
+    tied groups an advantage. Control runs exclude feedback samples, because a feedback sample has
+    no other rewards to shuffle with.
     """
     if group.is_sample:
         return job.control == "none"
-    pulls = job.kl_loss_coef > 0 or job.entropy_coeff > 0 or job.algorithm in TEACHES_TIES
-    return job.control != "frozen" and (pulls or not is_tied(scores))
+    has_regularizer = job.kl_loss_coef > 0 or job.entropy_coeff > 0
+    trains_ties = has_regularizer or job.algorithm in TRAINS_TIED_GROUPS
+    return job.control != "frozen" and (trains_ties or not is_tied(scores))
 
 
 def _entries(
@@ -147,9 +149,9 @@ def _entries(
     job: TrainJob,
     penalties: Iterator[Sequence[float]] | None,
 ) -> Iterator[_Entry]:
-    """Yield the scored episodes of a group.
+    """Yield the scored episodes of a group, including episodes without trainable calls.
 
-    Calls that do not train still count in the group's baseline, through their episode's reward.
+    Their rewards count in the group's baseline.
     """
     rewards = shaped_rewards(group, job)
     if job.control == "shuffled":
@@ -196,15 +198,15 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
     A call with advantage 0 stays, because it counts in the mean of the loss.
     """
-    at = 0
+    start = 0
     for call in calls:
-        own = advantages[at : at + call.num_trained]
-        at += len(own)
+        own = advantages[start : start + call.num_trained]
+        start += len(own)
         yield replace(call, advantage=_compact(own))
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all are equal, as with most algorithms."""
+    """Return a single number if all advantages are equal, as with most algorithms."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)
@@ -237,15 +239,18 @@ def _metrics(
 
 
 def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
-    """Return the lengths of all calls, trained or not; each turn of a conversation is one call."""
+    """Return metrics of the lengths of all calls, including calls that are not trained.
+
+    Each turn of a conversation is one call.
+    """
     calls = [call for group in groups for episode in group.episodes for call in episode.calls]
     if not calls:
         return {}
-    cut = _mean([call.finish_reason == "length" for call in calls])
+    clip_ratio = _mean([call.finish_reason == "length" for call in calls])
     return (
         _spread("prompt_length", [len(call.prompt_ids) for call in calls])
         | _spread("response_length", [len(call.response_ids) for call in calls])
-        | {"response_length_clip_ratio": cut}
+        | {"response_length_clip_ratio": clip_ratio}
     )
 
 

@@ -16,7 +16,8 @@ from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.types.calls import FinishedGroup
 
 MAX_TOKENS = 1_000_000
-"""Tokens of a step that may be read as text. The step is not recorded before all are read."""
+"""Maximum number of tokens per step that are compared as text. The step is recorded only after the
+comparison."""
 
 
 def branch_metrics(
@@ -28,13 +29,13 @@ def branch_metrics(
     call is later than another. Without a vocabulary, causes that need text are `unknown`. Calls
     beyond MAX_TOKENS are `not_read`.
     """
-    found = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
+    causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.
-    found += find_causes(_turn_pairs(groups), vocabulary, MAX_TOKENS)[1::2]
-    later = [cause for cause in found if cause is not Cause.FIRST]
-    branched = sum(cause is not Cause.EXTENDS for cause in later)
-    rate = {"branch_rate": branched / len(later)} if later else {}
-    return {**drift_metrics(found), **rate}
+    causes += find_causes(_turn_pairs(groups), vocabulary, MAX_TOKENS)[1::2]
+    later = [cause for cause in causes if cause is not Cause.FIRST]
+    num_branched = sum(cause is not Cause.EXTENDS for cause in later)
+    rate = {"branch_rate": num_branched / len(later)} if later else {}
+    return {**drift_metrics(causes), **rate}
 
 
 def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
@@ -48,7 +49,7 @@ def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
 
 
 def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """Return pairs: the call that was served before, and the group's own first call."""
+    """Return two calls per group: the call of the turn before, and the group's own first call."""
     pairs: list[SessionCall] = []
     for group in groups:
         own = [call for episode in group.episodes for call in episode.calls]

@@ -10,17 +10,17 @@ _DEFAULT_TEMPERATURE = TrainJob().temperature
 
 
 def with_job_sampling(body: Json, job: TrainJob) -> Json:
-    """Return the body with the job's temperature and limit of the answer's length.
+    """Return the request body with the job's temperature and token limit.
 
-    The client's own temperature wins; its length is capped by the job's. A job with the default
-    temperature of 1 leaves the temperature to the engine's own default. If the job adds nothing,
-    the same object is returned.
+    A temperature in the body takes precedence. A token limit in the body is capped by the job's
+    `max_response_length_in_one_turn`. If the job has the default temperature of 1, the engine's own
+    default applies. If the job adds nothing, the same object is returned.
 
     >>> with_job_sampling({"prompt": "Hi"}, TrainJob(temperature=0.9))
     {'prompt': 'Hi', 'temperature': 0.9}
     """
-    most = job.max_response_length_in_one_turn
-    body = body if most is None else cap_new_tokens(body, most)
+    limit = job.max_response_length_in_one_turn
+    body = body if limit is None else cap_new_tokens(body, limit)
     if job.temperature == _DEFAULT_TEMPERATURE or body.get("temperature") is not None:
         return body
     return {**body, "temperature": job.temperature}

@@ -66,7 +66,7 @@ async def run(
     """Also where nothing is kept that can be forgotten."""
     if request.param:
         monkeypatch.setattr(retention, "KEEP_NEWEST", 0)
-        monkeypatch.setattr(retention, "EVERY", 1)
+        monkeypatch.setattr(retention, "CHANGES_PER_ROUND", 1)
     monkeypatch.setattr(checkpointing, "KEEP", 2)
     found = Run(tmp_path / "run")
     await found.life.boot_trainer()

@@ -26,7 +26,7 @@ async def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     """All of an hour ago and more, but the newest few."""
     monkeypatch.setattr(retention, "KEEP_NEWEST", KEPT)
     monkeypatch.setattr(retention, "KEEP_REPLIES_S", -1.0)
-    monkeypatch.setattr(retention, "EVERY", 1)
+    monkeypatch.setattr(retention, "CHANGES_PER_ROUND", 1)
     monkeypatch.setattr(checkpointing, "KEEP", 1)
     found = Lives(tmp_path / "run")
     found.next(save_freq=1)
@@ -174,7 +174,7 @@ async def test_what_waits_is_not_forgotten(lives: Lives) -> None:
 async def test_a_group_that_waits_does_not_hold_up_those_behind_it(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "PIECE", 2)
+    monkeypatch.setattr(retention, "ROWS_PER_ROUND", 2)
     for number in range(5):
         await lives.add_sample(f"kept for ever {number}")
     await pass_by(lives, 10 * KEPT)
@@ -185,8 +185,8 @@ async def test_a_rush_is_forgotten_as_fast_as_it_comes(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though all of it is written in one transaction."""
-    monkeypatch.setattr(retention, "EVERY", 10)
-    monkeypatch.setattr(retention, "PIECE", 20)
+    monkeypatch.setattr(retention, "CHANGES_PER_ROUND", 10)
+    monkeypatch.setattr(retention, "ROWS_PER_ROUND", 20)
     uuids = [(await lives.claimed(kind="eval")).uuid for _ in range(100)]
     for rush in uuids[:50], uuids[50:]:
         held = Held(lives.now.journal)
