@@ -79,8 +79,10 @@ class SessionTree:
     def history_of(
         self, body: Json, prompt: str, scope: str
     ) -> tuple[MessageHistory, PromptHash | None]:
-        """Return the history of a body in the upstream's format, and the hash of its prompt or
-        None. `prompt` is used if the body has no messages.
+        """Return the message history of a request body, and the hash of its prompt.
+
+        The body is in the upstream's format. If it has messages, the history is made from them, and
+        the hash is None. Otherwise `prompt` is used; the hash is None if the prompt is empty.
         """
         messages: object = body.get("messages")
         if isinstance(messages, list):

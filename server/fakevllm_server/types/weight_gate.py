@@ -78,9 +78,10 @@ class WeightGate:
     ) -> AsyncGenerator[None]:
         """Close the gate while the block changes the weights to `version`.
 
-        The block starts when no call runs, or after `bound_s` seconds, and when `prepare` has
-        finished. If waiting or `prepare` fails, the weights and the gate are as before. If the
-        block fails, the gate stays closed, because the engine's weights are unknown.
+        The gate first waits until no call is running, but at most `bound_s` seconds. Then it awaits
+        `prepare`, and then the block starts. If the wait or `prepare` fails, the weights and the
+        gate are as before. If the block fails, the gate stays closed, because the engine's weights
+        are unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()
