@@ -18,7 +18,7 @@ from pathlib import Path
 from crash import wrong_orders
 from crash.client import Ack, Client
 from crash.lineage_backend import FAR, POISON, LineageBackend
-from swarm_server.journal.disks import Disk
+from swarm_server.journal.disk_faults import Disk
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
@@ -153,7 +153,7 @@ async def _play_episodes(client: Client) -> None:
     await client.episode("first", "task of three", 1.0)
     await client.abort_episode("aborted")
     await client.episode("after abort", "task of three", 0.0)
-    await client.let_claim_expire("lapsed")
+    await client.let_claim_expire("expired")
     await client.episode("after let_claim_expire", "task of three", 0.0)
     await client.until_task_ended("task of three", 3)
     await client.episode("eval", "eval task", 0.5, kind="eval")

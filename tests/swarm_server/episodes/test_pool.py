@@ -31,7 +31,7 @@ def test_ending_a_group_again_pools_nothing_more() -> None:
     assert pool.num_finished == 1
 
 
-def test_a_late_call_of_an_ended_group_opens_nothing() -> None:
+def test_a_late_call_of_an_ended_group_opens_no_group() -> None:
     pool = pool_of()
     captured(pool, "g")
     pool.end_group("g", [1.0, 0.0], step=1)
@@ -43,7 +43,7 @@ def test_a_late_call_of_an_ended_group_opens_nothing() -> None:
     ("rewards", "reason"),
     [([None, 1.0], "fewer_than_two_rewards"), ([None, None], "fewer_than_two_rewards")],
 )
-def test_a_group_that_cannot_compare_is_not_pooled(
+def test_a_group_with_fewer_than_two_rewards_is_not_pooled(
     rewards: list[float | None], reason: str
 ) -> None:
     pool = pool_of()
@@ -52,7 +52,7 @@ def test_a_group_that_cannot_compare_is_not_pooled(
     assert reply.success and not reply.pooled and reply.failure_reason == reason
 
 
-def test_a_group_without_any_trainable_call_says_why() -> None:
+def test_a_group_without_a_trainable_call_is_refused_with_the_reason() -> None:
     pool = pool_of()
     for index in range(2):
         pool.add_call(SiblingRef("g", index), call(untrainable="missing_logprob"), now=0.0)
@@ -60,7 +60,7 @@ def test_a_group_without_any_trainable_call_says_why() -> None:
     assert reply.failure_reason == "no_trainable_call: missing_logprob"
 
 
-def test_a_group_without_a_greedy_answer_is_not_pooled_where_one_is_needed() -> None:
+def test_a_group_without_a_greedy_answer_is_not_pooled_if_the_algorithm_needs_one() -> None:
     pool = pool_of(num_repeat=2, algorithm="remax")
     captured(pool, "g")
     reply = pool.end_group("g", [1.0, 0.0], step=1)
@@ -84,7 +84,7 @@ def test_after_the_last_step_groups_are_answered_and_not_pooled() -> None:
     assert len(reply.calls) == 2 and pool.num_finished == 0
 
 
-def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
+def test_an_unknown_group_and_a_refused_id_fail_with_a_reason() -> None:
     pool = Pool(TrainJob(), {"old": "stale"}.get)
     assert pool.end_group("never seen", [1.0, 0.0], step=1).failure_reason == "unknown_group"
     captured(pool, "old")
@@ -92,7 +92,7 @@ def test_an_unknown_group_and_a_refused_id_fail_by_name() -> None:
     assert not reply.success and reply.failure_reason == "stale"
 
 
-def test_an_aborted_group_is_gone_for_good() -> None:
+def test_an_aborted_group_cannot_be_ended() -> None:
     pool = pool_of()
     captured(pool, "g")
     pool.abort_group("g")
@@ -101,7 +101,7 @@ def test_an_aborted_group_is_gone_for_good() -> None:
     assert pool.num_finished == 0
 
 
-def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
+def test_num_repeat_episodes_of_a_task_form_a_group() -> None:
     pool = pool_of(num_repeat=2)
     assert pool.add_episode("t", 1.0, [call(), call()], "one") is None
     assert pool.num_finished == 0
@@ -114,7 +114,7 @@ def test_episodes_of_a_task_make_a_group_when_there_are_enough() -> None:
 
 
 @pytest.mark.parametrize(("name", "bound"), [("MAX_OPEN_GROUPS", 2), ("MAX_OPEN_TOKENS", 10)])
-def test_open_groups_are_bounded_and_what_falls_out_is_counted(
+def test_open_groups_are_limited_and_the_oldest_is_dropped(
     monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
     """A call has five tokens."""
@@ -128,7 +128,7 @@ def test_open_groups_are_bounded_and_what_falls_out_is_counted(
 
 
 @pytest.mark.parametrize(("name", "bound"), [("MAX_FINISHED_GROUPS", 2), ("MAX_TOKENS", 20)])
-def test_what_waits_is_bounded_by_groups_and_tokens_and_what_falls_out_is_told(
+def test_finished_groups_are_limited_and_the_oldest_is_dropped(
     monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
     """A group of two calls has ten tokens."""
@@ -142,7 +142,7 @@ def test_what_waits_is_bounded_by_groups_and_tokens_and_what_falls_out_is_told(
     assert taken.dropped == {"a": "pool_full"}
 
 
-def test_of_a_full_pool_the_group_of_the_oldest_weights_goes_first(
+def test_a_full_pool_drops_the_group_with_the_oldest_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(finished_groups, "MAX_FINISHED_GROUPS", 2)
@@ -155,14 +155,14 @@ def test_of_a_full_pool_the_group_of_the_oldest_weights_goes_first(
     assert pool.waiting["tokens"] == 0
 
 
-def test_every_completion_of_a_task_is_a_group_of_its_own() -> None:
+def test_each_completion_of_a_task_forms_a_new_group() -> None:
     pool = pool_of(num_repeat=2)
     for at, reward in enumerate((1.0, 0.0, 1.0, 0.0)):
         pool.add_episode("t", reward, [call()], f"claim {at}")
     assert pool.num_finished == 2
 
 
-def test_a_call_that_outlives_its_episode_changes_nothing() -> None:
+def test_a_call_after_the_end_of_its_episode_is_not_trained() -> None:
     pool = pool_of(num_repeat=2)
     calls = [call()]
     pool.add_episode("t", 1.0, calls, "one")
@@ -172,7 +172,7 @@ def test_a_call_that_outlives_its_episode_changes_nothing() -> None:
     assert [len(episode.calls) for episode in group.episodes] == [1, 1]
 
 
-def test_a_task_without_any_trainable_call_is_dropped_by_name() -> None:
+def test_a_task_without_a_trainable_call_is_dropped_with_the_reason() -> None:
     pool = pool_of(num_repeat=2)
     for at in range(2):
         pool.add_episode("t", float(at), [call(untrainable="temperature 0")], f"claim {at}")
@@ -180,7 +180,7 @@ def test_a_task_without_any_trainable_call_is_dropped_by_name() -> None:
     assert pool.take(version=0).dropped == {"task:t#claim 1": reason}
 
 
-def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> None:
+def test_an_open_group_without_a_call_for_an_hour_is_dropped() -> None:
     pool = pool_of()
     captured(pool, "left", now=0.0)
     captured(pool, "busy", now=0.0)
@@ -191,7 +191,7 @@ def test_open_groups_that_nobody_ends_age_out_after_an_hour_without_a_call() -> 
     assert pool.take(version=0).dropped == {"left": "never_ended"}
 
 
-def test_an_id_that_is_forgotten_here_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_id_that_is_no_longer_in_memory_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ended_group_ids, "MAX_REMEMBERED", 1)
     pool = Pool(TrainJob(batch_size=1), {"a": "already_trained"}.get)
     for name in "ab":

@@ -23,7 +23,7 @@ def test_a_claimed_episode_is_found_by_its_key_and_keeps_its_calls() -> None:
     assert episodes.find_by_key(episode.key) is None
 
 
-def test_a_claim_that_ran_out_is_told_so_and_its_episode_goes_to_the_next() -> None:
+def test_ending_an_expired_claim_is_refused_and_the_next_claim_gets_its_episode() -> None:
     episodes = EpisodeRegistry()
     first = episodes.claim("me", "train", 10.0, now=0.0)
     assert episodes.sweep(now=11.0) == [first]
@@ -46,7 +46,7 @@ def test_an_unknown_episode_is_refused_with_the_protocol_text() -> None:
     assert refused.value.status == 400
 
 
-def test_a_foreign_end_changes_nothing() -> None:
+def test_another_client_cannot_end_an_episode() -> None:
     episodes = EpisodeRegistry()
     episode = episodes.claim("me", "train", 60.0, now=0.0)
     with pytest.raises(
@@ -57,7 +57,7 @@ def test_a_foreign_end_changes_nothing() -> None:
     assert episodes.find(episode.uuid) is episode
 
 
-def test_a_foreign_abort_changes_nothing() -> None:
+def test_another_client_cannot_abort_an_episode() -> None:
     episodes = EpisodeRegistry()
     episode = episodes.claim("me", "train", 60.0, now=0.0)
     episodes.abort(episode.uuid, "you")
@@ -66,7 +66,7 @@ def test_a_foreign_abort_changes_nothing() -> None:
     assert episodes.num_claimed == 0
 
 
-def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
+def test_an_idle_episode_expires_but_an_episode_with_a_running_call_does_not() -> None:
     episodes = EpisodeRegistry()
     idle = episodes.claim("me", "train", 10.0, now=0.0)
     busy = episodes.claim("me", "train", 10.0, now=0.0)
@@ -77,7 +77,7 @@ def test_an_idle_episode_is_swept_but_not_one_with_a_call_in_flight() -> None:
     assert episodes.sweep(now=31.0) == [busy]
 
 
-def test_only_so_many_may_be_claimed_at_once() -> None:
+def test_the_number_of_claimed_episodes_is_limited() -> None:
     episodes = EpisodeRegistry()
     assert episodes.can_claim(1)
     episodes.claim("me", "eval", 10.0, now=0.0)
@@ -85,7 +85,7 @@ def test_only_so_many_may_be_claimed_at_once() -> None:
     assert episodes.num_training == 0
 
 
-def test_a_claim_asked_for_again_is_the_same_for_whom_it_is_and_while_it_stands() -> None:
+def test_a_repeated_claim_returns_the_same_episode_to_its_client_while_it_is_valid() -> None:
     episodes, once = EpisodeRegistry(), Idempotency("once", b"so")
     hers = episodes.claim("me", "train", 60.0, 0.0, "ann", once)
     assert episodes.find_claim("me", "ann", once) is hers
@@ -98,7 +98,7 @@ def test_a_claim_asked_for_again_is_the_same_for_whom_it_is_and_while_it_stands(
     assert episodes.find_claim("me", "ann", once) is None
 
 
-def test_an_episode_is_for_the_key_that_claimed_it() -> None:
+def test_only_the_api_key_that_claimed_an_episode_may_use_it() -> None:
     episodes = EpisodeRegistry()
     hers = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
     episodes.check_owner(hers.uuid, "ann")
@@ -108,7 +108,7 @@ def test_an_episode_is_for_the_key_that_claimed_it() -> None:
     assert refused.value.status == 404
 
 
-def test_where_no_key_is_asked_for_an_episode_is_for_everybody() -> None:
+def test_without_an_api_key_on_either_side_every_client_may_use_an_episode() -> None:
     episodes = EpisodeRegistry()
     nobodys = episodes.claim("me", "train", 60.0, now=0.0)
     hers = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
@@ -117,14 +117,14 @@ def test_where_no_key_is_asked_for_an_episode_is_for_everybody() -> None:
     episodes.check_owner("unknown", "ann")
 
 
-def test_the_next_claim_is_for_whom_it_is_made() -> None:
+def test_a_reopened_episode_belongs_to_the_owner_of_its_new_claim() -> None:
     episodes = EpisodeRegistry()
     first = episodes.claim("me", "train", 60.0, now=0.0, owner="ann")
     episodes.abort(first.uuid, "me")
     second = episodes.claim("you", "train", 60.0, now=0.0, owner="bob")
     assert second.episode_id == first.episode_id
     episodes.check_owner(second.uuid, "bob")
-    episodes.check_owner(first.uuid, "ann")  # it is gone, as its end is told
+    episodes.check_owner(first.uuid, "ann")  # an unknown claim: its end is refused elsewhere
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_the_next_claim_is_for_whom_it_is_made() -> None:
         (8, 4, 4, 4),
     ],
 )
-def test_there_are_slots_for_a_batch_of_whole_tasks(
+def test_the_claim_limit_is_a_batch_of_whole_tasks(
     batch_size: int, num_repeat: int, workers: int | None, expected: int
 ) -> None:
     job = TrainJob(batch_size=batch_size, num_repeat=num_repeat, max_env_worker=workers)

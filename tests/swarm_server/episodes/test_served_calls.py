@@ -1,4 +1,4 @@
-"""What later turns go on from is remembered, and no more of it than fits."""
+"""Served calls are remembered for the next turns of their sessions, up to a limit of tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fakevllm_server.episodes.served_calls import ServedCalls
 TEN = replace(call(), prompt_ids=list(range(8)), response_ids=[1, 2], logprobs=[-1.0, -1.0])
 
 
-def test_the_oldest_goes_where_all_would_be_too_long() -> None:
+def test_the_oldest_call_is_removed_when_the_token_limit_is_exceeded() -> None:
     served = ServedCalls(max_tokens=25)
     for name in ("a", "b", "c"):
         served.remember(name, [TEN])
     assert [served.find(name) for name in ("a", "b", "c")] == [None, TEN, TEN]
 
 
-def test_one_that_is_told_twice_counts_once() -> None:
+def test_a_call_that_is_remembered_twice_counts_once() -> None:
     served = ServedCalls(max_tokens=25)
     for name in ("a", "a", "b"):
         served.remember(name, [TEN])

@@ -22,14 +22,14 @@ def planned(rewards: list[float], **settings: object) -> PlannedStep:
     return plan_step(1, [FinishedGroup("g", episodes)], TrainJob.model_validate(settings))
 
 
-def test_a_call_of_advantage_zero_stays_in_the_mean() -> None:
+def test_a_call_with_advantage_zero_stays_in_the_mean() -> None:
     plan = planned([1.0, 0.5, 0.0])
     assert [call.advantage == 0 for call in plan.batch.calls] == [False, True, False]
     assert plan.trained[0].siblings == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("kl_loss_coef", "siblings"), [(0.0, []), (0.1, [0, 1])])
-def test_a_tied_group_is_in_the_loss_only_where_the_kl_term_is(
+def test_a_tied_group_is_in_the_loss_only_with_a_kl_term(
     kl_loss_coef: float, siblings: list[int]
 ) -> None:
     plan = planned([1.0, 1.0], kl_loss_coef=kl_loss_coef)
@@ -37,12 +37,12 @@ def test_a_tied_group_is_in_the_loss_only_where_the_kl_term_is(
     assert [call.advantage for call in plan.batch.calls] == [0.0] * len(siblings)
 
 
-def test_nothing_of_a_frozen_run_is_in_a_loss() -> None:
+def test_a_frozen_run_has_no_call_in_the_loss() -> None:
     plan = planned([1.0, 0.0], control="frozen", kl_loss_coef=0.1)
     assert (plan.batch.calls, plan.trained[0].siblings) == ([], [])
 
 
-def test_calls_of_an_episode_are_one_unit_of_the_loss_or_several() -> None:
+def test_loss_unit_decides_whether_calls_of_an_episode_are_one_unit() -> None:
     episodes = [ScoredEpisode(index, float(index), [call(), call()]) for index in range(2)]
     group = FinishedGroup("g", episodes)
     for loss_unit, num_units, weight in (("episode", 2, 0.5), ("call", 4, 1.0)):
@@ -52,11 +52,11 @@ def test_calls_of_an_episode_are_one_unit_of_the_loss_or_several() -> None:
         assert {call.weight for call in calls} == {weight}
 
 
-def test_an_algorithm_that_compares_with_the_whole_step_trains_tied_groups_too() -> None:
+def test_an_algorithm_with_a_baseline_of_the_whole_step_trains_tied_groups() -> None:
     assert planned([1.0, 1.0], algorithm="reinforce_plus_plus").trained[0].siblings == [0, 1]
 
 
-def test_remax_trains_what_differs_from_the_greedy_answer_and_no_ties() -> None:
+def test_remax_trains_answers_whose_rewards_differ_from_the_greedy_answers() -> None:
     greedy = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
     for sampled, siblings in ((1.0, [1]), (0.5, [])):
         episodes = [ScoredEpisode(0, 0.5, [greedy]), ScoredEpisode(1, sampled, [call()])]
@@ -66,16 +66,16 @@ def test_remax_trains_what_differs_from_the_greedy_answer_and_no_ties() -> None:
         assert [call.advantage for call in plan.batch.calls] == [0.5] * len(siblings)
 
 
-def test_each_siblings_advantage_is_told_with_the_group() -> None:
+def test_the_advantage_of_each_sibling_is_reported_with_the_group() -> None:
     plan = planned([1.0, 0.0, 1.0, 0.0])
     (trained,) = plan.trained
-    of_call = [call.advantage for call in plan.batch.calls]
+    advantages = [call.advantage for call in plan.batch.calls]
     assert trained.siblings == [0, 1, 2, 3]
-    assert trained.advantages == of_call
+    assert trained.advantages == advantages
     assert planned([1.0, 1.0]).trained[0].advantages == []
 
 
-def test_a_step_tells_the_spread_of_rewards_advantages_and_lengths() -> None:
+def test_a_step_reports_the_spread_of_rewards_advantages_and_lengths() -> None:
     metrics = planned([1.0, 0.0, 0.5]).metrics
     assert (metrics["reward_min"], metrics["reward_mean"], metrics["reward_max"]) == (0, 0.5, 1)
     assert metrics["advantage_min"] == -metrics["advantage_max"] < 0
@@ -97,7 +97,7 @@ def advantages_of(plan: PlannedStep) -> list[float]:
 MASKED = call(untrainable="missing_logprob", ids=(9, 9, 9))
 
 
-def test_a_discount_counts_the_tokens_of_an_episode_call_after_call() -> None:
+def test_a_discount_applies_to_the_tokens_of_an_episode_across_calls() -> None:
     groups = [
         group_of((1.0, [call(ids=(5, 6)), MASKED, call(ids=(7,))]), (0.0, [call(ids=(8,))])),
     ]
@@ -116,15 +116,15 @@ def test_a_discount_counts_the_tokens_of_an_episode_call_after_call() -> None:
     assert len(set(expected[0])) == 3
 
 
-def test_an_advantage_that_all_tokens_share_is_one_number() -> None:
+def test_an_advantage_that_is_equal_for_all_tokens_is_one_number() -> None:
     calls = planned([1.0, 0.0], algorithm="reinforce_plus_plus").batch.calls
     assert [type(call.advantage) for call in calls] == [float, float]
     discounted = planned([1.0, 0.0], algorithm="reinforce_plus_plus", gamma=0.9).batch.calls
     assert [type(call.advantage) for call in discounted] == [list, float]
 
 
-def test_penalties_of_tokens_are_taken_from_the_reward_their_group_is_compared_by() -> None:
-    """Nothing is asked for a call that does not train."""
+def test_penalties_of_tokens_are_subtracted_from_rewards_before_the_comparison() -> None:
+    """A call that is not trained has no penalties."""
     groups = [
         group_of((1.0, [call(ids=(5, 6)), MASKED]), (1.0, [call(ids=(7,)), call(ids=(8,))])),
     ]
@@ -135,13 +135,13 @@ def test_penalties_of_tokens_are_taken_from_the_reward_their_group_is_compared_b
 
     assert advantages_of(plan) == pytest.approx([-0.75, -0.75, 0.75, 0.75])
     assert plan.metrics["reward_kl_penalty"] == pytest.approx(0.0)
-    assert plan.metrics["groups_with_signal"] == 0, "that is what rewards tell"
+    assert plan.metrics["groups_with_signal"] == 0, "the rewards alone are tied"
     assert plan.trained[0].siblings == [0, 1]
     lopsided = plan_step(1, groups, job, [[0.25, 0.35], [0.3], [0.6]])
     assert lopsided.metrics["reward_kl_penalty"] == pytest.approx(4.0)
 
 
-def test_overlong_answers_pay_before_anything_is_compared() -> None:
+def test_overlong_penalties_are_subtracted_before_the_comparison() -> None:
     long, longer = call(ids=(1, 2, 3)), call(ids=(1, 2, 3, 4))
     groups = [group_of((1.0, [call()]), (1.0, [call(), long]), (1.0, [longer]), name="g")]
     settings = {"max_response_length": 4, "overlong_buffer_len": 2, "overlong_penalty_factor": 0.5}
@@ -157,8 +157,8 @@ def test_overlong_answers_pay_before_anything_is_compared() -> None:
     assert "overlong" not in plan_step(1, groups, TrainJob()).metrics
 
 
-def test_where_rewards_are_shuffled_an_answers_length_teaches_nothing_either() -> None:
-    """The penalty goes with the reward it was taken from."""
+def test_shuffled_rewards_include_the_overlong_penalties() -> None:
+    """A penalty is shuffled together with the reward that it was subtracted from."""
     groups = [
         group_of((0.0, [call(ids=(1, 2, 3, 4))]), (0.0, [call()]), name=f"g{at}")
         for at in range(200)
@@ -167,14 +167,14 @@ def test_where_rewards_are_shuffled_an_answers_length_teaches_nothing_either() -
         algorithm="rloo", control="shuffled", max_response_length=4, overlong_buffer_len=2
     )
     calls = plan_step(1, groups, job).batch.calls
-    of_long = [call.advantages[0] for call in calls if len(call.response_ids) == 4]
-    assert set(of_long) == {-1.0, 1.0}
-    assert abs(statistics.fmean(of_long)) < 0.3
+    long_advantages = [call.advantages[0] for call in calls if len(call.response_ids) == 4]
+    assert set(long_advantages) == {-1.0, 1.0}
+    assert abs(statistics.fmean(long_advantages)) < 0.3
 
 
-def test_ties_are_told_whether_they_were_in_the_step_or_kept_from_it() -> None:
+def test_tie_rate_includes_ties_that_were_kept_out_of_the_step() -> None:
     metrics = {"groups": 3.0, "groups_with_signal": 2.0}
     assert with_excluded_counts(metrics, {"stale_calls": 2})["tie_rate"] == pytest.approx(1 / 3)
-    told = with_excluded_counts(metrics, {"stale_calls": 0, "tied_groups": 5})
-    assert told["tie_rate"] == pytest.approx(6 / 8)
-    assert told["tied_groups"] == 5
+    metrics_with_counts = with_excluded_counts(metrics, {"stale_calls": 0, "tied_groups": 5})
+    assert metrics_with_counts["tie_rate"] == pytest.approx(6 / 8)
+    assert metrics_with_counts["tied_groups"] == 5

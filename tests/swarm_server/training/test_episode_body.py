@@ -1,4 +1,4 @@
-"""A call of an active client's episode is bounded by the job, and samples as it says."""
+"""Calls of an active client's episode get the job's token limit and temperature."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CHAT: Json = {"messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.mark.parametrize(
-    ("asked", "becomes"),
+    ("requested", "expected"),
     [
         ({}, {"max_tokens": 30}),
         ({"max_tokens": None}, {"max_tokens": 30}),
@@ -46,30 +46,34 @@ CHAT: Json = {"messages": [{"role": "user", "content": "hi"}]}
         ({"max_tokens": -1}, {"max_tokens": -1}),
     ],
 )
-def test_an_answer_is_no_longer_than_a_turn_may_be(asked: Json, becomes: Json) -> None:
-    assert with_job_sampling(CHAT | asked, TrainJob(**LENGTHS)) == CHAT | becomes
+def test_the_token_limit_is_capped_by_the_limit_per_turn(requested: Json, expected: Json) -> None:
+    assert with_job_sampling(CHAT | requested, TrainJob(**LENGTHS)) == CHAT | expected
 
 
 @pytest.mark.parametrize(("turn", "limit"), [(30, 16), (8, 8)])
-def test_a_completion_that_names_no_limit_has_that_of_its_format(turn: int, limit: int) -> None:
+def test_a_completion_without_a_token_limit_keeps_the_default_of_its_format(
+    turn: int, limit: int
+) -> None:
     job = TrainJob.model_validate(LENGTHS | {"max_response_length_in_one_turn": turn})
     assert with_job_sampling({"prompt": "hi"}, job) == {"prompt": "hi", "max_tokens": limit}
 
 
-def test_a_job_that_says_nothing_leaves_the_body_as_it_is() -> None:
+def test_a_job_without_sampling_settings_leaves_the_body_unchanged() -> None:
     body = CHAT | {"max_tokens": 5000}
     assert with_job_sampling(body, TrainJob()) is body
     bounded = CHAT | {"max_tokens": 3, "temperature": 0.2}
     assert with_job_sampling(bounded, TrainJob(**LENGTHS, temperature=0.9)) is bounded
 
 
-@pytest.mark.parametrize(("asked", "used"), [(None, 0.9), (0.0, 0.0), (1.0, 1.0)])
-def test_the_jobs_temperature_is_for_calls_that_name_none(asked: float | None, used: float) -> None:
-    sent = with_job_sampling(CHAT | {"temperature": asked}, TrainJob(temperature=0.9))
-    assert sent["temperature"] == used
+@pytest.mark.parametrize(("requested", "expected"), [(None, 0.9), (0.0, 0.0), (1.0, 1.0)])
+def test_the_jobs_temperature_applies_to_calls_without_one(
+    requested: float | None, expected: float
+) -> None:
+    sent = with_job_sampling(CHAT | {"temperature": requested}, TrainJob(temperature=0.9))
+    assert sent["temperature"] == expected
 
 
-async def test_the_engine_is_asked_as_the_job_says_for_episodes_alone(tmp_path: Path) -> None:
+async def test_only_calls_of_episodes_get_the_jobs_sampling_settings(tmp_path: Path) -> None:
     async with PlannedEngine(tmp_path, answers_whole, answers_whole, answers_whole) as engine:
         swarm = await start_server(tmp_path, engine)
         swarm.job = TrainJob(**LENGTHS, temperature=0.9)

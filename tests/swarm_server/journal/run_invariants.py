@@ -1,4 +1,4 @@
-"""What must hold of a run at any moment, whoever died before."""
+"""Invariants that hold at any moment of a run, also after kills and crashes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.rows import PRUNED
-from tests.swarm_server.journal.account import Account
-from tests.swarm_server.journal.lives import Life
+from tests.swarm_server.journal.client_records import ClientRecords
+from tests.swarm_server.journal.server_process import ServerProcess
 
 
-class Holds:
-    def __init__(self, life: Life, account: Account) -> None:
-        self._life = life
-        self._account = account
+class RunInvariants:
+    def __init__(self, process: ServerProcess, records: ClientRecords) -> None:
+        self._process = process
+        self._records = records
 
     def check(self) -> None:
-        found = self._life.waiting()
+        found = self._process.waiting()
         self._memory_and_file_agree(found)
         self._episodes_are_conserved(found)
         self._open_groups_have_all_their_calls(found)
-        self._what_was_acknowledged_has_come_to_something(found)
+        self._acknowledged_requests_have_an_effect(found)
         self._tasks_are_complete(found)
-        self._what_waits_is_whole(found)
-        self._nothing_is_left_over(found)
+        self._waiting_groups_have_all_their_calls(found)
+        self._no_unneeded_call_is_kept(found)
         self._each_group_was_trained_once()
-        self._every_call_of_it_was_trained()
+        self._every_call_of_a_trained_group_was_trained()
 
     def _memory_and_file_agree(self, found: reads.PendingWork) -> None:
-        intake = self._life.intake
+        intake = self._process.intake
         assert intake.pool.num_finished == len(found.groups)
         assert intake.pool.num_open == len(found.open_groups)
         assert intake.episodes.num_claimed == len(found.claimed)
@@ -38,37 +38,37 @@ class Holds:
 
     def _episodes_are_conserved(self, waiting: reads.PendingWork) -> None:
         states = self._states("SELECT episode_id, state FROM episodes")
-        account = self._account
-        claimed = {claim.episode_id for claim in account.claims.values()}
-        ended = {one.claim.episode_id for one in account.ended.values()}
+        records = self._records
+        claimed = {claim.episode_id for claim in records.claims.values()}
+        ended = {one.claim.episode_id for one in records.ended.values()}
         expected = {
             **dict.fromkeys(claimed, "claimed"),
-            **dict.fromkeys(account.open_episodes, "open"),
+            **dict.fromkeys(records.open_episodes, "open"),
             **dict.fromkeys(ended, "ended"),
         }
         assert states == expected
-        assert len(claimed) + len(account.open_episodes) + len(ended) == account.num_created
+        assert len(claimed) + len(records.open_episodes) + len(ended) == records.num_created
         found = {one.uuid: (one.key, one.kind, one.calls) for one in waiting.claimed}
         assert found == {
-            one.uuid: (one.key, one.kind, one.calls) for one in account.claims.values()
+            one.uuid: (one.key, one.kind, one.calls) for one in records.claims.values()
         }
 
     def _open_groups_have_all_their_calls(self, found: reads.PendingWork) -> None:
         assert found.open_groups == {
             name: {index: calls for index, calls in group.items() if calls}
-            for name, group in self._account.open_groups.items()
+            for name, group in self._records.open_groups.items()
         }
 
-    def _what_was_acknowledged_has_come_to_something(self, found: reads.PendingWork) -> None:
+    def _acknowledged_requests_have_an_effect(self, found: reads.PendingWork) -> None:
         states = self._states("SELECT group_id, state || COALESCE(':' || reason, '') FROM groups")
         going = {"pooled", "planned", "consumed", "dropped:lost_with_checkpoint"}
-        for name in self._account.ended_groups:
+        for name in self._records.ended_groups:
             assert states.get(name) in going
-        for name in self._account.aborted_groups:
+        for name in self._records.aborted_groups:
             assert states.get(name) == "dropped:aborted"
         samples = self._states("SELECT owner, group_id FROM samples")
         waiting = {sample.owner: calls for sample, calls in found.samples}
-        for uuid, one in self._account.ended.items():
+        for uuid, one in self._records.ended.items():
             group_id = samples[uuid]
             if one.claim.kind == "eval":
                 assert states[group_id] == "eval"
@@ -79,57 +79,56 @@ class Holds:
         assert waiting == {}
 
     def _tasks_are_complete(self, found: reads.PendingWork) -> None:
-        num_repeat = self._life.job.num_repeat
+        num_repeat = self._process.job.num_repeat
         waiting = Counter(sample.task_id for sample, _ in found.samples)
         assert all(num < num_repeat for num in waiting.values())
-        for name, owners in self._life.journal.read(_owners).items():
-            ended = [self._account.ended[owner] for owner in owners if owner in self._account.ended]
-            is_left = frozenset(owners) in self._account.left
+        for name, owners in self._process.journal.read(_owners).items():
+            ended = [self._records.ended[owner] for owner in owners if owner in self._records.ended]
+            is_left = frozenset(owners) in self._records.partial_tasks
             assert is_left or not name.startswith("task:") or len(ended) == num_repeat
             assert len({one.task_id for one in ended}) <= 1
 
-    def _what_waits_is_whole(self, found: reads.PendingWork) -> None:
-        batches = self._life.journal.read(reads.planned_batches, [])
+    def _waiting_groups_have_all_their_calls(self, found: reads.PendingWork) -> None:
+        batches = self._process.journal.read(reads.planned_batches, [])
         for group in [*found.groups, *(one for batch in batches for one in batch.groups)]:
             assert group.episodes
             for episode in group.episodes:
-                assert list(episode.calls) == self._account.calls_of(episode.owner)
+                assert list(episode.calls) == self._records.calls_of(episode.owner)
 
-    def _nothing_is_left_over(self, found: reads.PendingWork) -> None:
-        """Of calls that nobody can need again."""
+    def _no_unneeded_call_is_kept(self, found: reads.PendingWork) -> None:
         needed = {claim.uuid for claim in found.claimed}
         needed |= {sample.owner for sample, _ in found.samples}
         for name, group in found.open_groups.items():
             needed |= {SiblingRef(name, index).episode_id for index in group}
-        needed |= set(self._states(_NEEDED, self._life.journal.read(reads.meta, PRUNED) or 0))
+        needed |= set(self._states(_NEEDED, self._process.journal.read(reads.meta, PRUNED) or 0))
         assert set(self._states("SELECT owner, COUNT(*) FROM calls GROUP BY owner")) <= needed
 
     def _each_group_was_trained_once(self) -> None:
-        """Each group once, whole, and in the order it was planned."""
-        weights = self._life.trainer.weights
-        told = self._life.journal.read(_done)
+        """Check that each group was trained once, and in the planned order."""
+        weights = self._process.trainer.weights
+        told = self._process.journal.read(_done)
         trained = [list(dict.fromkeys(name for name, _ in calls)) for calls in weights]
         assert trained == told
         names = [name for step in trained for name in step]
         assert len(names) == len(set(names))
         consumed = self._states("SELECT group_id, state FROM groups WHERE state = 'consumed'")
         assert set(consumed) == set(names)
-        assert self._life.log.last_step == len(told)
+        assert self._process.log.last_step == len(told)
 
-    def _every_call_of_it_was_trained(self) -> None:
-        owners = self._life.journal.read(_owners)
-        for calls in self._life.trainer.weights:
+    def _every_call_of_a_trained_group_was_trained(self) -> None:
+        owners = self._process.journal.read(_owners)
+        for calls in self._process.trainer.weights:
             expected = Counter(
                 (name, tuple(one.response_ids))
                 for name in {name for name, _ in calls}
                 for owner in owners[name]
-                for one in self._account.calls_of(owner)
+                for one in self._records.calls_of(owner)
             )
             assert Counter((name, tuple(ids)) for name, ids in calls) == expected
 
     def _states(self, query: str, *values: Any) -> dict[str, Any]:
-        assert self._life.journal.drain()
-        rows = self._life.journal.read(lambda db: db.exec_driver_sql(query, values).all())
+        assert self._process.journal.drain()
+        rows = self._process.journal.read(lambda db: db.exec_driver_sql(query, values).all())
         return {name: state for name, state in rows}
 
 

@@ -1,5 +1,7 @@
-"""Lives of a server without HTTP: what it holds of a run directory, its steps, and a trainer whose
-weights are the list of all it was trained on."""
+"""A server process without HTTP: its run directory, its steps, and a trainer for tests.
+
+The trainer's weights are the list of the calls that it was trained on.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +24,33 @@ from fakevllm_server.training.intake import Intake
 from fakevllm_server.training.step import StepRunner
 from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 
-# An entropy bonus pulls on every call, so that no group is left out of a batch.
+# The entropy bonus has a gradient for every call, so that no group is left out of a batch.
 JOB = TrainJob(num_repeat=2, batch_size=1, entropy_coeff=0.1, save_freq=2, max_staleness=1000)
 
 Trained = list[list[tuple[str, list[int]]]]
-"""Of each step, in order: group id and answer of each call."""
+"""The group id and response ids of each call, for each step in order."""
 
 
-class Remembers:
-    """A trainer that can be asked what its weights are made of."""
+class RecordingTrainer:
+    """A trainer that records the calls that its weights were trained on."""
 
     def __init__(self) -> None:
         self.weights: Trained = []
-        self.before: Callable[[], object] = lambda: None
-        self.after: Callable[[], object] = lambda: None
+        self.before_step: Callable[[], object] = lambda: None
+        self.after_step: Callable[[], object] = lambda: None
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        self.before()
+        self.before_step()
         self.weights.append([(call.group_id, list(call.response_ids)) for call in batch.calls])
-        self.after()
+        self.after_step()
         return {"loss": 0.0}
 
     async def save(self, folder: Path) -> None:
         (folder / "weights.json").write_text(json.dumps(self.weights))
 
     async def restore(self, folder: Path) -> None:
-        found = json.loads((folder / "weights.json").read_text())
-        self.weights = [[(name, ids) for name, ids in step] for step in found]
+        saved = json.loads((folder / "weights.json").read_text())
+        self.weights = [[(name, ids) for name, ids in step] for step in saved]
 
     async def boot(self, job: TrainJob) -> None:
         self.weights = []
@@ -69,7 +71,9 @@ class Remembers:
         return ""
 
 
-class Life:
+class ServerProcess:
+    """The parts of a server that use the run directory, driven without a training loop."""
+
     def __init__(self, folder: Path, job: TrainJob = JOB) -> None:
         self.folder, self.job = folder, job
         folder.mkdir(exist_ok=True)
@@ -79,14 +83,14 @@ class Life:
             self.log = RunLog(self.journal)
             self.intake = Intake(self.journal, self.log, self.engine)
             self.intake.resume(job, time.monotonic())
-        self.trainer = Remembers()
+        self.trainer = RecordingTrainer()
         self.checkpointer = Checkpointer(
             self.trainer, CheckpointFolders(folder / "checkpoints"), self.journal, job.save_freq
         )
         self.steps = self._new_steps()
 
     async def boot_trainer(self) -> None:
-        """As a loop does with a trainer that is new."""
+        """Restore the newest checkpoint, as the training loop does with a new trainer."""
         await self.trainer.boot(self.job)
         self.steps = self._new_steps()
         saved = await self.checkpointer.restore()
@@ -99,7 +103,7 @@ class Life:
         self.steps.resume(batches)
 
     async def step(self) -> bool:
-        """As a loop does where a step is due; whether one was made."""
+        """Make a step if one is due, as the training loop does; return whether one was made."""
         if not self.steps.is_due(time.monotonic()):
             return False
         version = await self.steps.run()
@@ -108,31 +112,33 @@ class Life:
             self.engine.global_step = self.log.last_step + 1
         return version is not None
 
-    def tell_dropped(self) -> None:
-        """As a loop does at each look."""
+    def record_drops(self) -> None:
+        """Record the groups that the pool has dropped, as the training loop does."""
         self.log.record_drops(self.engine.global_step, self.intake.pool.take_dropped())
 
     def waiting(self) -> reads.PendingWork:
-        """As the next life would find it now."""
+        """Return the pending work that a restarted process would read now."""
         assert self.journal.drain()
         return self.journal.read(reads.pending_work, 0.0)
 
     def content(self) -> list[str]:
-        """All of the file."""
+        """Return all rows of the journal as text."""
         assert self.journal.drain()
         return self.journal.read(_content)
 
-    def next(self, job: TrainJob | None = None) -> Life:
-        """Closed and opened anew."""
+    def restarted(self, job: TrainJob | None = None) -> ServerProcess:
+        """Close this process, and return the next process on the same files."""
         self.close()
-        return Life(self.folder, job or self.job)
+        return ServerProcess(self.folder, job or self.job)
 
-    def killed(self, into: Path) -> Life:
-        """The next life on the files as a `kill -9` leaves them now. Nothing may be written
-        meanwhile."""
+    def restarted_after_kill(self, into: Path) -> ServerProcess:
+        """Return the next process on the files that `kill -9` would leave now, copied to `into`.
+
+        No change may be waiting to be written.
+        """
         shutil.copytree(self.folder, into)
         self.close()
-        return Life(into, self.job)
+        return ServerProcess(into, self.job)
 
     def close(self) -> None:
         self.journal.close()

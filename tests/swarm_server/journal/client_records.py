@@ -1,4 +1,4 @@
-"""What clients of a run know for certain: what they did, and what was acknowledged."""
+"""The requests that the clients of a run have sent, and the replies that they have received."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pydantic import BaseModel
 
 from fakevllm_server.episodes.registry import Idempotency
 from fakevllm_server.types.calls import RecordedCall
-from tests.swarm_server.journal.lives import Life
+from tests.swarm_server.journal.server_process import ServerProcess
 
 Calls = list[RecordedCall]
-Ask = Callable[[Life], Awaitable[BaseModel]]
+Request = Callable[[ServerProcess], Awaitable[BaseModel]]
+"""Sends a request to a server and returns its reply."""
 
 
 @dataclass(slots=True)
@@ -23,70 +24,71 @@ class Claim:
     key: str
     kind: str
     is_short: bool
-    """Whether it runs out within the hour."""
-    asked_with: Idempotency
+    """Whether the claim expires within an hour."""
+    idempotency: Idempotency
     renewed_at_h: int = 0
     calls: Calls = field(default_factory=list[RecordedCall])
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """An episode."""
-
+class EndedEpisode:
     claim: Claim
     task_id: str
     reward: float
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledged:
-    ask: Ask
-    """The same again."""
-    ask_other: Ask
-    """With other words under the same name."""
+class AcknowledgedRequest:
+    request: Request
+    """Sends the same request again."""
+    conflicting_request: Request
+    """Sends another body with the same idempotency key."""
     reply: BaseModel
 
 
 @dataclass(slots=True)
-class Account:
+class ClientRecords:
+    """The episodes and groups of all clients, with the states that the server must report."""
+
     claims: dict[str, Claim] = field(default_factory=dict[str, Claim])
-    """By their uuid."""
-    lapsed: list[Claim] = field(default_factory=list[Claim])
+    """Valid claims by uuid."""
+    expired: list[Claim] = field(default_factory=list[Claim])
     open_episodes: set[str] = field(default_factory=set[str])
-    ended: dict[str, Ended] = field(default_factory=dict[str, Ended])
-    left: set[frozenset[str]] = field(default_factory=set[frozenset[str]])
-    """The claims of each task that was compared as far as it was there, or may have been."""
+    ended: dict[str, EndedEpisode] = field(default_factory=dict[str, EndedEpisode])
+    partial_tasks: set[frozenset[str]] = field(default_factory=set[frozenset[str]])
+    """The claims of each task that was or may have been completed with missing episodes."""
     open_groups: dict[str, defaultdict[int, Calls]] = field(
         default_factory=dict[str, defaultdict[int, Calls]]
     )
     ended_groups: dict[str, dict[int, Calls]] = field(default_factory=dict[str, dict[int, Calls]])
-    """And samples; those that were pooled, with all that was scored of them."""
+    """Pooled groups and feedback samples, with the calls of their scored siblings."""
     aborted_groups: set[str] = field(default_factory=set[str])
-    acknowledged: list[Acknowledged] = field(default_factory=list[Acknowledged])
+    acknowledged: list[AcknowledgedRequest] = field(default_factory=list[AcknowledgedRequest])
 
     @property
     def num_created(self) -> int:
-        episodes = {claim.episode_id for claim in [*self.claims.values(), *self.lapsed]}
-        return len(episodes | {one.claim.episode_id for one in self.ended.values()})
+        episodes = {claim.episode_id for claim in [*self.claims.values(), *self.expired]}
+        return len(episodes | {episode.claim.episode_id for episode in self.ended.values()})
 
-    def claimed(self, claim: Claim) -> None:
+    def add_claim(self, claim: Claim) -> None:
         self.claims[claim.uuid] = claim
         self.open_episodes.discard(claim.episode_id)
 
-    def lapse(self, claim: Claim) -> None:
+    def expire(self, claim: Claim) -> None:
         del self.claims[claim.uuid]
-        self.lapsed.append(claim)
+        self.expired.append(claim)
         self.open_episodes.add(claim.episode_id)
 
-    def end(self, ended: Ended) -> None:
-        del self.claims[ended.claim.uuid]
-        self.ended[ended.claim.uuid] = ended
+    def end_episode(self, episode: EndedEpisode) -> None:
+        del self.claims[episode.claim.uuid]
+        self.ended[episode.claim.uuid] = episode
 
-    def ran_out(self, at_h: int) -> list[Claim]:
-        return [one for one in self.claims.values() if one.is_short and at_h > one.renewed_at_h]
+    def claims_expired_at(self, at_h: int) -> list[Claim]:
+        claims = self.claims.values()
+        return [claim for claim in claims if claim.is_short and at_h > claim.renewed_at_h]
 
-    def next_life(self) -> None:
-        """All clients are given their whole time again."""
+    def restart(self) -> None:
+        """Start the idle limits of all claims again, as a restarted server does."""
         for claim in self.claims.values():
             claim.renewed_at_h = 0
 
@@ -104,7 +106,7 @@ class Account:
             self.aborted_groups.add(name)
 
     def calls_of(self, owner: str) -> Calls:
-        """Of a claim or sibling."""
+        """Return the calls of an ended claim or a sibling."""
         if owner in self.ended:
             return self.ended[owner].claim.calls
         name, _, index = owner.rpartition("/")

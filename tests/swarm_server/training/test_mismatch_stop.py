@@ -1,4 +1,4 @@
-"""Training stops where trainer and engine have come apart, and serving does not."""
+"""Training stops when trainer and engine disagree too much, and serving continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class DriftingBackend(LocalBackend):
-    """Measures what the test says, and makes no update where that is too far, as trainers do."""
+    """A backend with given mismatches, which makes no update above the limit, as trainers do."""
 
     def __init__(self, *mismatches: float) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ def entries(run: Run[DriftingBackend], kind: str) -> list[LogEntry]:
     return [entry for entry in run.log.entries_after(0) if entry.kind == kind]
 
 
-async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_serving(
+async def test_three_consecutive_steps_above_the_limit_stop_training_but_not_serving(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "fakevllm.server")
@@ -79,7 +79,7 @@ async def test_three_steps_in_a_row_that_are_too_far_end_training_and_not_servin
     journal.close()
 
 
-async def test_what_waits_when_training_stops_is_dropped_for_that_reason(tmp_path: Path) -> None:
+async def test_waiting_groups_are_dropped_when_training_stops(tmp_path: Path) -> None:
     run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
     await run.rolling()
     run.backend.may_step.clear()
@@ -93,7 +93,7 @@ async def test_what_waits_when_training_stops_is_dropped_for_that_reason(tmp_pat
     await run.stop()
 
 
-async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path: Path) -> None:
+async def test_training_stays_stopped_when_the_engine_is_restarted(tmp_path: Path) -> None:
     run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
     for name in "abc":
         await run.finish_group(name)
@@ -108,15 +108,15 @@ async def test_a_stopped_run_stays_so_when_its_engine_is_started_again(tmp_path:
     await run.stop()
 
 
-async def test_a_step_that_was_not_finite_trained_nothing_and_says_why(
+async def test_a_step_that_is_not_finite_trains_nothing_and_logs_the_metrics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(tmp_path, DriftingBackend(-1.0))
     await run.finish_group("a")
     await run.trained("a")
-    (odd,) = entries(run, "step")
-    assert odd.groups[0].siblings == [] and odd.metrics["untrained_tokens_not_finite"] == 4
-    assert math.isnan(odd.metrics["loss"]) and odd.metrics["grad_norm"] == math.inf
+    (entry,) = entries(run, "step")
+    assert entry.groups[0].siblings == [] and entry.metrics["untrained_tokens_not_finite"] == 4
+    assert math.isnan(entry.metrics["loss"]) and entry.metrics["grad_norm"] == math.inf
     assert "step 1 made no update: loss nan, grad_norm inf" in caplog.text
     await run.stop()
 
@@ -136,7 +136,7 @@ async def test_a_step_without_an_update_trained_no_sibling_and_no_token(tmp_path
     await run.stop()
 
 
-async def test_every_step_tells_its_coverage_and_branches_and_the_run_adds_them_up(
+async def test_every_step_reports_coverage_and_branches_and_the_run_sums_them(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, DriftingBackend(0.01, 0.01))
@@ -152,7 +152,7 @@ async def test_every_step_tells_its_coverage_and_branches_and_the_run_adds_them_
     await run.stop()
 
 
-async def test_a_trainer_is_told_the_version_its_weights_are_served_as(tmp_path: Path) -> None:
+async def test_a_trainer_gets_the_version_that_its_weights_are_served_as(tmp_path: Path) -> None:
     run = Run(tmp_path, DriftingBackend(0.01, 0.01))
     for name in "ab":
         await run.finish_group(name)
@@ -161,7 +161,7 @@ async def test_a_trainer_is_told_the_version_its_weights_are_served_as(tmp_path:
     await run.stop()
 
 
-async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path: Path) -> None:
+async def test_the_engine_status_contains_the_stop_reason_and_the_totals(tmp_path: Path) -> None:
     swarm = ServerState(ServerConfig("fake", tmp_path))
     metrics = {"tokens_eligible": 8.0, "tokens_trained": 4.0, "untrainable_tokens_x": 3.0}
     for step in (1, 2):
@@ -170,14 +170,14 @@ async def test_the_engines_status_tells_why_and_what_the_run_adds_up_to(tmp_path
     app = FastAPI()
     app.include_router(router(swarm))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:
-        told = EngineStatusReply.model_validate((await http.get("/get_engine_status")).json())
+        status = EngineStatusReply.model_validate((await http.get("/get_engine_status")).json())
 
-    assert told.engine_status_detail == swarm.engine.detail
-    assert told.totals["untrainable_tokens_x"] == 6 and told.totals["sample_coverage"] == 0.5
+    assert status.engine_status_detail == swarm.engine.detail
+    assert status.totals["untrainable_tokens_x"] == 6 and status.totals["sample_coverage"] == 0.5
     await swarm.close()
 
 
-def test_the_reason_says_what_was_no_number() -> None:
+def test_the_stop_reason_shows_a_mismatch_that_is_nan() -> None:
     limit = MismatchStop()
     for step in range(MAX_TOO_FAR):
         limit.observe(step, {"too_far": 1.0, "mismatch_k3": math.nan}, 1.0)
@@ -185,7 +185,7 @@ def test_the_reason_says_what_was_no_number() -> None:
     assert "run `fakevllm-server start` and `fakevllm serve` with" in limit.reason
 
 
-def test_only_steps_in_a_row_stop_a_run() -> None:
+def test_only_consecutive_steps_stop_a_run() -> None:
     limit = MismatchStop()
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
     well = {"tokens_trained": 1.0}
@@ -196,7 +196,7 @@ def test_only_steps_in_a_row_stop_a_run() -> None:
     assert limit.reason is not None and "step 9" in limit.reason
 
 
-def test_a_step_that_is_made_again_counts_once() -> None:
+def test_a_step_that_is_trained_again_counts_once() -> None:
     limit = MismatchStop()
     for step in (1, 2, 1, 2):
         limit.observe(step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
@@ -205,19 +205,21 @@ def test_a_step_that_is_made_again_counts_once() -> None:
     assert limit.reason is not None
 
 
-@pytest.mark.parametrize("silent", [{"tokens_trained": 0.0}, {"tokens_trained": 1.0, "skipped": 1}])
-def test_a_step_that_measured_nothing_does_not_begin_the_count_anew(
-    silent: dict[str, float],
+@pytest.mark.parametrize(
+    "unmeasured", [{"tokens_trained": 0.0}, {"tokens_trained": 1.0, "skipped": 1}]
+)
+def test_a_step_without_a_measurement_does_not_reset_the_count(
+    unmeasured: dict[str, float],
 ) -> None:
     limit = MismatchStop()
     for step in range(MAX_TOO_FAR):
         limit.observe(2 * step, {"too_far": 1.0, "mismatch_k3": 2.0}, 1.0)
-        limit.observe(2 * step + 1, silent, 1.0)
+        limit.observe(2 * step + 1, unmeasured, 1.0)
     assert limit.reason is not None
 
 
-def test_a_step_of_feedback_alone_neither_counts_nor_begins_the_count_anew() -> None:
-    """What was said of old answers is far from the weights by age alone."""
+def test_a_step_of_feedback_alone_neither_counts_nor_resets_the_count() -> None:
+    """Feedback on old answers has a large mismatch because the answers are old."""
     limit = MismatchStop()
     far = {"too_far": 1.0, "mismatch_k3": 2.0}
     alone = {"feedback_samples": 2.0, "groups": 0.0}
@@ -232,8 +234,8 @@ def test_a_step_of_feedback_alone_neither_counts_nor_begins_the_count_anew() -> 
     assert limit.reason is not None
 
 
-async def test_the_count_goes_on_where_the_server_was_killed(tmp_path: Path) -> None:
-    """Two steps too far before a crash, one after it: three in a row."""
+async def test_the_count_continues_after_a_kill(tmp_path: Path) -> None:
+    """Two steps above the limit before a crash and one after it are three consecutive steps."""
     run = Run(tmp_path, DriftingBackend(0.01, 5.0, 6.0))
     for name in "abc":
         await run.finish_group(name)
@@ -252,7 +254,7 @@ async def test_the_count_goes_on_where_the_server_was_killed(tmp_path: Path) -> 
     await again.stop()
 
 
-async def test_a_run_that_was_stopped_tries_again_when_it_is_started_again(tmp_path: Path) -> None:
+async def test_a_stopped_run_trains_again_after_a_restart_of_the_server(tmp_path: Path) -> None:
     run = Run(tmp_path, DriftingBackend(5.0, 5.0, 5.0))
     for name in "abc":
         await run.finish_group(name)
@@ -267,7 +269,9 @@ async def test_a_run_that_was_stopped_tries_again_when_it_is_started_again(tmp_p
     await again.stop()
 
 
-async def test_a_server_killed_right_at_the_limit_says_so_in_its_next_life(tmp_path: Path) -> None:
+async def test_a_server_killed_at_the_limit_records_the_stop_after_a_restart(
+    tmp_path: Path,
+) -> None:
     journal = Journal(tmp_path / "journal.sqlite")
     log = RunLog(journal)
     far = {"too_far": 1.0, "mismatch_k3": 5.0, "groups": 1.0}
@@ -284,9 +288,7 @@ async def test_a_server_killed_right_at_the_limit_says_so_in_its_next_life(tmp_p
 @pytest.mark.parametrize(
     ("mismatch_k3", "is_far"), [(0.5, False), (1.0, False), (1.01, True), (float("nan"), True)]
 )
-def test_the_limit_itself_is_not_too_far_and_what_is_no_number_is(
-    mismatch_k3: float, is_far: bool
-) -> None:
+def test_a_mismatch_above_the_limit_or_nan_is_too_far(mismatch_k3: float, is_far: bool) -> None:
     assert is_too_far({"mismatch_k3": mismatch_k3}, JOB) is is_far
     assert not is_too_far(
         {"mismatch_k3": mismatch_k3}, JOB.model_copy(update={"max_mismatch_k3": None})
