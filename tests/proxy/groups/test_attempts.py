@@ -1,4 +1,4 @@
-"""Which requests are one: by evidence, and by nothing else."""
+"""Requests count as one request only if there is evidence of a retry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_equal_requests_without_a_sign_of_a_retry_are_two() -> None:
     assert known.find(SENT, now=3) is None
 
 
-def test_a_request_that_says_it_was_sent_before_is_the_one_that_runs_or_ran() -> None:
+def test_a_marked_retry_finds_the_earlier_request() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     assert known.find(MARKED, now=1) is first
@@ -33,7 +33,7 @@ def test_a_request_that_says_it_was_sent_before_is_the_one_that_runs_or_ran() ->
     assert known.find(MARKED, now=3) is first
 
 
-def test_a_request_that_says_it_was_sent_before_and_never_came_is_new() -> None:
+def test_a_marked_retry_without_an_earlier_request_is_new() -> None:
     assert attempts().find(MARKED, now=0) is None
 
 
@@ -47,7 +47,7 @@ def test_each_lost_connection_accounts_for_one_resend() -> None:
     assert known.find(SENT, now=2) is None
 
 
-def test_who_waits_for_an_answer_and_is_lost_again_finds_it_again() -> None:
+def test_a_resend_after_each_lost_connection_finds_the_same_request() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     for now in range(1, 5):
@@ -63,7 +63,7 @@ def test_an_answer_that_was_sent_but_not_read_completely_is_resent() -> None:
     assert known.find(SENT, now=3) is first
 
 
-def test_who_hung_up_with_the_whole_answer_has_it() -> None:
+def test_a_disconnect_after_the_complete_answer_is_no_lost_connection() -> None:
     known = attempts()
     first = known.begin(SENT, "a", now=0)
     known.connection_lost(first, now=1)
@@ -71,7 +71,7 @@ def test_who_hung_up_with_the_whole_answer_has_it() -> None:
     assert known.find(SENT, now=3) is None and first.num_delivered == 1
 
 
-def test_one_name_is_one_request_and_two_names_are_two() -> None:
+def test_an_idempotency_key_identifies_one_request() -> None:
     known = attempts()
     named = RequestIdentity(b"k", idempotency_key="x")
     first = known.begin(named, "a", now=0)
@@ -110,7 +110,7 @@ def test_a_request_with_a_waiting_connection_is_never_evicted() -> None:
     assert known.find(MARKED, now=5000) is first
 
 
-def test_answers_are_kept_up_to_a_bound_the_latest_last() -> None:
+def test_the_newest_answers_are_kept_up_to_a_size_limit() -> None:
     known = attempts(max_bytes=100)
     for number in range(4):
         one = known.begin(RequestIdentity(b"%d" % number), "a", now=number)
@@ -121,8 +121,10 @@ def test_answers_are_kept_up_to_a_bound_the_latest_last() -> None:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Two equal questions of several users, connections that come and go: an answer goes to as many
-    requests as there is evidence for."""
+    """Equal requests of several users with lost connections, in any order.
+
+    At most one request per lost connection is treated as a resend.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +132,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.now = 0.0
         self.waiting: list[RequestAttempts[str]] = []
         self.num_evidence = self.num_found = 0
-        """Connections that were lost."""
+        """Number of lost connections, and number of requests treated as resends."""
 
     @rule(key=st.sampled_from([b"a", b"b"]))
     def sends(self, key: bytes) -> None:
@@ -172,7 +174,7 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.known.num_bytes >= 0
 
     def teardown(self) -> None:
-        """Behind the window nothing is left but what is waited for."""
+        """After the resend window, only requests with waiting connections are left."""
         self.now += 601
         self.known.find(RequestIdentity(b"none"), self.now)
         assert len(self.known) == len(set(self.waiting))

@@ -1,4 +1,4 @@
-"""Lockstep: groups one after another, each when the version before it is there."""
+"""Lockstep: groups run one after another, each after the previous version was published."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_request_waits_until_the_version_is_published(
         await waiting
 
 
-async def test_a_group_begins_when_the_server_has_taken_the_one_before(tmp_path: Path) -> None:
+async def test_a_group_begins_when_the_server_has_accepted_the_previous_one(tmp_path: Path) -> None:
     async with rig(tmp_path) as one:
         one.swarm.answers["/end_group"] = 503
         async with one.lockstep.slot(ROW, is_group=True):
@@ -148,7 +148,7 @@ async def test_no_request_waits_for_an_unreachable_server(tmp_path: Path) -> Non
         (DUE.model_copy(update={"engine_status": EngineStatus.BOOTING}), True),
     ],
 )
-def test_a_step_that_is_made_or_due_is_waited_for(
+def test_a_running_or_due_step_is_waited_for(
     status: EngineStatusReply | None, expected: bool
 ) -> None:
     assert is_idle(status) is expected
@@ -157,7 +157,7 @@ def test_a_step_that_is_made_or_due_is_waited_for(
 # --- seeds in bodies
 
 
-def asked(**fields: Any) -> Request:
+def make_request(**fields: Any) -> Request:
     adapter = ADAPTERS["chat"]
     body: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields
     raw = orjson.dumps(body)
@@ -170,17 +170,17 @@ def seeds_sent(plan: SiblingPlan, request: Request) -> list[int | None]:
 
 
 def test_siblings_count_up_from_the_leads_seed() -> None:
-    assert seeds_sent(SiblingPlan(3, seed=40), asked()) == [40, 41, 42]
-    assert seeds_sent(SiblingPlan(3, is_greedy=True, seed=40), asked()) == [40, 41, 42]
-    assert seeds_sent(SiblingPlan(3), asked()) == [None, None, None]
+    assert seeds_sent(SiblingPlan(3, seed=40), make_request()) == [40, 41, 42]
+    assert seeds_sent(SiblingPlan(3, is_greedy=True, seed=40), make_request()) == [40, 41, 42]
+    assert seeds_sent(SiblingPlan(3), make_request()) == [None, None, None]
 
 
-def test_an_apps_own_seed_stays() -> None:
-    assert seeds_sent(SiblingPlan(3, seed=40), asked(seed=7)) == [7, 8, 9]
+def test_an_apps_own_seed_is_kept() -> None:
+    assert seeds_sent(SiblingPlan(3, seed=40), make_request(seed=7)) == [7, 8, 9]
 
 
-def test_a_request_served_once_gets_a_seed_and_its_other_bytes_stay() -> None:
-    request = asked(temperature=0.5)
+def test_a_request_served_once_gets_a_seed_and_keeps_its_other_bytes() -> None:
+    request = make_request(temperature=0.5)
     assert orjson.loads(
         SiblingPlan(1, seed=40).lead_request(request).upstream_body
     ) == request.body | {"seed": 40}
@@ -208,7 +208,7 @@ def test_a_body_that_cannot_be_parsed_is_passed_on_unchanged() -> None:
         ('[fallback]\nurl = "http://other"\n', "fallback.url"),
     ],
 )
-def test_a_setting_by_which_chance_decides_is_refused_by_name(
+def test_a_setting_with_random_effects_is_refused_by_name(
     tmp_path: Path, text: str, named: str
 ) -> None:
     file = tmp_path / "fakevllm.toml"
@@ -218,7 +218,7 @@ def test_a_setting_by_which_chance_decides_is_refused_by_name(
         load(file, {"job": {"lockstep": True}})
 
 
-def test_a_demo_in_lockstep_is_of_the_embedded_engine(tmp_path: Path) -> None:
+def test_a_demo_in_lockstep_needs_the_embedded_engine(tmp_path: Path) -> None:
     settings = DemoSettings(
         2, 0, "none", tmp_path, None, EngineChoice.resolve("vllm"), lockstep=True
     )
@@ -226,17 +226,19 @@ def test_a_demo_in_lockstep_is_of_the_embedded_engine(tmp_path: Path) -> None:
         run_demo(settings)
 
 
-def test_a_run_does_not_go_on_in_another_mode(tmp_path: Path) -> None:
+def test_a_run_cannot_be_resumed_in_another_mode(tmp_path: Path) -> None:
     (tmp_path / "fakevllm.toml").write_text("[job]\nlockstep = true\n")
     fake = EngineChoice.resolve("fake")
     with pytest.raises(UserError, match="a run with --control none --lockstep: resume it"):
         run_demo(DemoSettings(2, 0, "none", tmp_path, None, fake))
 
 
-@pytest.mark.parametrize("told", [None, ROLLING])
-async def test_a_replay_in_lockstep_needs_a_proxy_that_is(told: EngineStatusReply | None) -> None:
+@pytest.mark.parametrize("status", [None, ROLLING])
+async def test_a_replay_in_lockstep_needs_a_proxy_in_lockstep(
+    status: EngineStatusReply | None,
+) -> None:
     async with ScriptedSwarm() as proxy:
-        proxy.answers["/fakevllm/engine"] = told
+        proxy.answers["/fakevllm/engine"] = status
         with pytest.raises(ConfigError, match=r"does not run in lockstep: .* with --lockstep"):
             await require_lockstep(f"{proxy.url}/v1", "sk-1")
         proxy.answers["/fakevllm/engine"] = ROLLING.model_copy(update={"lockstep": True})
@@ -247,7 +249,7 @@ async def test_a_replay_in_lockstep_needs_a_proxy_that_is(told: EngineStatusRepl
 
 
 @pytest.mark.parametrize(("job", "expected"), [(JOB, True), (TrainJob(), False)])
-async def test_a_proxy_is_in_lockstep_where_its_server_is_too(
+async def test_a_proxy_is_in_lockstep_only_if_its_server_is(
     tmp_path: Path, job: TrainJob, expected: bool
 ) -> None:
     ledger = Ledger.open(tmp_path / "ledger.sqlite")
@@ -261,12 +263,12 @@ async def test_a_proxy_is_in_lockstep_where_its_server_is_too(
 
 
 @pytest.mark.parametrize(
-    ("lockstep", "given", "expected"), [(False, None, 8), (False, 3, 3), (True, None, 1)]
+    ("lockstep", "concurrency", "expected"), [(False, None, 8), (False, 3, 3), (True, None, 1)]
 )
-def test_rows_are_played_one_after_another_in_lockstep(
-    lockstep: bool, given: int | None, expected: int
+def test_rows_are_replayed_sequentially_in_lockstep(
+    lockstep: bool, concurrency: int | None, expected: int
 ) -> None:
-    assert replay_settings(given, lockstep).num_concurrent == expected
+    assert replay_settings(concurrency, lockstep).num_concurrent == expected
     with pytest.raises(ConfigError, match="remove --concurrency"):
         _ = replay_settings(2, lockstep=True).num_concurrent
 

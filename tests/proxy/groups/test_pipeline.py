@@ -1,4 +1,4 @@
-"""What goes upstream and what the app gets, byte by byte."""
+"""The bytes that the pipeline sends upstream and to the app."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"
 
 
 class Scripted(EngineClient):
-    """Answers with given chunks, or never."""
+    """An engine that answers with fixed chunks, or never."""
 
     def __init__(self, chunks: list[bytes], *, hangs: bool = False) -> None:
         super().__init__(NOWHERE, None)
@@ -103,15 +103,15 @@ async def handled(pipeline: Pipeline, sent: list[MutableMapping[str, Any]]) -> N
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    asked = request()
-    await pipeline.handle(GroupDraft(asked, Task(), "", None), stays, send)
+    app_request = request()
+    await pipeline.handle(GroupDraft(app_request, Task(), "", None), stays, send)
 
 
 def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
     return b"".join(message.get("body", b"") for message in sent)
 
 
-async def test_an_end_of_stream_cut_into_single_bytes_is_an_end(ledger: Ledger) -> None:
+async def test_an_end_of_stream_in_single_byte_chunks_is_recognized(ledger: Ledger) -> None:
     chunks = [EVENT, *(bytes([byte]) for byte in DONE)]
     sent: list[MutableMapping[str, Any]] = []
     async with running(Scripted(chunks), ledger) as pipeline:
@@ -141,18 +141,18 @@ async def test_a_stop_ends_an_open_stream_with_an_error_and_a_row_in_the_ledger(
     assert found is not None and (found.state, found.reason) == ("failed", "proxy_stopped")
 
 
-async def test_each_sibling_has_a_request_id_of_its_own() -> None:
+async def test_each_sibling_has_its_own_request_id() -> None:
     upstream = Scripted([EVENT, DONE])
-    asked = request(**{"X-Request-Id": "abc"})
+    app_request = request(**{"X-Request-Id": "abc"})
     for index in range(3):
-        await sample(upstream, asked, SiblingPlan(3), index, 1.0)
+        await sample(upstream, app_request, SiblingPlan(3), index, 1.0)
     ids = sorted(headers["X-Request-Id"] for headers in upstream.headers)
     assert ids == ["abc", "abc-1", "abc-2"]
     await upstream.close()
 
 
 class Whole(Scripted):
-    """Answers one body that is no stream."""
+    """An engine that answers with one body instead of a stream."""
 
     @asynccontextmanager
     async def live(
@@ -161,7 +161,7 @@ class Whole(Scripted):
         yield LiveResponse(200, [(b"content-type", b"application/json")], False, self._drip())
 
 
-async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_ledger(
+async def test_an_answer_that_cannot_be_translated_is_recorded_as_not_served(
     ledger: Ledger,
 ) -> None:
     call: dict[str, Any] = {
@@ -173,8 +173,8 @@ async def test_an_answer_the_apps_format_cannot_tell_is_no_served_one_in_the_led
     choice = {"index": 0, "message": message, "finish_reason": "length"}
     answer = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
     adapter = ADAPTERS["messages"]
-    asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-    cut = Request("r1", adapter, b"{}", b"{}", adapter.open(asked, EngineInfo()), {})
+    body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    cut = Request("r1", adapter, b"{}", b"{}", adapter.open(body, EngineInfo()), {})
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:

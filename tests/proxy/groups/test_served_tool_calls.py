@@ -1,5 +1,4 @@
-"""Siblings that call tools call different ones: of all of them, the app sees the served one's, and
-can execute no other."""
+"""Siblings may call different tools. The app gets only the tool calls of the served sibling."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ def on_compute_relative_reward(valid_results, all_answers):
 """
 USER = {"role": "user", "content": "go"}
 CHAT_TOOL = {"type": "function", "function": {"name": "run", "parameters": {"type": "object"}}}
-ASKED: dict[str, dict[str, Any]] = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "chat": {"messages": [USER], "tools": [CHAT_TOOL]},
     "completions": {"prompt": "go"},
     "responses": {
@@ -44,7 +43,7 @@ SEEN = re.compile(rb"mark-of-(\d)")
 
 
 class CallingSwarm(ScriptedSwarm):
-    """Each sibling calls a tool of its own, all over the answer."""
+    """A server on which each sibling calls a different tool, in all parts of the answer."""
 
     async def _answer(self, request: web.Request) -> web.Response:
         index = request.headers.get(SIBLING_HEADER, "/0").rpartition("/")[2]
@@ -55,9 +54,9 @@ class CallingSwarm(ScriptedSwarm):
         if request.path == "/v1/chat/completions":
             function = {"name": f"mark-of-{index}", "arguments": f'{{"a":"mark-of-{index}"}}'}
             call = {"index": 0, "id": f"mark-of-{index}", "type": "function", "function": function}
-            said = {"role": "assistant", "content": f"mark-of-{index}", "tool_calls": [call]}
+            message = {"role": "assistant", "content": f"mark-of-{index}", "tool_calls": [call]}
             part = "delta" if body.get("stream") else "message"
-            choice = {"index": 0, part: said, "finish_reason": "tool_calls"}
+            choice = {"index": 0, part: message, "finish_reason": "tool_calls"}
             return _sent("chat.completion", choice, body)
         return await super()._answer(request)
 
@@ -77,11 +76,11 @@ def _sent(kind: str, choice: dict[str, Any], body: dict[str, Any]) -> web.Respon
     ("sections", "served"),
     [({}, 2), ({"serve": {"policy": "lead"}}, 0), ({"policy": {"shadow": True}}, 0)],
 )
-async def test_no_call_of_a_loser_ever_reaches_the_app(
+async def test_only_the_served_siblings_tool_calls_reach_the_app(
     tmp_path: Path, sections: dict[str, Any], served: int, name: str, stream: bool
 ) -> None:
     hooks = write_hooks(tmp_path / "hooks", PREFER_TWO)
-    asked = ASKED[name] | {"model": "fake"} | ({"stream": True} if stream else {})
+    body = REQUESTS[name] | {"model": "fake"} | ({"stream": True} if stream else {})
     async with CallingSwarm() as swarm:
         swarm.answers["/end_group"] = EndGroupReply(success=True, pooled=True)
         swarm.answers["/abort_group"] = SuccessReply(success=True)
@@ -89,12 +88,12 @@ async def test_no_call_of_a_loser_ever_reaches_the_app(
         async with (
             proxy_over(tmp_path, swarm.url, hooks, **job, **sections) as proxy,
             aiohttp.ClientSession() as http,
-            http.post(f"{proxy}{ADAPTERS[name].path}", json=asked) as answer,
+            http.post(f"{proxy}{ADAPTERS[name].path}", json=body) as answer,
         ):
-            told = await answer.read()
+            received = await answer.read()
             await until(lambda: len(_siblings(tmp_path)) == 3)
     assert answer.status == 200
-    assert {int(mark) for mark in SEEN.findall(told)} == {served}, told
+    assert {int(mark) for mark in SEEN.findall(received)} == {served}, received
     rows = _siblings(tmp_path)
     assert [row[0] for row in rows if row[1]] == [served]
     assert all(f"mark-of-{index}" in message for index, _, message in rows), "all were sampled"

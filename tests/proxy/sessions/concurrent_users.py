@@ -1,4 +1,4 @@
-"""Many users at once: copies of the recorded conversations, interleaved by chance and placed."""
+"""Many users at once: copies of the recorded conversations, interleaved at random and placed."""
 
 from __future__ import annotations
 
@@ -15,30 +15,33 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.sessions.recordings import Json, Recorded
 
-NAMES_SOMEBODY = (
+IDENTIFYING_HEADERS = (
     *(b"x-session-id", b"x-session-affinity", b"x-parent-session-id"),
     *(b"x-openwebui-chat-id", b"x-openwebui-user-id"),
 )
 SCOPE = "0a1b2c3d"
-NUM_AT_ONCE = 40
+NUM_CONCURRENT = 40
 _IDS = ("id", "tool_call_id", "call_id")
-_OWN_WORDS = 8
-"""Characters from which an opening is long enough to be changed wherever it is quoted."""
+_MIN_OPENING_CHARS = 8
+"""Minimum length of an opening that is changed, and changed in every quote too."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A request, where it was put, and what is known of it."""
+class PlacedRequest:
+    """A request and its place in the tree."""
 
-    asked: Recorded
+    recorded: Recorded
     group_id: str
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A conversation as one user has it: answers and call ids are their own; every other user opens
-    it in words of their own, if it has words enough."""
+    """The copy of a conversation for one user.
+
+    It has its own answers and call ids. Every second user has its own opening, if the recorded one
+    is long enough.
+    """
 
     name: str
     requests: list[Recorded]
@@ -60,10 +63,10 @@ def copies(sessions: Sequence[Sequence[Recorded]], num_users: int) -> list[Copy]
     ]
 
 
-def _own(session: Sequence[Recorded], mark: str, is_worded: bool) -> list[Recorded]:
+def _own(session: Sequence[Recorded], mark: str, changes_opening: bool) -> list[Recorded]:
     opening = opening_of(session)
     answers = {_text(one.answer) for one in session} - {""}
-    is_worded = is_worded and len(opening) >= _OWN_WORDS
+    changes_opening = changes_opening and len(opening) >= _MIN_OPENING_CHARS
 
     def own(value: Any, role: str = "") -> Any:
         if isinstance(value, list):
@@ -72,15 +75,15 @@ def _own(session: Sequence[Recorded], mark: str, is_worded: bool) -> list[Record
             found = cast(Json, value)
             role = str(found.get("role", role))
             return {key: _own_id(key, found[key], mark) or own(found[key], role) for key in found}
-        return worded(value, role) if isinstance(value, str) else value
+        return reword(value, role) if isinstance(value, str) else value
 
-    def worded(text: str, role: str) -> str:
+    def reword(text: str, role: str) -> str:
         if role == "assistant" and text in answers:
             return f"{text} ({mark})"
         if role == "user":
             for answer in answers:
                 text = text.replace(f"ASSISTANT: {answer}", f"ASSISTANT: {answer} ({mark})")
-            if is_worded:
+            if changes_opening:
                 text = text.replace(opening, f"{opening} for {mark}")
         return text
 
@@ -90,7 +93,7 @@ def _own(session: Sequence[Recorded], mark: str, is_worded: bool) -> list[Record
 
 
 def with_counted_ids(copy: Copy) -> Copy:
-    """As engines give them that count calls from 0 in each answer: they tell nothing."""
+    """Return the copy with the call ids of an engine that counts calls from 0 in each answer."""
 
     def counted(value: Any, key: str = "") -> Any:
         if isinstance(value, list):
@@ -111,7 +114,7 @@ def _own_id(key: str, value: Any, mark: str) -> str | None:
 
 
 def opening_of(session: Sequence[Recorded]) -> str:
-    """The first question of its first main call."""
+    """Return the first question of the first main call."""
     for one in session:
         if not one.is_side:
             adapter = ADAPTERS[one.adapter]
@@ -124,42 +127,42 @@ def _text(message: Json) -> str:
     return content if isinstance(content, str) else ""
 
 
-class Crowd:
-    """Plays conversations into one tree, each in its order, all of them at once."""
+class ConcurrentUsers:
+    """Sends the requests of many conversations to one tree, interleaved at random."""
 
-    def __init__(self, *, with_headers: bool, chance: random.Random) -> None:
+    def __init__(self, *, with_headers: bool, rng: random.Random) -> None:
         self.tree = SessionTree()
-        self.told: defaultdict[str, list[Told]] = defaultdict(list)
+        self.placed: defaultdict[str, list[PlacedRequest]] = defaultdict(list)
         self._with_headers = with_headers
-        self._chance = chance
+        self._rng = rng
         self._now = 1000.0
         self._num = 0
 
     def play(self, copies: Sequence[Copy]) -> None:
-        """NUM_AT_ONCE conversations are open at any time."""
-        coming = list(copies)
-        self._chance.shuffle(coming)
+        """Send all requests, each conversation in its order, with NUM_CONCURRENT open at a time."""
+        remaining = list(copies)
+        self._rng.shuffle(remaining)
         waiting: dict[str, list[Recorded]] = {}
         late: list[tuple[str, Recorded]] = []
-        while coming or waiting:
-            while coming and len(waiting) < NUM_AT_ONCE:
-                copy = coming.pop()
+        while remaining or waiting:
+            while remaining and len(waiting) < NUM_CONCURRENT:
+                copy = remaining.pop()
                 waiting[copy.name] = list(copy.requests)
-            name = self._chance.choice(list(waiting))
+            name = self._rng.choice(list(waiting))
             one = waiting[name].pop(0)
             if not waiting[name]:
                 del waiting[name]
-            group_id = self._ask(name, one)
-            if one.is_side:  # nobody waits for it
+            group_id = self._request(name, one)
+            if one.is_side:  # the client does not wait for the answer
                 late.append((group_id, one))
             else:
                 self._answer(group_id, one)
-            if late and self._chance.random() < 0.5:
+            if late and self._rng.random() < 0.5:
                 self._answer(*late.pop(0))
 
-    def _ask(self, name: str, one: Recorded) -> str:
+    def _request(self, name: str, one: Recorded) -> str:
         self._num += 1
-        self._now += 0.1 * self._chance.random()
+        self._now += 0.1 * self._rng.random()
         adapter = ADAPTERS[one.adapter]
         body = adapter.open(one.body, EngineInfo("m")).body
         prompt = "" if "messages" in body else adapter.question(body)
@@ -175,22 +178,24 @@ class Crowd:
             prompt_hash=prompt_hash,
         )
         place = self.tree.place(request)
-        self.told[name].append(Told(one, request.group_id, place))
+        self.placed[name].append(PlacedRequest(one, request.group_id, place))
         return request.group_id
 
     def _answer(self, group_id: str, one: Recorded) -> None:
-        self._now += 0.1 * self._chance.random()
+        self._now += 0.1 * self._rng.random()
         if one.is_failed:
             self.tree.failed(group_id, self._now)
         else:
             self.tree.served(group_id, one.answer, self._now)
 
     def _hints(self, name: str, one: Recorded) -> Hints:
-        kept = {key: one.headers[key] for key in one.headers if key not in NAMES_SOMEBODY}
+        kept = {key: one.headers[key] for key in one.headers if key not in IDENTIFYING_HEADERS}
         if self._with_headers:
             user = b"#" + name.rpartition("#")[2].encode()
             named = {
-                key: one.headers[key] + b"#" + user for key in one.headers if key in NAMES_SOMEBODY
+                key: one.headers[key] + b"#" + user
+                for key in one.headers
+                if key in IDENTIFYING_HEADERS
             }
             kept |= named
         return hints_of(kept, one.body)

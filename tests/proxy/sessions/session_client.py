@@ -1,4 +1,4 @@
-"""Apps that talk: each request is placed, answered, and remembered as its app repeats it."""
+"""A client that sends requests and answers to a session tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import IncomingRequest, Place
 
 NAMED = Hints(session="ses_1", is_header=True)
-LONG = "A summary of all that was said and done, long enough to be nobody else's."
+LONG = "A summary of the whole conversation that is long enough to be unique to one session."
 
 Json = dict[str, Any]
 
@@ -32,15 +32,15 @@ def tool(call_id: str, text: str) -> Json:
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
 
-class Talk:
-    """Requests to one tree, a second apart."""
+class SessionClient:
+    """Sends requests to one tree, one per second."""
 
     def __init__(self, max_groups: int = 1000) -> None:
         self.tree = SessionTree(max_groups)
         self.now = 1000.0
         self.num = 0
 
-    def ask(
+    def request(
         self,
         messages: Iterable[Json] | str,
         hints: Hints = NO_HINTS,
@@ -49,7 +49,10 @@ class Talk:
         is_side: bool = False,
         size: int = 0,
     ) -> tuple[str, Place]:
-        """A request, left open; its group's id and its place. A text is a prompt."""
+        """Send a request without an answer; return its group id and its place.
+
+        A text is sent as a prompt, a list as messages.
+        """
         self.num += 1
         self.now += 1
         body: Json = {} if isinstance(messages, str) else {"messages": list(messages)}
@@ -69,8 +72,8 @@ class Talk:
 
     def answer(self, group_id: str, message: Json | str, response_id: str | None = None) -> None:
         self.now += 1
-        told = assistant(message) if isinstance(message, str) else message
-        self.tree.served(group_id, told, self.now, response_id)
+        answer = assistant(message) if isinstance(message, str) else message
+        self.tree.served(group_id, answer, self.now, response_id)
 
     def fail(self, group_id: str) -> None:
         self.now += 1
@@ -85,13 +88,13 @@ class Talk:
         is_side: bool = False,
         scope: str = "key",
     ) -> tuple[str, Place]:
-        """A request and its answer."""
-        group_id, place = self.ask(messages, hints, is_side=is_side, scope=scope)
+        """Send a request and its answer; return its group id and its place."""
+        group_id, place = self.request(messages, hints, is_side=is_side, scope=scope)
         self.answer(group_id, message)
         return group_id, place
 
 
-def opened(talk: Talk, hints: Hints = NO_HINTS) -> tuple[list[Json], str, str]:
-    """A first turn; its history, session and group."""
-    group, place = talk.turn([user("hello there")], "Hi!", hints)
+def open_session(client: SessionClient, hints: Hints = NO_HINTS) -> tuple[list[Json], str, str]:
+    """Send and answer a first request; return the history, session id and group id."""
+    group, place = client.turn([user("hello there")], "Hi!", hints)
     return [user("hello there"), assistant("Hi!")], place.session_id, group

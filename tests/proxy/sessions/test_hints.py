@@ -1,4 +1,4 @@
-"""What known clients send to name their sessions."""
+"""Headers and fields with which known clients name their sessions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
         ({b"user-agent": b"x"}, {"model": "m"}, None, None),
     ],
 )
-def test_sessions_are_named(
+def test_session_names_of_known_clients_are_recognized(
     headers: dict[bytes, bytes], body: Any, session: str | None, parent: str | None
 ) -> None:
     found = hints_of(headers, body)
@@ -49,7 +49,7 @@ def test_sessions_are_named(
     assert found.is_header is (bool(headers) and session is not None)
 
 
-def test_a_user_is_no_session() -> None:
+def test_a_user_name_is_not_a_session_name() -> None:
     headers = {b"x-openwebui-user-id": b"u"}
     assert hints_of(headers, None) == Hints(user="u")
     assert hints_of({}, {"user": "u", "prompt_cache_key": "k"}) == Hints(user="u", cache_key="k")
@@ -57,7 +57,7 @@ def test_a_user_is_no_session() -> None:
     assert hints_of({}, {"metadata": {"user_id": "u"}}) == Hints(user="u")
 
 
-def test_a_field_alone_is_a_hint() -> None:
+def test_a_body_field_without_headers_is_a_hint() -> None:
     assert hints_of({}, {"prompt_cache_key": "k"}) == Hints(cache_key="k")
     assert hints_of({}, {"previous_response_id": "resp_1"}) == Hints(response_id="resp_1")
 
@@ -77,6 +77,6 @@ FIELDS = ("metadata", "user", "conversation", "prompt_cache_key", "previous_resp
 
 
 @given(st.fixed_dictionaries({}, optional={name: ANYTHING for name in FIELDS}))
-def test_odd_fields_are_no_hints(body: dict[str, Any]) -> None:
+def test_invalid_fields_are_ignored(body: dict[str, Any]) -> None:
     found = hints_of({b"x-session-id": b"\xff"}, body)
     assert found.session == "\xff" and isinstance(found.user, str)
