@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from fakevllm.sessions.index import (
+from fakevllm.sessions.normalize import (
+    MessageHistory,
+    PromptEnds,
+    PromptHash,
+    normalize_history,
+    normalize_message,
+)
+from fakevllm.sessions.session_index import (
     EXCERPT_CHARS,
     MAX_GROUPS,
     GroupNode,
@@ -19,13 +26,12 @@ from fakevllm.sessions.index import (
     SessionIndex,
     SessionNode,
 )
-from fakevllm.sessions.lookup import HistoryMatch, LookupResult, SessionLookup, padded, quotes
-from fakevllm.sessions.normalize import (
-    MessageHistory,
-    PromptEnds,
-    PromptHash,
-    normalize_history,
-    normalize_message,
+from fakevllm.sessions.session_lookup import (
+    HistoryMatch,
+    LookupResult,
+    SessionLookup,
+    padded,
+    quotes,
 )
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place, PlacedRequest
 

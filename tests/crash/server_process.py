@@ -27,8 +27,8 @@ from fakevllm_server.journal import writer
 from fakevllm_server.training import loop, step
 from fakevllm_server.types import crash_points
 from fakevllm_server.types.backend import Backend, Endpoint
-from fakevllm_server.web import state
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web import server_state
+from fakevllm_server.web.server_state import ServerState
 
 _JOB = {
     "batch_size": 1,
@@ -196,7 +196,7 @@ def main(
     def open_backend(*_: object) -> Backend:
         return LineageBackend()
 
-    state.open_backend = open_backend
+    server_state.open_backend = open_backend
     # Shorter intervals make the tests faster and change no decision.
     step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = writer.RETRY_S = 0.01
     asyncio.run(run_server(run_dir, disk, is_half))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fakevllm_adapters.job.sections import SwarmSections, list_as_text
-from fakevllm_adapters.job.yaml import describe_errors, merge_target_modules, parse_job_yaml
+from fakevllm_adapters.job.ajet_settings import SwarmSections, list_as_text
+from fakevllm_adapters.job.yaml_reader import describe_errors, merge_target_modules, parse_job_yaml
 
 Aggregation = Literal[
     "token-mean",

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm_server.cli import checkpoints, curves
-from fakevllm_server.cli.exits import run_server_command
+from fakevllm_server.cli.exit_codes import run_server_command
 
 app = typer.Typer(
     name="fakevllm-server",

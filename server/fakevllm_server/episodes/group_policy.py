@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms import NEEDS_GREEDY
-from fakevllm_server.algorithms.shaping import is_tied, shaped_rewards
+from fakevllm_server.algorithms.reward_penalties import is_tied, shaped_rewards
 from fakevllm_server.types.calls import FinishedGroup
 
 TIED = "tied"

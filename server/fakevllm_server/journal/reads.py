@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
-from fakevllm_server.episodes.registry import ID_CHARS, Episode, Idempotency
+from fakevllm_server.episodes.episode_registry import ID_CHARS, Episode, Idempotency
 from fakevllm_server.journal.rows import (
     CALL_COLUMNS,
     PRUNED,

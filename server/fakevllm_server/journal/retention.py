@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from fakevllm_server.episodes.registry import ID_CHARS
-from fakevllm_server.journal import changes, reads
+from fakevllm_server.episodes.episode_registry import ID_CHARS
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.tables import EpisodeState, GroupState
 
 KEEP_NEWEST = 100_000
@@ -76,7 +76,7 @@ def _delete_replies(db: Connection, now: float) -> None:
 
 
 def _delete_group(db: Connection, group_id: str) -> None:
-    changes.delete_calls(db, [group_id])  # a remaining call would reopen the group
+    row_changes.delete_calls(db, [group_id])  # a remaining call would reopen the group
     db.exec_driver_sql(
         f"DELETE FROM episodes WHERE state = ? AND episode_id IN (SELECT substr(owner, 1, "
         f"{ID_CHARS}) FROM samples WHERE group_id = ? AND task_id IS NOT NULL)",

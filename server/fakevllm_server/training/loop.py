@@ -18,10 +18,10 @@ from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.guards import RestartBackoff, finish_reason
-from fakevllm_server.training.intake import Intake
 from fakevllm_server.training.publisher import Publisher
 from fakevllm_server.training.step import StepRunner
+from fakevllm_server.training.stop_and_restart import RestartBackoff, finish_reason
+from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, Endpoint
 
 log = logging.getLogger("fakevllm.server")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import compress
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.shaping import kl_penalties
-from fakevllm_server.training.batch import trainable_calls
+from fakevllm_server.algorithms.reward_penalties import kl_penalties
+from fakevllm_server.training.step_plan import trainable_calls
 from fakevllm_server.types.backend import Trainer
 from fakevllm_server.types.calls import FinishedGroup
 

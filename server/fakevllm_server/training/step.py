@@ -13,18 +13,18 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
-from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
-from fakevllm_server.run.coverage import coverage, without_update
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training.batch import PlannedStep, plan_step, with_excluded_counts
-from fakevllm_server.training.branches import branch_metrics
+from fakevllm_server.run.trained_token_share import coverage, without_update
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.guards import MismatchStop
 from fakevllm_server.training.reward_kl import reward_penalties
+from fakevllm_server.training.session_branches import branch_metrics
 from fakevllm_server.training.step_log import DROPPED, formatted, not_finite, step_line
+from fakevllm_server.training.step_plan import PlannedStep, plan_step, with_excluded_counts
+from fakevllm_server.training.stop_and_restart import MismatchStop
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point

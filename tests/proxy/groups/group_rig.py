@@ -13,16 +13,16 @@ import orjson
 
 from fakevllm.admission.rules import Train
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.context import GroupContext
-from fakevllm.groups.executor import GroupExecutor, GroupServices
-from fakevllm.groups.record import GroupDraft
+from fakevllm.groups.group_context import GroupContext
+from fakevllm.groups.group_executor import GroupExecutor, GroupServices
+from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.sampler import Sampler
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import Json, RewardOutcome
 from fakevllm.hooks.spec import Sibling
-from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.sessions.placement import Placement
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.sessions.request_placement import Placement
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request, SiblingPlan
@@ -32,7 +32,7 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, Task, parse_sibling
 
 NUM_YIELDS = 30

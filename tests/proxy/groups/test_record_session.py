@@ -9,17 +9,17 @@ import orjson
 import pytest
 
 from fakevllm.admission.rules import ServeOnly, ServeOnlyReason
-from fakevllm.groups.record import GroupDraft
-from fakevllm.sessions.hints import NO_HINTS
-from fakevllm.sessions.lookup import LookupResult
-from fakevllm.sessions.placement import Placement
+from fakevllm.groups.group_record import GroupDraft
+from fakevllm.sessions.client_session_ids import NO_HINTS
+from fakevllm.sessions.request_placement import Placement
+from fakevllm.sessions.session_lookup import LookupResult
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.request import Request
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.groups.group_rig import WHOLE, answer_of, staged, text_of
 

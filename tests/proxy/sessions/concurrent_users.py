@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from fakevllm.sessions.hints import Hints, hints_of
+from fakevllm.sessions.client_session_ids import Hints, hints_of
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import IncomingRequest, Place
 from fakevllm_adapters.formats.base import EngineInfo

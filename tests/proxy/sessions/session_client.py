@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from fakevllm.sessions.hints import NO_HINTS, Hints
+from fakevllm.sessions.client_session_ids import NO_HINTS, Hints
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import IncomingRequest, Place
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fakevllm.sessions.hints import Hints
+from fakevllm.sessions.client_session_ids import Hints
 from fakevllm.sessions.types import Evidence, Kind, Place
 from tests.proxy.sessions.session_client import (
     LONG,

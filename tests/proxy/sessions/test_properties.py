@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from fakevllm.sessions.hints import NO_HINTS, Hints
+from fakevllm.sessions.client_session_ids import NO_HINTS, Hints
 from fakevllm.sessions.types import Kind, Place
 from tests.proxy.sessions.session_client import Json, SessionClient, assistant, call, tool, user
 

@@ -13,7 +13,7 @@ import pytest
 
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.settlement import feedback_service
-from fakevllm.web.components import ProxyComponents
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.proxy.ledger.ledger_cases import group

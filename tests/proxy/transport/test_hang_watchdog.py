@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import GRACE_S, AppResponse
 from fakevllm.transport.hang_watchdog import HangWatchdog
 from fakevllm.transport.retry import RetryHandler, failure_reason

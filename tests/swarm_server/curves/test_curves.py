@@ -16,8 +16,8 @@ from swarm_server.samples import call
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.curves import event_files
 from fakevllm_server.curves.event_files import EventFiles, PackageMissing
-from fakevllm_server.curves.follower import FOLDER, Curves, Follower
 from fakevllm_server.curves.points import Cursor, Point
+from fakevllm_server.curves.run_follower import FOLDER, Curves, Follower
 from tests.swarm_server.curves.readings import Charts
 from tests.swarm_server.journal.server_process import ServerProcess
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm_server.pools import episode_of, pool_of
 
-from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.group_pool import Pool
 
 EPISODES = "rollout_until_finish_enough_episodes"
 TASKS = "rollout_until_finish_enough_tasks"

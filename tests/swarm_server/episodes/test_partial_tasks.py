@@ -14,9 +14,9 @@ from swarm_server.samples import call
 from swarm_server.training.intake_server import IntakeServer
 
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, WorkflowOutput
-from fakevllm_server.episodes import waiting_tasks
-from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.waiting_tasks import CompletedTask
+from fakevllm_server.episodes import incomplete_tasks
+from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.episodes.incomplete_tasks import CompletedTask
 
 HOUR_S = 3600.0
 
@@ -82,7 +82,7 @@ def test_waiting_tasks_are_limited_and_the_oldest_is_dropped_with_a_reason(
     monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
     """An episode has five tokens. The task whose last episode is oldest is dropped."""
-    monkeypatch.setattr(waiting_tasks, name, bound)
+    monkeypatch.setattr(incomplete_tasks, name, bound)
     pool = pool_of(num_repeat=4)
     for task in ("a", "b"):
         episode_of(pool, task, 1.0, 0)

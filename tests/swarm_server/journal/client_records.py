@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from fakevllm_server.episodes.registry import Idempotency
+from fakevllm_server.episodes.episode_registry import Idempotency
 from fakevllm_server.types.calls import RecordedCall
 from tests.swarm_server.journal.server_process import ServerProcess
 

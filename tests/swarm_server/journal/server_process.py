@@ -20,8 +20,8 @@ from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.intake import Intake
 from fakevllm_server.training.step import StepRunner
+from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
 
 # The entropy bonus has a gradient for every call, so that no group is left out of a batch.

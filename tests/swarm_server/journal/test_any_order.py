@@ -35,7 +35,7 @@ from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
     WorkflowOutput,
 )
-from fakevllm_server.episodes.registry import Episode, EpisodeRefused, Idempotency
+from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused, Idempotency
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads
 from fakevllm_server.types.backend import BackendError

@@ -11,8 +11,8 @@ from sqlalchemy import create_engine
 
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal import reads, tables
-from fakevllm_server.journal.changes import meta_set
 from fakevllm_server.journal.migrations import MIGRATIONS
+from fakevllm_server.journal.row_changes import meta_set
 from fakevllm_server.journal.store import Journal
 from tests.swarm_server.journal.disk_faults import rows
 

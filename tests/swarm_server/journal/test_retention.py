@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from swarm_server.samples import call
 from swarm_server.training.intake_server import CLIENT, IntakeServer, end_request
 
-from fakevllm_server.episodes.registry import EpisodeRefused
+from fakevllm_server.episodes.episode_registry import EpisodeRefused
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads, retention
 from fakevllm_server.training import checkpointing
@@ -203,7 +203,7 @@ async def test_replies_from_the_future_are_deleted(
 ) -> None:
     monkeypatch.setattr(retention, "KEEP_REPLIES_S", 0.0)
     with monkeypatch.context() as patch:
-        patch.setattr("fakevllm_server.journal.changes.time.time", lambda: 4e9)
+        patch.setattr("fakevllm_server.journal.row_changes.time.time", lambda: 4e9)
         await train(server, "of the year 2096")
         assert server.process.journal.drain()
     await train_groups(server)

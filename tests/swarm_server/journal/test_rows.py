@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal import row_changes, reads
 from fakevllm_server.journal.rows import CorruptCall, call_row, parse_call_row
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
@@ -100,15 +100,15 @@ async def test_a_call_survives_the_journal_file_unchanged(journal: Journal, path
         allowed=TokenMasks.from_packed_sets([None, packed(b"\x81")]),
         logprobs=[-5e-324, -0.1],
     )
-    await journal.write(changes.call_recorded("g/0", 0, one, "g"))
+    await journal.write(row_changes.call_recorded("g/0", 0, one, "g"))
     ((stored,),) = journal.read(reads.calls_by_sibling, "g", 1)
     assert bits(stored) == bits(one)
     assert rows(path, "SELECT COUNT(*) FROM calls") == [(1,)]
 
 
 async def test_a_call_that_is_written_twice_is_stored_once(journal: Journal) -> None:
-    put = changes.call_recorded("g/0", 0, call(), "g")
-    again = changes.call_recorded("g/0", 0, call(version=9), "g")
+    put = row_changes.call_recorded("g/0", 0, call(), "g")
+    again = row_changes.call_recorded("g/0", 0, call(version=9), "g")
     await journal.write(put, put, again)
     assert journal.read(reads.calls_by_sibling, "g", 1) == [[call()]]
 

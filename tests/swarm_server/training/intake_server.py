@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
     WorkflowOutput,
 )
-from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.types.calls import RecordedCall
 from tests.swarm_server.journal.server_process import JOB, ServerProcess
 

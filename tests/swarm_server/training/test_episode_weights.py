@@ -11,8 +11,8 @@ from swarm_server.samples import call
 
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LossSpec
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.loss_units import LossCall, call_shares
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.algorithms.loss_sequences import LossCall, call_shares
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 

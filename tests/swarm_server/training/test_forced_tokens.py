@@ -7,9 +7,9 @@ from dataclasses import replace
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
-from fakevllm_server.training.batch import PlannedStep, plan_step
+from fakevllm_server.training.step_plan import PlannedStep, plan_step
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.token_masks import TokenMasks, packed

@@ -14,7 +14,7 @@ from swarm_server.training.intake_server import IntakeServer, end_request
 from fakevllm_server.episodes import submissions
 from fakevllm_server.journal import writer
 from fakevllm_server.journal.writer import JournalError
-from fakevllm_server.training import intake
+from fakevllm_server.training import submission_intake
 from tests.swarm_server.journal.disk_faults import BlockedWriter, Disk
 
 
@@ -116,7 +116,7 @@ async def test_replies_that_wait_for_the_disk_are_remembered_beyond_the_limit(
 async def test_an_app_does_not_wait_for_a_slow_or_failing_disk(
     server: IntakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "CALL_LIMIT_S", 0.01)
+    monkeypatch.setattr(submission_intake, "CALL_LIMIT_S", 0.01)
     episode = await server.claim()
     blocked = BlockedWriter(server.process.journal)
     await server.capture("g")
@@ -127,7 +127,7 @@ async def test_an_app_does_not_wait_for_a_slow_or_failing_disk(
     disk.refuse()
     await server.capture("g")
     await asyncio.to_thread(_until, lambda: server.process.journal.error is not None)
-    monkeypatch.setattr(intake, "CALL_LIMIT_S", 1e6)
+    monkeypatch.setattr(submission_intake, "CALL_LIMIT_S", 1e6)
     await server.process.intake.add_episode_call(episode, call())
     disk.accept()
     found = server.process.waiting()

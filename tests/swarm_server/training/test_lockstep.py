@@ -16,11 +16,11 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.training import step
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import ActionFailed
 from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 from fakevllm_server.web.routes import control, episodes
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
 def rolling_server(folder: Path, job: TrainJob) -> ServerState:

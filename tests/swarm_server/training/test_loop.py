@@ -14,7 +14,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.backends.fake.engine import START_THETA
 from fakevllm_server.episodes import open_groups
-from fakevllm_server.training import guards, loop
+from fakevllm_server.training import loop, stop_and_restart
 from fakevllm_server.training import step as steps
 from fakevllm_server.types.backend import (
     ActionFailed,
@@ -27,7 +27,7 @@ from fakevllm_server.types.backend import (
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 

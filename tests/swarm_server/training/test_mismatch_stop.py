@@ -19,16 +19,16 @@ from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR,
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training import guards, loop
-from fakevllm_server.training.guards import MAX_TOO_FAR, MismatchStop
+from fakevllm_server.training import loop, stop_and_restart
+from fakevllm_server.training.stop_and_restart import MAX_TOO_FAR, MismatchStop
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.web.routes.control import router
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
 

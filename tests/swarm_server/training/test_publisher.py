@@ -11,7 +11,7 @@ from swarm_server.loops import JOB, Parts, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.training import guards, loop
+from fakevllm_server.training import loop, stop_and_restart
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 
 REASON = "target_modules names 'nope': name another"
@@ -19,7 +19,7 @@ REASON = "target_modules names 'nope': name another"
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
     monkeypatch.setattr(loop, "STEP_GRACE_S", 0.01)
 

@@ -1,4 +1,4 @@
-from fakevllm_server.training.guards import MAX_S, PROVEN_AFTER_S, RestartBackoff
+from fakevllm_server.training.stop_and_restart import MAX_S, PROVEN_AFTER_S, RestartBackoff
 
 
 def test_the_pause_grows_while_engines_die_soon_after_their_start() -> None:

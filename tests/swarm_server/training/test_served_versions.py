@@ -19,9 +19,9 @@ from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 
 from fakevllm_server.backends.fake.engine import START_THETA, FakeEngine
-from fakevllm_server.backends.process.backend_pairs import TwoProcesses
+from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR
-from fakevllm_server.training import guards, loop
+from fakevllm_server.training import loop, stop_and_restart
 from fakevllm_server.training import step as steps
 from fakevllm_server.types.backend import (
     ActionFailed,
@@ -153,7 +153,7 @@ async def train_with_fates(fates: list[str], folder: Path) -> None:
 
 def run_with_fates(fates: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "FIRST_S", 0.0)
+        patch.setattr(stop_and_restart, "FIRST_S", 0.0)
         patch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
         patch.setattr(loop, "SWEEP_EVERY_S", 0.01)
         asyncio.run(train_with_fates([*fates], Path(folder)))

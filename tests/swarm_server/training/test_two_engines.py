@@ -11,15 +11,19 @@ from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.backends.process import backend_pairs
-from fakevllm_server.backends.process.backend_pairs import MEMORY, TwoProcesses, weights_folder
-from fakevllm_server.training import guards, loop, step
+from fakevllm_server.backends.process import rollout_trainer_pairs
+from fakevllm_server.backends.process.rollout_trainer_pairs import (
+    MEMORY,
+    TwoProcesses,
+    weights_folder,
+)
+from fakevllm_server.training import loop, step, stop_and_restart
 from fakevllm_server.types.backend import ActionFailed, BackendError
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(step, "RETRY_STEP_AFTER_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
@@ -205,7 +209,7 @@ async def test_the_last_step_is_saved_even_if_loading_its_weights_is_retried(
 async def test_a_slow_health_check_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_pairs, "QUICK_CHECK_S", local_engines.SLOW_CHECK_S / 2)
+    monkeypatch.setattr(rollout_trainer_pairs, "QUICK_CHECK_S", local_engines.SLOW_CHECK_S / 2)
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")

@@ -10,7 +10,7 @@ from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_compat.chat_checks import check_continuation, check_conversation
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, type_refusal
-from fakevllm_server.backends.http.requested_sampling import check_model
+from fakevllm_server.backends.http.sampling_parameters import check_model
 from fakevllm_server.types.backend import TokenEngine
 
 Json = dict[str, Any]

@@ -63,7 +63,7 @@ class Cluster:
             raise _cannot_join(address, error) from None
 
     @property
-    def is_private_settings(self) -> bool:
+    def is_private(self) -> bool:
         return self._folder is not None
 
     def num_gpus_per_node(self) -> list[int]:

@@ -17,12 +17,12 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.http.engine_server import create_app
-from fakevllm_server.rollout.capture.table import CAPTURES
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.rollout.capture.capture_registry import CAPTURES
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.token_masks import TokenMasks
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

@@ -22,7 +22,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS, sharing_attentions
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.types.backend import BackendRefused, Call
 
 CPU_WAYS = sharing_attentions(torch.device("cpu"))

@@ -30,7 +30,7 @@ from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
 from fakevllm_server.backends.torch_forest.autocast import compute_dtype, set_compute_dtype
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
 from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.backend import Batch, Call, LossSpec

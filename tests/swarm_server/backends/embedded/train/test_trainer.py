@@ -24,7 +24,7 @@ from swarm_server.backends.embedded.engine_helpers import (
 )
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.step_pieces import cut_into_pieces
+from fakevllm_server.backends.embedded.train.micro_batches import cut_into_pieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.sampling import Sampling
