@@ -41,7 +41,7 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 class TrainJob(SwarmSections):
     """A training job.
 
-    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields. `job/yaml.py`
+    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields. `job/yaml_reader.py`
     reads the YAML.
     """
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
 from fakevllm_server.episodes.active_clients import ActiveClients
+from fakevllm_server.episodes.batch_selection import PoolCounts, method_of
 from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
 from fakevllm_server.episodes.finished_groups import FinishedGroups
-from fakevllm_server.episodes.group_policy import FULL, TIED, PoolCounts, method_of, why_not_pooled
+from fakevllm_server.episodes.group_filter import FULL, TIED, why_not_pooled
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask, ExpiredTask, WaitingTasks
 from fakevllm_server.episodes.open_groups import OpenGroups
 from fakevllm_server.episodes.quotas import MixQuotas
@@ -272,10 +273,10 @@ class Pool:
         `version` is the version of the weights that will be trained.
         """
         dropped = self.take_dropped() | self._drop_stale(version)
-        takes_all = self._method.takes_all
-        if not (takes_all or self.is_due):
+        if not (self._method.takes_all or self.is_due):
             return TakenGroups([], dropped)
-        newest = self._finished.newest(self.num_finished if takes_all else self._job.batch_size)
+        num_taken = self._method.num_taken(self.num_finished, self._job)
+        newest = self._finished.newest(num_taken)
         self._tied.clear()
         self.clients.clear()
         for group_id in newest:

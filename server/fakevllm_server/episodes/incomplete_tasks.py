@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.episodes.group_policy import FULL
+from fakevllm_server.episodes.group_filter import FULL
 from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_tokens
 
 MAX_TASKS = 10_000

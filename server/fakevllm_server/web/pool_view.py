@@ -10,8 +10,8 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.batch_status import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.algorithms.reward_penalties import is_tied
+from fakevllm_server.episodes.batch_selection import method_of
 from fakevllm_server.episodes.episode_registry import Episode
-from fakevllm_server.episodes.group_policy import method_of
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.types.calls import ScoredEpisode
 from fakevllm_server.web.server_state import ServerState

@@ -11,7 +11,7 @@
     aggregate.py   from a number per token to one number
 
 A loss takes [tokens] tensors and returns a loss per token. It never averages:
-`algorithms.loss_units` decides the mean. A new loss is a new file, one entry in LOSSES and one in
+`algorithms.loss_sequences` decides the mean. A new loss is a new file, one entry in LOSSES and one in
 `loss_spec.LOSS_DEFAULTS`.
 """
 

@@ -20,8 +20,8 @@ from fakevllm_adapters.protocol.batch_status import (
 from fakevllm_adapters.protocol.group_tokens import GroupView
 from fakevllm_adapters.protocol.swarm import SuccessReply
 from fakevllm_server.config.model import ConfigError
+from fakevllm_server.episodes.batch_selection import method_of
 from fakevllm_server.episodes.episode_registry import Episode
-from fakevllm_server.episodes.group_policy import method_of
 from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.run.group_display import read_group_view
