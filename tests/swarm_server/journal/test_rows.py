@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm_server.journal import row_changes, reads
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import CorruptCall, call_row, parse_call_row
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
