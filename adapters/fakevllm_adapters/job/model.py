@@ -41,8 +41,8 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 class TrainJob(SwarmSections):
     """A training job.
 
-    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields. `job/yaml_reader.py`
-    reads the YAML.
+    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields.
+    `job/yaml_reader.py` reads the YAML.
     """
 
     model_config = ConfigDict(

@@ -11,8 +11,8 @@
     aggregate.py   from a number per token to one number
 
 A loss takes [tokens] tensors and returns a loss per token. It never averages:
-`algorithms.loss_sequences` decides the mean. A new loss is a new file, one entry in LOSSES and one in
-`loss_spec.LOSS_DEFAULTS`.
+`algorithms.loss_sequences` decides the mean. A new loss is a new file, one entry in LOSSES and one
+in `loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations
