@@ -55,7 +55,7 @@ EVENTS = st.one_of(
 )
 
 
-async def happen(stage: Stage, event: object) -> None:
+async def apply_event(stage: Stage, event: object) -> None:
     match event:
         case int(index), str(word) if index in stage.upstream.words:
             await stage.act(index, word)
@@ -78,16 +78,18 @@ async def happen(stage: Stage, event: object) -> None:
             pass
 
 
-async def played(rules: dict[str, Any], streamed: bool, shadow: bool, events: list[object]) -> None:
+async def run_events(
+    rules: dict[str, Any], streamed: bool, shadow: bool, events: list[object]
+) -> None:
     async with staged(4, streamed=streamed, shadow=shadow, **rules) as stage:
         for event in events:
-            await happen(stage, event)
+            await apply_event(stage, event)
         while not stage.records:
             running = sorted(stage.upstream.words)
-            assert running or stage.hook.waiting is not None, "waits for nothing"
-            await happen(stage, "score")
+            assert running or stage.hook.waiting is not None, "the group waits for no event"
+            await apply_event(stage, "score")
             if running and running[0] in stage.upstream.words:
-                await happen(stage, (running[0], "answers"))
+                await apply_event(stage, (running[0], "answers"))
         await stage.turn()
         assert stage.handler.done() and stage.hook.waiting is None
         assert sorted(stage.upstream.started) == sorted(stage.upstream.ended)
@@ -128,4 +130,4 @@ def check_record(stage: Stage, streamed: bool) -> None:
 def test_every_order_of_events_has_one_answer_one_record_and_no_leftover_task(
     loop: asyncio.Runner, rules: dict[str, Any], streamed: bool, shadow: bool, events: list[object]
 ) -> None:
-    loop.run(played(rules, streamed, shadow, events))
+    loop.run(run_events(rules, streamed, shadow, events))

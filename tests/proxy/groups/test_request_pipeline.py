@@ -34,14 +34,14 @@ NOWHERE = "http://127.0.0.1:9"
 EVENT = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":"stop"}]}\n\n'
 
 
-class Scripted(EngineClient):
+class FixedEngine(EngineClient):
     """An engine that answers with fixed chunks, or never."""
 
     def __init__(self, chunks: list[bytes], *, hangs: bool = False) -> None:
         super().__init__(NOWHERE, None)
         self.chunks = chunks
         self.hangs = hangs
-        self.is_asked = asyncio.Event()
+        self.is_streamed = asyncio.Event()
         self.headers: list[Mapping[str, str]] = []
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
@@ -57,7 +57,7 @@ class Scripted(EngineClient):
     async def _drip(self) -> AsyncIterator[bytes]:
         for chunk in self.chunks:
             yield chunk
-        self.is_asked.set()
+        self.is_streamed.set()
         if self.hangs:
             await asyncio.Event().wait()
 
@@ -70,7 +70,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def running(upstream: Scripted, ledger: Ledger) -> AsyncGenerator[Pipeline]:
+async def running(upstream: FixedEngine, ledger: Ledger) -> AsyncGenerator[Pipeline]:
     link = SwarmLink(NOWHERE, None, TrainJob(), ledger)
     pipeline = Pipeline(
         Config(),
@@ -94,17 +94,17 @@ def request(**headers: str) -> Request:
     return Request("r1", ADAPTER, b"{}", b"{}", ADAPTER.open(dict(BODY), EngineInfo()), headers)
 
 
-async def stays() -> MutableMapping[str, Any]:
+async def never_disconnects() -> MutableMapping[str, Any]:
     await asyncio.Event().wait()
-    raise AssertionError("the app never leaves")
+    raise AssertionError("the app never disconnects")
 
 
-async def handled(pipeline: Pipeline, sent: list[MutableMapping[str, Any]]) -> None:
+async def handle_request(pipeline: Pipeline, sent: list[MutableMapping[str, Any]]) -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
     app_request = request()
-    await pipeline.handle(GroupDraft(app_request, Task(), "", None), stays, send)
+    await pipeline.handle(GroupDraft(app_request, Task(), "", None), never_disconnects, send)
 
 
 def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
@@ -114,35 +114,35 @@ def body_of(sent: list[MutableMapping[str, Any]]) -> bytes:
 async def test_an_end_of_stream_in_single_byte_chunks_is_recognized(ledger: Ledger) -> None:
     chunks = [EVENT, *(bytes([byte]) for byte in DONE)]
     sent: list[MutableMapping[str, Any]] = []
-    async with running(Scripted(chunks), ledger) as pipeline:
-        await handled(pipeline, sent)
+    async with running(FixedEngine(chunks), ledger) as pipeline:
+        await handle_request(pipeline, sent)
     assert body_of(sent) == EVENT + DONE
     assert ledger.drain()
-    found = ledger.group("r1")
-    assert found is not None and found.state == "served"
+    record = ledger.group("r1")
+    assert record is not None and record.state == "served"
 
 
 async def test_a_stop_ends_an_open_stream_with_an_error_and_a_row_in_the_ledger(
     ledger: Ledger,
 ) -> None:
-    upstream = Scripted([EVENT], hangs=True)
+    upstream = FixedEngine([EVENT], hangs=True)
     sent: list[MutableMapping[str, Any]] = []
     async with running(upstream, ledger) as pipeline:
-        task = asyncio.create_task(handled(pipeline, sent))
-        await upstream.is_asked.wait()
-        task.cancel()  # as uvicorn does it; the pipeline's close comes right behind
+        task = asyncio.create_task(handle_request(pipeline, sent))
+        await upstream.is_streamed.wait()
+        task.cancel()  # uvicorn cancels the request right before the pipeline is closed
         await pipeline.close()
         await task
     body = body_of(sent)
     assert body.startswith(EVENT) and b"The proxy is stopping" in body and body.endswith(DONE)
     assert sent[-1]["more_body"] is False
     assert ledger.drain()
-    found = ledger.group("r1")
-    assert found is not None and (found.state, found.reason) == ("failed", "proxy_stopped")
+    record = ledger.group("r1")
+    assert record is not None and (record.state, record.reason) == ("failed", "proxy_stopped")
 
 
 async def test_each_sibling_has_its_own_request_id() -> None:
-    upstream = Scripted([EVENT, DONE])
+    upstream = FixedEngine([EVENT, DONE])
     app_request = request(**{"X-Request-Id": "abc"})
     for index in range(3):
         await sample(upstream, app_request, SiblingPlan(3), index, 1.0)
@@ -151,7 +151,7 @@ async def test_each_sibling_has_its_own_request_id() -> None:
     await upstream.close()
 
 
-class Whole(Scripted):
+class UnstreamedEngine(FixedEngine):
     """An engine that answers with one body instead of a stream."""
 
     @asynccontextmanager
@@ -174,15 +174,15 @@ async def test_an_answer_that_cannot_be_translated_is_recorded_as_not_served(
     answer = {"id": "x", "object": "chat.completion", "model": "m", "choices": [choice]}
     adapter = ADAPTERS["messages"]
     body = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
-    cut = Request("r1", adapter, b"{}", b"{}", adapter.open(body, EngineInfo()), {})
+    request_ = Request("r1", adapter, b"{}", b"{}", adapter.open(body, EngineInfo()), {})
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    async with running(Whole([orjson.dumps(answer)]), ledger) as pipeline:
-        await pipeline.handle(GroupDraft(cut, Task(), "", None), stays, send)
+    async with running(UnstreamedEngine([orjson.dumps(answer)]), ledger) as pipeline:
+        await pipeline.handle(GroupDraft(request_, Task(), "", None), never_disconnects, send)
     assert sent[0]["status"] == 500 and ledger.drain()
-    found = ledger.group("r1")
-    assert found is not None
-    assert (found.state, found.reason, found.status) == ("failed", NOT_SHOWN, 500)
+    record = ledger.group("r1")
+    assert record is not None
+    assert (record.state, record.reason, record.status) == ("failed", NOT_SHOWN, 500)

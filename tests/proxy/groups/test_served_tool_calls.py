@@ -38,8 +38,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "tools": [{"name": "run", "input_schema": {"type": "object"}}],
     },
 }
-SEEN = re.compile(rb"mark-of-(\d)")
-"""Stands in a sibling's words, in the name of its call, in its arguments and in its id."""
+MARKS = re.compile(rb"mark-of-(\d)")
+"""Mark in all parts of a sibling's answer: its text, and the name, arguments and id of its call."""
 
 
 class CallingSwarm(ScriptedSwarm):
@@ -50,18 +50,18 @@ class CallingSwarm(ScriptedSwarm):
         body: dict[str, Any] = await request.json() if request.can_read_body else {}
         if request.path == "/v1/completions":
             choice = {"index": 0, "text": f"mark-of-{index}", "finish_reason": "stop"}
-            return _sent("text_completion", choice, body)
+            return _reply("text_completion", choice, body)
         if request.path == "/v1/chat/completions":
             function = {"name": f"mark-of-{index}", "arguments": f'{{"a":"mark-of-{index}"}}'}
             call = {"index": 0, "id": f"mark-of-{index}", "type": "function", "function": function}
             message = {"role": "assistant", "content": f"mark-of-{index}", "tool_calls": [call]}
             part = "delta" if body.get("stream") else "message"
             choice = {"index": 0, part: message, "finish_reason": "tool_calls"}
-            return _sent("chat.completion", choice, body)
+            return _reply("chat.completion", choice, body)
         return await super()._answer(request)
 
 
-def _sent(kind: str, choice: dict[str, Any], body: dict[str, Any]) -> web.Response:
+def _reply(kind: str, choice: dict[str, Any], body: dict[str, Any]) -> web.Response:
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
     answer = {"id": "a", "object": kind, "created": 1, "model": "fake", "choices": [choice]}
     if not body.get("stream"):
@@ -93,7 +93,7 @@ async def test_only_the_served_siblings_tool_calls_reach_the_app(
             received = await answer.read()
             await until(lambda: len(_siblings(tmp_path)) == 3)
     assert answer.status == 200
-    assert {int(mark) for mark in SEEN.findall(received)} == {served}, received
+    assert {int(mark) for mark in MARKS.findall(received)} == {served}, received
     rows = _siblings(tmp_path)
     assert [row[0] for row in rows if row[1]] == [served]
     assert all(f"mark-of-{index}" in message for index, _, message in rows), "all were sampled"

@@ -20,7 +20,7 @@ LOOP = [
 ]
 
 
-def end(*messages: Json, scope: str = "key") -> bytes:
+def history_key(*messages: Json, scope: str = "key") -> bytes:
     return normalize_history(messages, scope).key
 
 
@@ -36,7 +36,7 @@ def end(*messages: Json, scope: str = "key") -> bytes:
     ],
 )
 def test_a_rewritten_tool_call_has_the_same_history(changed: Json) -> None:
-    assert end(LOOP[0], changed, *LOOP[2:]) == end(*LOOP)
+    assert history_key(LOOP[0], changed, *LOOP[2:]) == history_key(*LOOP)
 
 
 @pytest.mark.parametrize(
@@ -51,13 +51,13 @@ def test_a_rewritten_tool_call_has_the_same_history(changed: Json) -> None:
     ],
 )
 def test_a_different_call_or_text_has_another_history(changed: Json) -> None:
-    assert end(LOOP[0], changed, *LOOP[2:]) != end(*LOOP)
+    assert history_key(LOOP[0], changed, *LOOP[2:]) != history_key(*LOOP)
 
 
 def test_parts_that_clients_insert_and_remove_do_not_change_the_key() -> None:
     cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     reminder = {"type": "text", "text": "<system-reminder>It is Monday</system-reminder>"}
-    assert end(
+    assert history_key(
         {"role": "system", "content": "Today is Monday"},
         {"role": "user", "content": [reminder, cached]},
         LOOP[1],
@@ -72,21 +72,23 @@ def test_parts_that_clients_insert_and_remove_do_not_change_the_key() -> None:
             "refusal": None,
             "provider_specific_fields": {"x": 1},
         },
-    ) == end(*LOOP)
+    ) == history_key(*LOOP)
 
 
 def test_images_change_the_key_and_their_cache_control_does_not() -> None:
-    def picture(url: str, **more: Any) -> Json:
+    def image_message(url: str, **more: Any) -> Json:
         part = {"type": "image_url", "image_url": {"url": url}} | more
         return {"role": "user", "content": [part, {"type": "text", "text": "colour?"}]}
 
-    assert end(picture("data:a")) == end(picture("data:a", cache_control={"type": "ephemeral"}))
-    assert end(picture("data:a")) != end(picture("data:b"))
-    assert end(picture("data:a")) != end(user("colour?"))
+    assert history_key(image_message("data:a")) == history_key(
+        image_message("data:a", cache_control={"type": "ephemeral"})
+    )
+    assert history_key(image_message("data:a")) != history_key(image_message("data:b"))
+    assert history_key(image_message("data:a")) != history_key(user("colour?"))
 
 
 def test_histories_of_two_keys_are_never_equal() -> None:
-    assert end(user("hi")) != end(user("hi"), scope="other")
+    assert history_key(user("hi")) != history_key(user("hi"), scope="other")
 
 
 def test_a_turn_begins_with_a_users_message() -> None:
@@ -126,7 +128,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
-ODD = st.fixed_dictionaries(
+MESSAGE_LIKE = st.fixed_dictionaries(
     {},
     optional={
         "role": st.sampled_from(["user", "assistant", "tool", "system"]) | ANYTHING,
@@ -138,7 +140,7 @@ ODD = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(ODD | ANYTHING))
+@given(st.lists(MESSAGE_LIKE | ANYTHING))
 def test_every_request_body_has_a_history(messages: list[Any]) -> None:
     assert normalize_history(messages, "key").key == normalize_history(messages, "key").key
 
@@ -176,11 +178,11 @@ def test_repeated_announcements_of_examples_are_scanned_in_linear_time() -> None
 def test_a_question_has_the_same_key_with_and_without_inserted_context(
     around: str,
 ) -> None:
-    asked = around.format(c="<source id='1'>a text</source>", q="What is it about?")
-    assert end(user(asked), assistant("A text.")) == end(
+    question = around.format(c="<source id='1'>a text</source>", q="What is it about?")
+    assert history_key(user(question), assistant("A text.")) == history_key(
         user("What is it about?"), assistant("A text.")
     )
-    assert normalize_history([user(asked)], "").question == "What is it about?"
+    assert normalize_history([user(question)], "").question == "What is it about?"
     assert normalize_history([user("### Task:\nRespond to the user query <b>")], "").question
 
 

@@ -1,6 +1,6 @@
-"""Recorded conversations of many users at once find their sessions and turns again.
+"""Recorded conversations of many concurrent users are placed in their sessions and turns.
 
-What their content cannot tell is left out here and listed in docs/sessions.md.
+Requests whose content is not enough to place them are excluded. docs/sessions.md lists them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def play(conversations: list[Copy], seed: int, *, with_headers: bool) -> Concurr
 
 
 def expected_sessions(users: ConcurrentUsers) -> dict[str, str]:
-    """The session of each conversation: where its first main call was put."""
+    """Return the session of each conversation, which is that of its first main call."""
     return {
         name: next((one for one in placed if not one.recorded.is_side), placed[0]).place.session_id
         for name, placed in users.placed.items()
@@ -45,31 +45,31 @@ def expected_sessions(users: ConcurrentUsers) -> dict[str, str]:
 
 
 def misplaced(users: ConcurrentUsers) -> Iterator[tuple[str, int, PlacedRequest]]:
-    """Requests in another session than theirs, in one of two conversations, or of another turn."""
+    """Yield the requests that were placed in a wrong or shared session, or in a wrong turn."""
     expected = expected_sessions(users)
     shared = Counter(expected.values())
     for name, placed in users.placed.items():
         for at, one in enumerate(placed):
             place = one.place
-            is_home = place.session_id == expected[name] and shared[expected[name]] == 1
-            if not is_home or place.turn != one.recorded.turn:
+            is_right_session = place.session_id == expected[name] and shared[expected[name]] == 1
+            if not is_right_session or place.turn != one.recorded.turn:
                 yield name, at, one
 
 
 class Placeable:
-    """Whether the content of a request says whose it is."""
+    """Decides whether the content of a request is enough to find its session."""
 
     def __init__(self, conversations: list[Copy]) -> None:
         self._copies = {copy.name: copy for copy in conversations}
         self._openings = Counter(copy.opening for copy in conversations)
 
-    def is_opened_alone(self, copy: Copy) -> bool:
+    def has_unique_opening(self, copy: Copy) -> bool:
         return self._openings[copy.opening] == 1
 
     def __call__(self, name: str, at: int) -> bool:
         copy = self._copies[name]
         one = copy.requests[at]
-        is_unique = self.is_opened_alone(copy)
+        is_unique = self.has_unique_opening(copy)
         if one.is_side:
             return is_unique or any(answer in str(one.body) for answer in copy.answers)
         if any(earlier.body == one.body for earlier in copy.requests[:at]):
@@ -105,10 +105,10 @@ def test_all_main_calls_except_resends_are_found(conversations: list[Copy]) -> N
 
 def test_requests_without_unique_call_ids_are_placed_by_text(conversations: list[Copy]) -> None:
     can_place = Placeable(conversations)
-    own_words = [
-        with_counted_ids(copy) for copy in conversations if can_place.is_opened_alone(copy)
+    unique_openings = [
+        with_counted_ids(copy) for copy in conversations if can_place.has_unique_opening(copy)
     ]
-    users = play(own_words, 2, with_headers=False)
+    users = play(unique_openings, 2, with_headers=False)
     missed = [one for one in misplaced(users) if can_place(*one[:2])]
     assert missed == []
     assert sum(len(placed) > 1 for placed in users.placed.values()) > 40

@@ -13,30 +13,32 @@ from tests.swarm_server.journal.server_process import ServerProcess
 
 
 class RunInvariants:
+    """Compares the journal, the memory and the trainer's weights with the clients' records."""
+
     def __init__(self, process: ServerProcess, records: ClientRecords) -> None:
         self._process = process
         self._records = records
 
     def check(self) -> None:
-        found = self._process.waiting()
-        self._memory_and_file_agree(found)
-        self._episodes_are_conserved(found)
-        self._open_groups_have_all_their_calls(found)
-        self._acknowledged_requests_have_an_effect(found)
-        self._tasks_are_complete(found)
-        self._waiting_groups_have_all_their_calls(found)
-        self._no_unneeded_call_is_kept(found)
+        pending = self._process.waiting()
+        self._memory_and_file_agree(pending)
+        self._episodes_are_conserved(pending)
+        self._open_groups_have_all_their_calls(pending)
+        self._acknowledged_requests_have_an_effect(pending)
+        self._tasks_are_complete(pending)
+        self._waiting_groups_have_all_their_calls(pending)
+        self._no_unneeded_call_is_kept(pending)
         self._each_group_was_trained_once()
         self._every_call_of_a_trained_group_was_trained()
 
-    def _memory_and_file_agree(self, found: reads.PendingWork) -> None:
+    def _memory_and_file_agree(self, pending: reads.PendingWork) -> None:
         intake = self._process.intake
-        assert intake.pool.num_finished == len(found.groups)
-        assert intake.pool.num_open == len(found.open_groups)
-        assert intake.episodes.num_claimed == len(found.claimed)
-        assert found.corrupt == []
+        assert intake.pool.num_finished == len(pending.groups)
+        assert intake.pool.num_open == len(pending.open_groups)
+        assert intake.episodes.num_claimed == len(pending.claimed)
+        assert pending.corrupt == []
 
-    def _episodes_are_conserved(self, waiting: reads.PendingWork) -> None:
+    def _episodes_are_conserved(self, pending: reads.PendingWork) -> None:
         states = self._states("SELECT episode_id, state FROM episodes")
         records = self._records
         claimed = {claim.episode_id for claim in records.claims.values()}
@@ -48,26 +50,26 @@ class RunInvariants:
         }
         assert states == expected
         assert len(claimed) + len(records.open_episodes) + len(ended) == records.num_created
-        found = {one.uuid: (one.key, one.kind, one.calls) for one in waiting.claimed}
+        found = {one.uuid: (one.key, one.kind, one.calls) for one in pending.claimed}
         assert found == {
             one.uuid: (one.key, one.kind, one.calls) for one in records.claims.values()
         }
 
-    def _open_groups_have_all_their_calls(self, found: reads.PendingWork) -> None:
-        assert found.open_groups == {
+    def _open_groups_have_all_their_calls(self, pending: reads.PendingWork) -> None:
+        assert pending.open_groups == {
             name: {index: calls for index, calls in group.items() if calls}
             for name, group in self._records.open_groups.items()
         }
 
-    def _acknowledged_requests_have_an_effect(self, found: reads.PendingWork) -> None:
+    def _acknowledged_requests_have_an_effect(self, pending: reads.PendingWork) -> None:
         states = self._states("SELECT group_id, state || COALESCE(':' || reason, '') FROM groups")
-        going = {"pooled", "planned", "consumed", "dropped:lost_with_checkpoint"}
+        trainable_states = {"pooled", "planned", "consumed", "dropped:lost_with_checkpoint"}
         for name in self._records.ended_groups:
-            assert states.get(name) in going
+            assert states.get(name) in trainable_states
         for name in self._records.aborted_groups:
             assert states.get(name) == "dropped:aborted"
         samples = self._states("SELECT owner, group_id FROM samples")
-        waiting = {sample.owner: calls for sample, calls in found.samples}
+        waiting = {sample.owner: calls for sample, calls in pending.samples}
         for uuid, one in self._records.ended.items():
             group_id = samples[uuid]
             if one.claim.kind == "eval":
@@ -75,12 +77,14 @@ class RunInvariants:
             elif group_id is None:
                 assert waiting.pop(uuid) == one.claim.calls
             else:
-                assert states[group_id] in going or states[group_id].startswith("dropped:")
+                assert states[group_id] in trainable_states or states[group_id].startswith(
+                    "dropped:"
+                )
         assert waiting == {}
 
-    def _tasks_are_complete(self, found: reads.PendingWork) -> None:
+    def _tasks_are_complete(self, pending: reads.PendingWork) -> None:
         num_repeat = self._process.job.num_repeat
-        waiting = Counter(sample.task_id for sample, _ in found.samples)
+        waiting = Counter(sample.task_id for sample, _ in pending.samples)
         assert all(num < num_repeat for num in waiting.values())
         for name, owners in self._process.journal.read(_owners).items():
             ended = [self._records.ended[owner] for owner in owners if owner in self._records.ended]
@@ -88,17 +92,17 @@ class RunInvariants:
             assert is_left or not name.startswith("task:") or len(ended) == num_repeat
             assert len({one.task_id for one in ended}) <= 1
 
-    def _waiting_groups_have_all_their_calls(self, found: reads.PendingWork) -> None:
+    def _waiting_groups_have_all_their_calls(self, pending: reads.PendingWork) -> None:
         batches = self._process.journal.read(reads.planned_batches, [])
-        for group in [*found.groups, *(one for batch in batches for one in batch.groups)]:
+        for group in [*pending.groups, *(one for batch in batches for one in batch.groups)]:
             assert group.episodes
             for episode in group.episodes:
                 assert list(episode.calls) == self._records.calls_of(episode.owner)
 
-    def _no_unneeded_call_is_kept(self, found: reads.PendingWork) -> None:
-        needed = {claim.uuid for claim in found.claimed}
-        needed |= {sample.owner for sample, _ in found.samples}
-        for name, group in found.open_groups.items():
+    def _no_unneeded_call_is_kept(self, pending: reads.PendingWork) -> None:
+        needed = {claim.uuid for claim in pending.claimed}
+        needed |= {sample.owner for sample, _ in pending.samples}
+        for name, group in pending.open_groups.items():
             needed |= {SiblingRef(name, index).episode_id for index in group}
         needed |= set(self._states(_NEEDED, self._process.journal.read(reads.meta, PRUNED) or 0))
         assert set(self._states("SELECT owner, COUNT(*) FROM calls GROUP BY owner")) <= needed
@@ -106,14 +110,14 @@ class RunInvariants:
     def _each_group_was_trained_once(self) -> None:
         """Check that each group was trained once, and in the planned order."""
         weights = self._process.trainer.weights
-        told = self._process.journal.read(_done)
+        done = self._process.journal.read(_done)
         trained = [list(dict.fromkeys(name for name, _ in calls)) for calls in weights]
-        assert trained == told
+        assert trained == done
         names = [name for step in trained for name in step]
         assert len(names) == len(set(names))
         consumed = self._states("SELECT group_id, state FROM groups WHERE state = 'consumed'")
         assert set(consumed) == set(names)
-        assert self._process.log.last_step == len(told)
+        assert self._process.log.last_step == len(done)
 
     def _every_call_of_a_trained_group_was_trained(self) -> None:
         owners = self._process.journal.read(_owners)

@@ -77,14 +77,16 @@ STEP_FATES = st.none() | st.sampled_from(STEP_POINTS)
 
 
 class AnyOrder(RuleBasedStateMachine):
+    """Requests, kills and losses in any order. `fate` is the crash point of a kill, or None."""
+
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.place = tempfile.TemporaryDirectory(prefix="journal-")
+        self.temporary = tempfile.TemporaryDirectory(prefix="journal-")
         self.folder_numbers = itertools.count()
         self.serial = itertools.count(1)
         self.records = ClientRecords()
-        self.begun = time.monotonic()
+        self.started_at = time.monotonic()
 
     @initialize(save_freq=st.integers(1, 3), num_repeat=st.integers(1, 3))
     def begin(self, save_freq: int, num_repeat: int) -> None:
@@ -100,54 +102,56 @@ class AnyOrder(RuleBasedStateMachine):
         if hasattr(self, "process"):
             self.process.close()
         self.runner.close()
-        self.place.cleanup()
+        self.temporary.cleanup()
 
     # --- helpers of the rules
 
-    def run(self, act: Awaitable[T]) -> T:
-        async def whole() -> T:
-            return await act
+    def run(self, action: Awaitable[T]) -> T:
+        async def coroutine() -> T:
+            return await action
 
-        return self.runner.run(whole())
+        return self.runner.run(coroutine())
 
-    def act(self, fate: str | None, act: Callable[[], Awaitable[T]]) -> Outcome[T]:
+    def act(self, fate: str | None, action: Callable[[], Awaitable[T]]) -> Outcome[T]:
         """Run an action until its changes are on disk, or until the kill at `fate`."""
 
-        async def whole() -> Outcome[T]:
+        async def coroutine() -> Outcome[T]:
             if fate is None:
-                result = await act()
+                result = await action()
                 await self.process.journal.flush()
                 return Outcome(result, None, is_acknowledged=True)
-            return await kill_at(self.process, fate, self._folder(), act)
+            return await kill_at(self.process, fate, self._folder(), action)
 
-        outcome = self.run(whole())
+        outcome = self.run(coroutine())
         if outcome.next_process is not None:
-            self.goes_on(outcome.next_process)
+            self.continue_with(outcome.next_process)
         return outcome
 
     def has_effect(self, fate: str | None, outcome: Outcome[Any]) -> bool:
         """Return whether the action was acknowledged or its change is on disk."""
-        is_cut = outcome.next_process is not None and fate is not None and "before" in fate
-        return outcome.is_acknowledged or not is_cut
+        is_lost = outcome.next_process is not None and fate is not None and "before" in fate
+        return outcome.is_acknowledged or not is_lost
 
-    def goes_on(self, process: ServerProcess) -> None:
+    def continue_with(self, process: ServerProcess) -> None:
         self.process = process
         self.records.restart()
         self.run(process.boot_trainer())
 
-    def told(self, request: Request, conflicting_request: Request, reply: BaseModel) -> None:
+    def record_acknowledged(
+        self, request: Request, conflicting_request: Request, reply: BaseModel
+    ) -> None:
         self.records.acknowledged.append(AcknowledgedRequest(request, conflicting_request, reply))
 
-    def changes_nothing(self, act: Awaitable[T]) -> T:
+    def changes_nothing(self, action: Awaitable[T]) -> T:
         before = self.process.content()
-        result = self.run(act)
+        result = self.run(action)
         assert self.process.content() == before
         return result
 
     def new_call(self) -> RecordedCall:
         return call(ids=(next(self.serial), 1))
 
-    def picked(self, pick: int) -> Claim:
+    def pick_claim(self, pick: int) -> Claim:
         claims = list(self.records.claims.values())
         return claims[pick % len(claims)]
 
@@ -157,7 +161,7 @@ class AnyOrder(RuleBasedStateMachine):
         return episode
 
     def _folder(self) -> Path:
-        return Path(self.place.name) / f"{next(self.folder_numbers)}"
+        return Path(self.temporary.name) / f"{next(self.folder_numbers)}"
 
     # --- episodes
 
@@ -166,40 +170,42 @@ class AnyOrder(RuleBasedStateMachine):
     )
     def claim(self, kind: str, short: bool, fate: str | None) -> None:
         limit_s = SHORT_S if short else 1e9
-        asked = Idempotency(f"asked {next(self.serial)}", b"so")
+        idempotency = Idempotency(f"key {next(self.serial)}", b"so")
         outcome = self.act(
             fate,
-            lambda: self.process.intake.claim(CLIENT, kind, limit_s, idempotency=asked),
+            lambda: self.process.intake.claim(CLIENT, kind, limit_s, idempotency=idempotency),
         )
         if self.has_effect(fate, outcome):
             one = outcome.result
             known = {claim.uuid for claim in self.records.expired}
             assert one.uuid not in known | set(self.records.claims) | set(self.records.ended)
-            self.records.add_claim(Claim(one.episode_id, one.uuid, one.key, kind, short, asked))
+            self.records.add_claim(
+                Claim(one.episode_id, one.uuid, one.key, kind, short, idempotency)
+            )
         else:
-            assert self.asked_again(asked) is None
+            assert self.repeat_claim(idempotency) is None
 
-    def asked_again(self, asked: Idempotency) -> Episode | None:
-        return self.changes_nothing(self.process.intake.renew_claim(CLIENT, "", asked))
+    def repeat_claim(self, idempotency: Idempotency) -> Episode | None:
+        return self.changes_nothing(self.process.intake.renew_claim(CLIENT, "", idempotency))
 
     @precondition(lambda self: self.records.claims)
     @rule(pick=PICK)
-    def claim_again(self, pick: int) -> None:
-        claim = self.picked(pick)
-        assert self.asked_again(claim.idempotency) is self.episode(claim)
+    def repeat_a_claim(self, pick: int) -> None:
+        claim = self.pick_claim(pick)
+        assert self.repeat_claim(claim.idempotency) is self.episode(claim)
         claim.renewed_at_h = 0
 
     @precondition(lambda self: self.records.expired or self.records.ended)
     @rule(pick=PICK)
-    def claim_again_what_is_over(self, pick: int) -> None:
-        over = self.records.expired + [one.claim for one in self.records.ended.values()]
-        claim = over[pick % len(over)]
-        assert self.asked_again(claim.idempotency) is None
+    def repeat_an_ended_claim(self, pick: int) -> None:
+        ended = self.records.expired + [one.claim for one in self.records.ended.values()]
+        claim = ended[pick % len(ended)]
+        assert self.repeat_claim(claim.idempotency) is None
 
     @precondition(lambda self: self.records.claims)
     @rule(pick=PICK, fate=fates("call"))
-    def call_of_an_episode(self, pick: int, fate: str | None) -> None:
-        claim, one = self.picked(pick), self.new_call()
+    def record_episode_call(self, pick: int, fate: str | None) -> None:
+        claim, one = self.pick_claim(pick), self.new_call()
         episode = self.episode(claim)
         outcome = self.act(fate, lambda: self.process.intake.add_episode_call(episode, one))
         if self.has_effect(fate, outcome):
@@ -208,36 +214,36 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.records.claims)
     @rule(pick=PICK, at_h=st.integers(1, 3))
     def renew(self, pick: int, at_h: int) -> None:
-        self.renewed(self.picked(pick), at_h)
+        self.renew_at(self.pick_claim(pick), at_h)
 
-    def renewed(self, claim: Claim, at_h: int) -> None:
-        self.process.intake.episodes.renew(self.episode(claim), self.begun + at_h * HOUR_S)
+    def renew_at(self, claim: Claim, at_h: int) -> None:
+        self.process.intake.episodes.renew(self.episode(claim), self.started_at + at_h * HOUR_S)
         claim.renewed_at_h = at_h
 
     @rule(at_h=st.integers(1, 4), fate=fates("reopen"))
     def sweep(self, at_h: int, fate: str | None) -> None:
-        ran_out = self.records.claims_expired_at(at_h)
+        expired = self.records.claims_expired_at(at_h)
 
         async def sweep() -> None:
-            self.process.intake.sweep(self.begun + at_h * HOUR_S)
+            self.process.intake.sweep(self.started_at + at_h * HOUR_S)
 
         outcome = self.act(fate, sweep)
         # No reply reports that a claim has expired, so the claim may be valid again after a kill.
-        is_cut = outcome.next_process is not None and fate == "reopen.before_commit"
-        for claim in [] if is_cut else ran_out:
+        is_lost = outcome.next_process is not None and fate == "reopen.before_commit"
+        for claim in [] if is_lost else expired:
             self.records.expire(claim)
 
     @rule(fate=fates("complete"))
-    def the_others_of_a_task_stay_away(self, fate: str | None) -> None:
+    def complete_partial_tasks(self, fate: str | None) -> None:
         for claim in self.records.claims.values():
-            self.renewed(claim, LONG_H)
+            self.renew_at(claim, LONG_H)
         waiting: defaultdict[str | None, set[str]] = defaultdict(set)
         for sample, _ in self.process.waiting().samples:
             waiting[sample.task_id].add(sample.owner)
 
         async def sweep() -> None:
-            self.process.intake.sweep(self.begun)
-            self.process.intake.sweep(self.begun + LONG_H * HOUR_S)
+            self.process.intake.sweep(self.started_at)
+            self.process.intake.sweep(self.started_at + LONG_H * HOUR_S)
 
         outcome = self.act(fate, sweep)
         self.records.partial_tasks |= {frozenset(owners) for owners in waiting.values()}
@@ -247,7 +253,7 @@ class AnyOrder(RuleBasedStateMachine):
     @precondition(lambda self: self.records.claims)
     @rule(pick=PICK, task=st.sampled_from(TASKS), reward=REWARDS, fate=fates("end_episode"))
     def end_episode(self, pick: int, task: str, reward: float, fate: str | None) -> None:
-        claim = self.picked(pick)
+        claim = self.pick_claim(pick)
 
         def request_with(reward: float) -> Request:
             end = EndEpisodeRequest(
@@ -262,31 +268,31 @@ class AnyOrder(RuleBasedStateMachine):
         outcome = self.act(fate, lambda: request(self.process))
         if self.has_effect(fate, outcome):
             self.records.end_episode(EndedEpisode(claim, task, reward))
-            self.told(request, request_with(0.25), outcome.result)
+            self.record_acknowledged(request, request_with(0.25), outcome.result)
 
     @precondition(lambda self: self.records.claims)
     @rule(pick=PICK, fate=fates("reopen"))
     def abort_episode(self, pick: int, fate: str | None) -> None:
-        claim = self.picked(pick)
+        claim = self.pick_claim(pick)
         outcome = self.act(fate, lambda: self.process.intake.abort_episode(claim.uuid, CLIENT))
         if self.has_effect(fate, outcome):
             self.records.expire(claim)
 
     @rule(task=st.sampled_from(TASKS), reward=REWARDS)
-    def a_whole_episode(self, task: str, reward: float) -> None:
+    def end_a_new_episode(self, task: str, reward: float) -> None:
         self.claim("train", False, None)
         last = len(self.records.claims) - 1
-        self.call_of_an_episode(last, None)
+        self.record_episode_call(last, None)
         self.end_episode(last, task, reward, None)
 
     @precondition(lambda self: self.records.expired)
     @rule(pick=PICK)
-    def an_older_epoch(self, pick: int) -> None:
+    def use_an_expired_claim(self, pick: int) -> None:
         claim = self.records.expired[pick % len(self.records.expired)]
         end = EndEpisodeRequest(client_uuid=CLIENT, episode_uuid=claim.uuid, task_id="t0")
         late = Episode(claim.episode_id, 1, claim.key, CLIENT, claim.kind, SHORT_S, 0.0)
 
-        async def comes_late() -> None:
+        async def send_late_requests() -> None:
             assert self.process.intake.episodes.find_by_key(claim.key) is None
             assert self.process.intake.episodes.find(claim.uuid) is None
             await self.process.intake.add_episode_call(late, self.new_call())
@@ -297,12 +303,12 @@ class AnyOrder(RuleBasedStateMachine):
                 return
             raise AssertionError("an older epoch was ended")
 
-        self.changes_nothing(comes_late())
+        self.changes_nothing(send_late_requests())
 
     # --- groups
 
     @rule(name=st.sampled_from(GROUPS), index=st.integers(0, 2), fate=fates("call"))
-    def call_of_a_sibling(self, name: str, index: int, fate: str | None) -> None:
+    def record_sibling_call(self, name: str, index: int, fate: str | None) -> None:
         one = self.new_call()
         outcome = self.act(fate, lambda: self.process.intake.add_call(SiblingRef(name, index), one))
         if self.has_effect(fate, outcome):
@@ -328,7 +334,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.records.end_group(name, len(rewards))
             expected = [[one.to_wire() for one in calls] for calls in self._calls_of(name)]
             assert reply.calls == expected
-            self.told(request, request_with([*rewards, 0.0]), reply)
+            self.record_acknowledged(request, request_with([*rewards, 0.0]), reply)
 
     @rule(name=st.sampled_from(GROUPS), fate=fates("abort_group"))
     def abort_group(self, name: str, fate: str | None) -> None:
@@ -355,7 +361,7 @@ class AnyOrder(RuleBasedStateMachine):
         outcome = self.act(fate, lambda: request(self.process))
         if self.has_effect(fate, outcome):
             self.records.ended_groups[name] = {0: [one]}
-            self.told(request, request_with(0.25), outcome.result)
+            self.record_acknowledged(request, request_with(0.25), outcome.result)
 
     def _calls_of(self, name: str) -> list[list[RecordedCall]]:
         return list(self.records.ended_groups[name].values())
@@ -364,7 +370,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.records.acknowledged)
     @rule(pick=st.integers(0, 50))
-    def the_same_again(self, pick: int) -> None:
+    def repeat_a_request(self, pick: int) -> None:
         known = self.records.acknowledged[pick % len(self.records.acknowledged)]
         again = self.changes_nothing(known.request(self.process))
         # The reply contains the calls of a group only while they are kept.
@@ -373,7 +379,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @precondition(lambda self: self.records.acknowledged)
     @rule(pick=st.integers(0, 50))
-    def other_words_under_the_same_name(self, pick: int) -> None:
+    def send_a_conflicting_request(self, pick: int) -> None:
         known = self.records.acknowledged[pick % len(self.records.acknowledged)]
 
         async def refused() -> None:
@@ -392,16 +398,16 @@ class AnyOrder(RuleBasedStateMachine):
         self.act(fate, lambda: self.process.step())
 
     @rule(num_scored=st.integers(2, 3), fate=STEP_FATES)
-    def a_whole_group(self, num_scored: int, fate: str | None) -> None:
+    def train_a_new_group(self, num_scored: int, fate: str | None) -> None:
         name = f"whole {next(self.serial)}"
         for index in range(3):
-            self.call_of_a_sibling(name, index, None)
+            self.record_sibling_call(name, index, None)
         rewards = [0.0, 1.0, 0.5][:num_scored]
         self.end_group(list(self.records.open_groups).index(name), rewards, None)
         self.step(fate)
 
     @rule(is_updated=st.booleans())
-    def the_trainer_dies_in_a_step(self, is_updated: bool) -> None:
+    def kill_the_trainer_in_a_step(self, is_updated: bool) -> None:
         def die() -> None:
             raise BackendError("lost")
 
@@ -422,12 +428,12 @@ class AnyOrder(RuleBasedStateMachine):
         self.act(None, step)
 
     @rule(fate=fates("roll_back", "publish"))
-    def the_trainer_is_lost(self, fate: str | None) -> None:
+    def lose_the_trainer(self, fate: str | None) -> None:
         self.act(fate, lambda: self.process.boot_trainer())
 
     @precondition(lambda self: len(self.process.journal.read(reads.checkpoints)) > 1)
     @rule(fate=fates("roll_back", "abandon"))
-    def the_newest_checkpoint_is_damaged(self, fate: str | None) -> None:
+    def damage_the_newest_checkpoint(self, fate: str | None) -> None:
         newest = self.process.journal.read(reads.checkpoints)[0]
         (self.process.folder / "checkpoints" / newest.folder / "weights.json").write_text("[]")
         self.act(fate, lambda: self.process.boot_trainer())
@@ -435,15 +441,15 @@ class AnyOrder(RuleBasedStateMachine):
     # --- the server
 
     @rule(is_killed=st.booleans())
-    def the_next_life(self, is_killed: bool) -> None:
-        self.goes_on(
+    def restart_server(self, is_killed: bool) -> None:
+        self.continue_with(
             self.process.restarted_after_kill(self._folder())
             if is_killed
             else self.process.restarted()
         )
 
     @invariant()
-    def all_holds(self) -> None:
+    def all_invariants_hold(self) -> None:
         RunInvariants(self.process, self.records).check()
 
 
@@ -462,11 +468,11 @@ def test_a_step_that_is_killed_at_any_point_is_made_once(point: str, save_freq: 
     try:
         run.begin(save_freq, 2)
         for fate in (None, None, None, point, None):
-            run.a_whole_group(2, fate)
-            run.all_holds()
-        run.the_next_life(is_killed=True)
+            run.train_a_new_group(2, fate)
+            run.all_invariants_hold()
+        run.restart_server(is_killed=True)
         while run.process.steps.has_planned:
             run.step(None)
-        run.all_holds()
+        run.all_invariants_hold()
     finally:
         run.teardown()

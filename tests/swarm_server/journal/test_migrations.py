@@ -20,11 +20,7 @@ METADATA = tables.Meta.metadata
 
 
 def shape(path: Path) -> dict[str, Any]:
-    """Return columns, keys and indexes of every table.
-
-    The name of an index that SQLite created by itself contains no information about its columns, so
-    the columns are included.
-    """
+    """Return the columns and indexes of every table, with the columns of each index."""
     db = sqlite3.connect(path)
     try:
         schema: dict[str, Any] = {}
