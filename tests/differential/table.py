@@ -25,7 +25,8 @@ For example, vLLM 0.27 refuses this request with status 400, because `max_tokens
 the model's context. fakevllm lowers the limit, and the app gets an answer:
 
     curl 127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
-        -d '{{"model": "demo", "max_tokens": 1000000, "messages": [{{"role": "user", "content": "Hi"}}]}}'
+        -d '{{"model": "demo", "max_tokens": 1000000,
+             "messages": [{{"role": "user", "content": "Hi"}}]}}'
 
 A test, `tests/differential`, checks the list. It sends {num} requests to a real `vllm serve`. It
 sends each request in three ways: directly to vLLM; through proxy and server with one sibling (one
