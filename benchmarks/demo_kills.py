@@ -39,7 +39,7 @@ from benchmarks.demo_parts.process_kills import (
 )
 from benchmarks.ledger_checks import Finding
 from benchmarks.results import conditions, markdown_table, replace_section
-from fakevllm.demo.probe import NUM_SAMPLES
+from fakevllm.demo.accuracy_probe import NUM_SAMPLES
 
 Json = dict[str, Any]
 

@@ -103,19 +103,19 @@ async def run(started: Processes, options: argparse.Namespace) -> tuple[Stack, T
 
 async def kill_processes(stack: Stack, seconds: float, chance: random.Random) -> None:
     """Kill server and proxy at random moments, never both at once, and not in the last 20 s."""
-    began = time.monotonic()
+    started = time.monotonic()
     proxy_due = [share * seconds for share in PROXY_KILLS_AT]
     low, high = SERVER_KILL_INTERVAL_S
     if seconds <= 4 * low:  # a short run
         low, high = seconds / 5, seconds / 4
     server_due = chance.uniform(low, high)
-    while (passed := time.monotonic() - began) < seconds - 20:
+    while (passed := time.monotonic() - started) < seconds - 20:
         if proxy_due and passed >= proxy_due[0]:
             proxy_due.pop(0)
             await stack.kill(stack.proxy)
         elif passed >= server_due:
             await stack.kill(stack.server)
-            server_due = time.monotonic() - began + chance.uniform(low, high)
+            server_due = time.monotonic() - started + chance.uniform(low, high)
         await asyncio.sleep(0.5)
 
 

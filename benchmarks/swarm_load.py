@@ -122,9 +122,9 @@ def _start_on_journal(started: Processes, num_rows: int) -> JournalServer:
     name = f"server-{num_rows}"
     journal_filler.fill(started.folder / name, num_rows)
     num_bytes = (started.folder / name / "journal.sqlite").stat().st_size
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     server = started.server("--backend", "fake", folder=name)
-    up_s = time.perf_counter() - began
+    up_s = time.perf_counter() - start_s
     return JournalServer(
         Target(name, server), journal_filler.num_rows(server.folder), up_s, num_bytes
     )

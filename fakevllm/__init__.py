@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from fakevllm.sdk.async_client import AsyncSwarmClient
     from fakevllm.sdk.client import SwarmClient
     from fakevllm.sdk.episode import AsyncEpisode, Episode, EpisodeAccess
-    from fakevllm.sdk.executors import (
+    from fakevllm.sdk.episode_executors import (
         PeriodicDrainThreadPoolExecutor,
         auto_train_with_dataset,
         run_episodes_until_all_complete,
     )
     from fakevllm.sdk.job import TrainJob
     from fakevllm.sdk.multi_server import episodes_together, start_engines
-    from fakevllm.sdk.readers import (
+    from fakevllm.sdk.task_readers import (
         CsvReader,
         HfReader,
         JsonlReader,
@@ -65,27 +65,27 @@ __all__ = [
 _HOMES = {
     "AsyncEpisode": "fakevllm.sdk.episode",
     "AsyncSwarmClient": "fakevllm.sdk.async_client",
-    "CsvReader": "fakevllm.sdk.readers",
+    "CsvReader": "fakevllm.sdk.task_readers",
     "Episode": "fakevllm.sdk.episode",
     "EpisodeAccess": "fakevllm.sdk.episode",
     "EpisodeLost": "fakevllm.sdk.types",
-    "HfReader": "fakevllm.sdk.readers",
-    "JsonlReader": "fakevllm.sdk.readers",
-    "PeriodicDrainThreadPoolExecutor": "fakevllm.sdk.executors",
-    "RandomReader": "fakevllm.sdk.readers",
-    "RouterReader": "fakevllm.sdk.readers",
+    "HfReader": "fakevllm.sdk.task_readers",
+    "JsonlReader": "fakevllm.sdk.task_readers",
+    "PeriodicDrainThreadPoolExecutor": "fakevllm.sdk.episode_executors",
+    "RandomReader": "fakevllm.sdk.task_readers",
+    "RouterReader": "fakevllm.sdk.task_readers",
     "ServerUnreachable": "fakevllm.sdk.types",
     "SwarmClient": "fakevllm.sdk.client",
     "SwarmError": "fakevllm.sdk.types",
     "SwarmServerOfflineError": "fakevllm.sdk.types",
     "Task": "fakevllm_adapters.protocol.swarm",
-    "TaskReader": "fakevllm.sdk.readers",
+    "TaskReader": "fakevllm.sdk.task_readers",
     "ThrottlePolicy": "fakevllm.sdk.types",
     "TrainJob": "fakevllm.sdk.job",
     "WorkflowOutput": "fakevllm.sdk.types",
-    "auto_train_with_dataset": "fakevllm.sdk.executors",
+    "auto_train_with_dataset": "fakevllm.sdk.episode_executors",
     "episodes_together": "fakevllm.sdk.multi_server",
-    "run_episodes_until_all_complete": "fakevllm.sdk.executors",
+    "run_episodes_until_all_complete": "fakevllm.sdk.episode_executors",
     "start_engines": "fakevllm.sdk.multi_server",
 }
 """The module that defines each exported name."""

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from fakevllm.sdk.client import SwarmClient
 from fakevllm.sdk.episode import EpisodeAccess as OpenaiBaseUrlAndApiKey
-from fakevllm.sdk.executors import (
+from fakevllm.sdk.episode_executors import (
     PeriodicDrainThreadPoolExecutor,
     auto_train_with_dataset,
     run_episodes_until_all_complete,
 )
 from fakevllm.sdk.job import TrainJob as AgentJetJob
-from fakevllm.sdk.readers import HfReader, JsonlReader, TaskReader
+from fakevllm.sdk.task_readers import HfReader, JsonlReader, TaskReader
 from fakevllm.sdk.types import SwarmServerOfflineError, WorkflowOutput
 from fakevllm.sdk.types import ThrottlePolicy as SwarmThrottlePolicy
 from fakevllm_adapters.protocol.swarm import Task

@@ -223,3 +223,16 @@ async def test_the_access_table_has_every_route_of_the_server(tmp_path: Path) ->
         if f"{path}`" in line
     }
     assert for_admins == ADMIN_PATHS
+
+
+def test_every_module_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    named = set(re.findall(r"`((?:backends/)?[a-z_]+/(?:[a-z_]+/)*[a-z_]+)`", text))
+    modules = {
+        "/".join(path.with_suffix("").relative_to(ROOT).parts)
+        for folder in ("fakevllm", "server", "adapters")
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    named = {name for name in named if not (ROOT / "server" / name).is_dir()}
+    missing = {name for name in named if not any(one.endswith(f"/{name}") for one in modules)}
+    assert len(named) > 20 and missing == set()

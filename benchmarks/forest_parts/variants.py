@@ -16,7 +16,7 @@ from fakevllm_server.forest import CallTokens, pack
 torch: Any = import_module("torch")
 transformers: Any = import_module("transformers")
 attentions: Any = import_module("fakevllm_server.backends.torch_forest.attention.registry")
-plans: Any = import_module("fakevllm_server.backends.torch_forest.plan")
+plans: Any = import_module("fakevllm_server.backends.torch_forest.forward_plan")
 forwards: Any = import_module("fakevllm_server.backends.torch_forest.edge_log_probs")
 sharing: Any = import_module("fakevllm_server.backends.torch_forest.prefix_sharing")
 

@@ -18,9 +18,9 @@ from fakevllm_adapters.protocol.swarm import (
     TrainedGroup,
     WorkflowOutput,
 )
-from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.episodes.submissions import hash_of
-from fakevllm_server.journal import changes
+from fakevllm_server.journal import row_changes
 from fakevllm_server.journal.rows import PooledGroup, SavedCheckpoint, ScoredSample, Submission
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
@@ -84,13 +84,13 @@ def _step_changes(step: int, saved: SavedCheckpoint | None) -> Generator[Change]
     group_ids: list[str] = []
     for _ in range(BATCH_SIZE):
         group_ids.append((yield from _group_changes()))
-    yield changes.planned(step, step - 1, group_ids)
+    yield row_changes.planned(step, step - 1, group_ids)
     groups = [TrainedGroup(group_id=name, siblings=list(range(NUM_REPEAT))) for name in group_ids]
     metrics = {f"metric {number}": float(number) for number in range(40)}
     entry = LogEntry(seq=step, kind="step", step=step, version=step, groups=groups, metrics=metrics)
-    yield changes.trained(entry, saved)
-    yield changes.published(step, step)
-    yield changes.pruned([], step)
+    yield row_changes.trained(entry, saved)
+    yield row_changes.published(step, step)
+    yield row_changes.pruned([], step)
 
 
 def _group_changes() -> Generator[Change, None, str]:
@@ -102,8 +102,8 @@ def _group_changes() -> Generator[Change, None, str]:
         episode = Episode(new_id()[:28], 1, key, "a client", "train", 240.0, 0.0)
         sample = ScoredSample(episode.uuid, index, float(index), task_id)
         samples.append(sample)
-        yield changes.claimed(episode)
-        yield changes.call_recorded(episode.uuid, 0, CALL)
+        yield row_changes.claimed(episode)
+        yield row_changes.call_recorded(episode.uuid, 0, CALL)
         end = EndEpisodeRequest(
             client_uuid="a client",
             episode_uuid=episode.uuid,
@@ -115,7 +115,7 @@ def _group_changes() -> Generator[Change, None, str]:
         is_last = index == NUM_REPEAT - 1
         group = PooledGroup(group_id, GroupState.POOLED) if is_last else None
         members = samples if is_last else []
-        yield changes.episode_ended(episode.episode_id, sample, group, members, submission)
+        yield row_changes.episode_ended(episode.episode_id, sample, group, members, submission)
     return group_id
 
 

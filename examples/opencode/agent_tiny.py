@@ -31,7 +31,7 @@ from examples.opencode.tasks import FILES, LIMIT, Turn, random_session
 from fakevllm_server.backends.embedded.demo_model import make
 from fakevllm_server.backends.torch_forest.attention.registry import default_attention
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
 Json = dict[str, Any]

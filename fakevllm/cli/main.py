@@ -277,7 +277,7 @@ def demo(
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
-        from fakevllm.runtime.engine_choice import EngineChoice
+        from fakevllm.runtime.local_engines import EngineChoice
 
         engines = EngineChoice.resolve(backend, rollout, trainer)
         run_demo(DemoSettings(steps, seed, control, run_dir, json_file, engines, lockstep))

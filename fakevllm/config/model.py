@@ -26,7 +26,7 @@ from fakevllm_adapters.http.client_body import FORBIDDEN_FIELDS
 from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.job.rules import check_job
+from fakevllm_adapters.job.validation import check_job
 from fakevllm_adapters.protocol.keys import ReloadingKeyRing
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 from fakevllm_runtime.key_file import follow_key_file

@@ -19,8 +19,7 @@ from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixe
 
 from fakevllm.admission.dataset import endless_rows
 from fakevllm.config.model import load
-from fakevllm.demo.outcome import Outcome
-from fakevllm.demo.probe import NUM_SAMPLES, Probe, probe
+from fakevllm.demo.accuracy_probe import NUM_SAMPLES, Probe, probe
 from fakevllm.demo.report import show
 from fakevllm.demo.run_state import (
     EMBEDDED,
@@ -31,14 +30,15 @@ from fakevllm.demo.run_state import (
     ready,
     wait_for_final_status,
 )
+from fakevllm.demo.run_summary import Outcome
 from fakevllm.demo.tasks import all_tasks
 from fakevllm.demo.view import render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.replay.backpressure import follow_capacity
-from fakevllm.replay.concurrent_rows import RETRY_FOR_S, play
-from fakevllm.replay.players import EndpointPlayer
 from fakevllm.replay.proxy_queries import register_tasks
-from fakevllm.runtime.engine_choice import EngineChoice
+from fakevllm.replay.row_runner import RETRY_FOR_S, play
+from fakevllm.replay.row_senders import EndpointPlayer
+from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import Task

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fakevllm.demo.outcome import Outcome
+from fakevllm.demo.run_summary import Outcome
 
 WIDEST = 90
 HEIGHT = 16

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from fakevllm.demo import plot
-from fakevllm.demo.outcome import Outcome
-from fakevllm.demo.probe import Probe
-from fakevllm.runtime.engine_choice import EngineChoice
+from fakevllm.demo.accuracy_probe import Probe
+from fakevllm.demo.run_summary import Outcome
+from fakevllm.runtime.local_engines import EngineChoice
 
 SHOWN_SAMPLES = 5
 

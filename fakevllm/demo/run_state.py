@@ -11,7 +11,7 @@ import aiohttp
 
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError
-from fakevllm.runtime.engine_choice import EMBEDDED_READY_TIMEOUT_S, EngineChoice
+from fakevllm.runtime.local_engines import EMBEDDED_READY_TIMEOUT_S, EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply

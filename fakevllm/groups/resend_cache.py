@@ -1,7 +1,7 @@
 """A cache of answers for requests that a client sends again.
 
 A resend gets the answer of its first attempt. The answer comes from the group, if it is still
-running, or from this cache. `attempts.py` decides which requests are resends.
+running, or from this cache. `resend_detection.py` decides which requests are resends.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 
-from fakevllm.groups.attempts import AttemptIndex, RequestAttempts, RequestIdentity
-from fakevllm.ledger.kept_answers import KeptAnswers
+from fakevllm.groups.resend_detection import AttemptIndex, RequestAttempts, RequestIdentity
 from fakevllm.ledger.records import KeptAnswer
+from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.runtime.disconnect import CancelOnDisconnect
-from fakevllm.sessions.hints import Hints
+from fakevllm.sessions.client_session_ids import Hints
 from fakevllm.transport.app_response import AppResponse, SentResponse
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Scope
 from fakevllm_adapters.protocol.errors import unavailable

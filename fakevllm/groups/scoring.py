@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fakevllm.groups.record import GroupDraft
+from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.selection import failure_of, is_broken_off, with_floor
-from fakevllm.hooks.recorded import messages_of
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.recorded_group import messages_of
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.spec import Sibling
-from fakevllm.hooks.worker import HookWorker
 from fakevllm.transport.request import Request, SiblingResult
 from fakevllm_adapters.formats.base import Answer, Json
 from fakevllm_adapters.protocol.swarm import Task

@@ -11,11 +11,11 @@ import orjson
 from rich.table import Table
 from rich.text import Text
 
-from fakevllm.hooks.process import HookInfo
-from fakevllm.hooks.recorded import RecordedGroup, made_up_group
+from fakevllm.hooks.hook_process import HookInfo
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.recorded_group import RecordedGroup, made_up_group
 from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
 from fakevllm.hooks.spec import Feedback
-from fakevllm.hooks.worker import HookWorker
 
 CHECK_TIMEOUT_S = 30.0
 """Default of `hooks.timeout_s`, so that hooks which pass the check are fast enough in traffic."""

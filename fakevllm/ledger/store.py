@@ -20,12 +20,11 @@ from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engi
 from sqlalchemy.exc import DatabaseError
 
 from fakevllm.errors import LedgerError
-from fakevllm.hooks.recorded import RecordedGroup
-from fakevllm.ledger import changes, reads
+from fakevllm.hooks.recorded_group import RecordedGroup
+from fakevllm.ledger import reads, row_changes
+from fakevllm.ledger.conversation_history import recorded_messages
 from fakevllm.ledger.feedback_rows import FeedbackRows
-from fakevllm.ledger.kept_answers import KeptAnswers
 from fakevllm.ledger.migrations import MIGRATIONS
-from fakevllm.ledger.prior_answers import recorded_messages
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
     AnsweredRequest,
@@ -38,6 +37,7 @@ from fakevllm.ledger.records import (
 )
 from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
+from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
@@ -125,19 +125,19 @@ class Ledger:
 
         `calls[i]` has the calls of sibling i, in order.
         """
-        change = partial(changes.settle, group_id=group_id, state=state, reason=reason)
+        change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
         self._writer.put(partial(change, step=step, calls=calls, run_id=run_id))
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
         """Apply entries of the run log. An entry that is passed again changes nothing."""
-        self._writer.put(partial(changes.apply_log, run_id=run_id, entries=entries))
+        self._writer.put(partial(row_changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:
         """Store tasks; a task that is stored again replaces the earlier one.
 
         `owner`: fingerprint of the API key that registered the tasks, or None.
         """
-        self._writer.put(partial(changes.put_tasks, tasks=tasks, owner=owner))
+        self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every earlier change is written or dropped; return False at the timeout.
@@ -160,13 +160,13 @@ class Ledger:
     def log_cursor(self, run_id: str) -> int:
         """Return the number of the last applied entry of this run's log, 0 before the first."""
         with self._read_engine.connect() as db:
-            return changes.read_cursor(db, run_id)
+            return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
         """Return the secret that signs task keys, made once per file. Raises LedgerError."""
         try:
             with self._write_engine.begin() as db:
-                return changes.task_secret(db)
+                return row_changes.task_secret(db)
         except (DatabaseError, sqlite3.Error) as error:
             cause = getattr(error, "orig", None) or error
             raise LedgerError(f"the ledger cannot be written: {cause}") from error
@@ -281,14 +281,14 @@ class Ledger:
         """
         db = self._write_db
         with db.begin():
-            before = changes.dbapi_connection(db).total_changes
+            before = row_changes.dbapi_connection(db).total_changes
             for are_records, run in itertools.groupby(batch, _is_record):
                 if are_records:
-                    changes.put_groups(db, cast(Iterable[GroupRecord], run))
+                    row_changes.put_groups(db, cast(Iterable[GroupRecord], run))
                 else:
                     for change in cast(Iterable[Callable[[Connection], None]], run):
                         change(db)
-            return changes.dbapi_connection(db).total_changes > before
+            return row_changes.dbapi_connection(db).total_changes > before
 
 
 def _is_record(change: _Change) -> bool:

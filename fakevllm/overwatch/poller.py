@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.server_actions import NOT_FOUND, ServerAction
 from fakevllm.overwatch.snapshot import Notice, Snapshot, away_snapshot, build_snapshot
-from fakevllm.sdk import engine_calls
+from fakevllm.sdk import engine_control
 from fakevllm.sdk.http_driver import AsyncHttpDriver, bare_url
 from fakevllm.sdk.protocol import QUICK_TIMEOUT_S, ServerCall, ServerRequest, fetch
 from fakevllm.sdk.types import SwarmError
@@ -82,8 +82,8 @@ class ServerPoller:
         await self._driver.close()
 
     def _read_snapshot(self) -> ServerCall[Snapshot]:
-        status = yield from engine_calls.status()
-        pool = yield from _none_if_not_found(engine_calls.pool_information())
+        status = yield from engine_control.status()
+        pool = yield from _none_if_not_found(engine_control.pool_information())
         yield from self._read_run_log(status.run_id)
         request = ServerRequest("/get_verbose_logs", timeout_s=QUICK_TIMEOUT_S)
         reply = yield from _none_if_not_found(fetch(request, NoticesReply))

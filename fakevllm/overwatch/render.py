@@ -20,7 +20,7 @@ from fakevllm.overwatch.history import LogLine
 from fakevllm.overwatch.metrics_table import metrics_table
 from fakevllm.overwatch.snapshot import Snapshot
 from fakevllm.overwatch.tables import clients_table, running_table, tasks_table
-from fakevllm_adapters.protocol.closed_run import FINISHED
+from fakevllm_adapters.protocol.run_finished import FINISHED
 
 TWO_COLUMNS_FROM = 100
 NARROW_BELOW = 60

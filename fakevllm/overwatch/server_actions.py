@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fakevllm.sdk import engine_calls
+from fakevllm.sdk import engine_control
 from fakevllm.sdk.protocol import ENGINE_TIMEOUT_S, Backoff, ServerCall, ServerRequest, fetch
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.protocol.swarm import EngineStatus, SuccessReply
@@ -33,7 +33,7 @@ class ServerAction:
 def _start() -> ServerCall[str]:
     """Start the engine without waiting until it is ready. The screen shows its progress."""
     reply = yield from fetch(
-        ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), engine_calls.ControlReply
+        ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), engine_control.ControlReply
     )
     if not reply.success:
         raise SwarmError(
@@ -44,7 +44,7 @@ def _start() -> ServerCall[str]:
 
 
 def _stop() -> ServerCall[str]:
-    yield from engine_calls.stop()
+    yield from engine_control.stop()
     return "The engine is off."
 
 
@@ -82,12 +82,12 @@ def _stop_if_idle() -> ServerCall[str | None]:
     Return a message for the user once the engine is off, else None. Raises SwarmError if somebody
     resumed claims.
     """
-    status = yield from engine_calls.status()
+    status = yield from engine_control.status()
     if status.engine_status is EngineStatus.OFFLINE:
         return "The engine is off."
     if not status.claims_paused:
         raise SwarmError("The drain was cancelled: somebody resumed episode claims.")
-    pool = yield from engine_calls.pool_information()
+    pool = yield from engine_control.pool_information()
     is_step_due = status.engine_status is not EngineStatus.ROLLING or status.backlog >= 1
     is_busy = bool(pool.running_episode_details) or is_step_due
     return None if is_busy else (yield from _stop())

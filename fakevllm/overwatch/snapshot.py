@@ -12,8 +12,8 @@ from typing import Any, cast
 
 from fakevllm.overwatch.formatting import parse_seconds
 from fakevllm.overwatch.history import EvaluationRewards, History, LogLine, Step
+from fakevllm_adapters.protocol.batch_status import PoolInformation
 from fakevllm_adapters.protocol.packed_numbers import jsonable_number
-from fakevllm_adapters.protocol.pool import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
 AWAY = "AWAY"

@@ -13,8 +13,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity
-from fakevllm.replay.concurrent_rows import play
-from fakevllm.replay.players import AppPlayer, EndpointPlayer, Player
 from fakevllm.replay.progress import Progress as RowProgress
 from fakevllm.replay.proxy_queries import (
     checked_url,
@@ -23,6 +21,8 @@ from fakevllm.replay.proxy_queries import (
     require_lockstep,
     why_nothing_trains,
 )
+from fakevllm.replay.row_runner import play
+from fakevllm.replay.row_senders import AppPlayer, EndpointPlayer, Player
 from fakevllm.runtime.admin_client import proxy_root
 
 CONCURRENCY = 8

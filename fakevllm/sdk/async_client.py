@@ -8,15 +8,15 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import Any, Self, TypeVar
 
-from fakevllm.sdk import engine_calls, episode_calls
+from fakevllm.sdk import engine_control, episode_calls
 from fakevllm.sdk.console import log_to_stderr
 from fakevllm.sdk.episode import ABORT_LIMIT_S, AsyncEpisode, EpisodeAccess, episode_access
 from fakevllm.sdk.http_driver import AsyncHttpDriver
 from fakevllm.sdk.protocol import ServerCall
 from fakevllm.sdk.types import ServerUnreachable, SwarmError
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.batch_status import EpisodeStatus, PoolInformation, ThrottlePolicy
 from fakevllm_adapters.protocol.keys import new_id
-from fakevllm_adapters.protocol.pool import EpisodeStatus, PoolInformation, ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 log = logging.getLogger("fakevllm.sdk")
@@ -54,13 +54,13 @@ class AsyncSwarmClient:
     # --- the engine
 
     async def status(self) -> EngineStatusReply:
-        return await self._run(engine_calls.status())
+        return await self._run(engine_control.status())
 
     async def get_engine_status(self) -> tuple[str, dict[str, Any]]:
         try:
             reply = await self.status()
         except ServerUnreachable:
-            return engine_calls.CANNOT_CONNECT, {}
+            return engine_control.CANNOT_CONNECT, {}
         return reply.engine_status, reply.model_dump(mode="json")
 
     async def get_global_step(self) -> int:
@@ -68,22 +68,22 @@ class AsyncSwarmClient:
         return int(status.get("global_step") or 0)
 
     async def sync_train_config(self, job: TrainJob) -> None:
-        await self._run(engine_calls.sync_job(job))
+        await self._run(engine_control.sync_job(job))
 
     async def get_train_config(self) -> TrainJob | None:
-        return await self._run(engine_calls.train_config())
+        return await self._run(engine_control.train_config())
 
     async def start_engine(self, timeout_s: float | None = None) -> None:
-        await self._run(engine_calls.start(timeout_s))
+        await self._run(engine_control.start(timeout_s))
         self._has_seen_engine = True
 
     async def stop_engine(self) -> None:
-        await self._run(engine_calls.stop())
+        await self._run(engine_control.stop())
 
     async def auto_sync_train_config_and_start_engine(
         self, job: TrainJob, force_restart: bool = False, timeout_s: float | None = None
     ) -> None:
-        await self._run(engine_calls.ensure_running(job, force_restart, timeout_s))
+        await self._run(engine_control.ensure_running(job, force_restart, timeout_s))
         self._has_seen_engine = True
 
     # --- episodes
@@ -166,18 +166,18 @@ class AsyncSwarmClient:
 
     async def get_rollout_stat(self) -> PoolInformation:
         try:
-            return await self._run(engine_calls.pool_information())
+            return await self._run(engine_control.pool_information())
         except SwarmError:
             return PoolInformation()
 
     async def get_episode_buffer(self) -> list[EpisodeStatus]:
         try:
-            return await self._run(engine_calls.episode_buffer())
+            return await self._run(engine_control.episode_buffer())
         except SwarmError:
             return []
 
     async def agree_sync_weight(self) -> bool:
-        return await self._run(engine_calls.agree(self.client_uuid))
+        return await self._run(engine_control.agree(self.client_uuid))
 
     async def server_experiment_dir(self) -> str:
-        return await self._run(engine_calls.experiment_dir())
+        return await self._run(engine_control.experiment_dir())

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Generator
 from typing import Any, Self, TypeVar
 
-from fakevllm.sdk import engine_calls, episode_calls
+from fakevllm.sdk import engine_control, episode_calls
 from fakevllm.sdk.console import log_to_stderr, print_pool
 from fakevllm.sdk.episode import Episode, EpisodeAccess, OpenClaims, episode_access
 from fakevllm.sdk.http_driver import HttpDriver
@@ -19,10 +19,10 @@ from fakevllm.sdk.multi_server import start_engines
 from fakevllm.sdk.protocol import ServerCall
 from fakevllm.sdk.server_start import start_server
 from fakevllm.sdk.types import ClientClosed, ServerUnreachable, SwarmError
-from fakevllm.sdk.weight_sync import SyncWatcher
+from fakevllm.sdk.weight_sync_callbacks import SyncWatcher
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.batch_status import EpisodeStatus, PoolInformation, ThrottlePolicy
 from fakevllm_adapters.protocol.keys import new_id
-from fakevllm_adapters.protocol.pool import EpisodeStatus, PoolInformation, ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 log = logging.getLogger("fakevllm.sdk")
@@ -87,7 +87,7 @@ class SwarmClient:
     # --- the engine
 
     def status(self) -> EngineStatusReply:
-        return self._run(engine_calls.status())
+        return self._run(engine_control.status())
 
     def get_engine_status(self) -> tuple[str, dict[str, Any]]:
         """Return the state's name and the whole status as a dict.
@@ -97,7 +97,7 @@ class SwarmClient:
         try:
             reply = self.status()
         except ServerUnreachable:
-            return engine_calls.CANNOT_CONNECT, {}
+            return engine_control.CANNOT_CONNECT, {}
         return reply.engine_status, reply.model_dump(mode="json")
 
     def get_global_step(self) -> int:
@@ -105,20 +105,20 @@ class SwarmClient:
         return int(self.get_engine_status()[1].get("global_step") or 0)
 
     def sync_train_config(self, job: TrainJob) -> None:
-        self._run(engine_calls.sync_job(job))
+        self._run(engine_control.sync_job(job))
 
     def get_train_config(self) -> TrainJob | None:
         """Return the server's job; None if it has none, or one that this client cannot parse."""
-        return self._run(engine_calls.train_config())
+        return self._run(engine_control.train_config())
 
     def start_engine(self, timeout_s: float | None = None) -> None:
         """Start the engine, and return once it serves requests; a large model takes minutes."""
-        self._run(engine_calls.start(timeout_s))
+        self._run(engine_control.start(timeout_s))
         self._has_seen_engine = True
 
     def stop_engine(self) -> None:
         """Stop the engine for all clients, and return once it is off."""
-        self._run(engine_calls.stop())
+        self._run(engine_control.stop())
 
     def auto_sync_train_config_and_start_engine(
         self, job: TrainJob, force_restart: bool = False, timeout_s: float | None = None
@@ -128,7 +128,7 @@ class SwarmClient:
         A running engine keeps its own job, and the differences are logged. `force_restart` stops it
         first. `timeout_s` limits the start; None: no limit.
         """
-        self._run(engine_calls.ensure_running(job, force_restart, timeout_s))
+        self._run(engine_control.ensure_running(job, force_restart, timeout_s))
         self._has_seen_engine = True
 
     async_and_start_multi_engine = staticmethod(start_engines)
@@ -230,7 +230,7 @@ class SwarmClient:
     def get_rollout_stat(self) -> PoolInformation:
         """Return the state of the batch; a PoolInformation with default values if that fails."""
         try:
-            return self._run(engine_calls.pool_information())
+            return self._run(engine_control.pool_information())
         except SwarmError:
             return PoolInformation()
 
@@ -240,7 +240,7 @@ class SwarmClient:
     def get_episode_buffer(self) -> list[EpisodeStatus]:
         """Return the running episodes that this client may see; [] if that fails."""
         try:
-            return self._run(engine_calls.episode_buffer())
+            return self._run(engine_control.episode_buffer())
         except SwarmError:
             return []
 
@@ -252,11 +252,11 @@ class SwarmClient:
         agreement is refused for ten minutes, for example because this client has ended no episode
         since the last step.
         """
-        return self._run(engine_calls.agree(self.client_uuid))
+        return self._run(engine_control.agree(self.client_uuid))
 
     def server_experiment_dir(self) -> str:
         """Return the server's folder of this run."""
-        return self._run(engine_calls.experiment_dir())
+        return self._run(engine_control.experiment_dir())
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], None]) -> None:
         """Call `callback`, in a thread of its own, once for each weight sync that begins."""

@@ -8,7 +8,7 @@ from statistics import fmean
 from rich.console import Console
 from rich.table import Table
 
-from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.batch_status import PoolInformation
 
 MAX_TASKS = 20
 

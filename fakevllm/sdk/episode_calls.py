@@ -18,8 +18,8 @@ from fakevllm.sdk.protocol import (
 )
 from fakevllm.sdk.types import EpisodeLost, SwarmError, SwarmServerOfflineError
 from fakevllm_adapters.http.validation_messages import validated
+from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
 from fakevllm_adapters.protocol.keys import new_id
-from fakevllm_adapters.protocol.pool import ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import (
     MAX_REWARD,
     CanContinueRequest,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, ValidationError
 
 from fakevllm_adapters.job import model
-from fakevllm_adapters.job.rules import check_job
-from fakevllm_adapters.job.yaml import (
+from fakevllm_adapters.job.validation import check_job
+from fakevllm_adapters.job.yaml_reader import (
     Settings,
     describe_errors,
     merge_target_modules,

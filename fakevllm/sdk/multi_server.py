@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING
 
 from fakevllm.sdk.episode import Episode
-from fakevllm.sdk.executors import DaemonThreadPool
+from fakevllm.sdk.episode_executors import DaemonThreadPool
 from fakevllm.sdk.http_driver import bare_url
 from fakevllm.sdk.types import SwarmError
 from fakevllm_adapters.job.model import TrainJob

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fakevllm_adapters.http.validation_messages import one_line
-from fakevllm_adapters.protocol import pool, swarm
+from fakevllm_adapters.protocol import batch_status, swarm
 
 
 class _OneLineErrors(BaseModel):
@@ -27,7 +27,7 @@ class WorkflowOutput(_OneLineErrors, swarm.WorkflowOutput):
     pass
 
 
-class ThrottlePolicy(_OneLineErrors, pool.ThrottlePolicy):
+class ThrottlePolicy(_OneLineErrors, batch_status.ThrottlePolicy):
     model_config = ConfigDict(extra="forbid")
 
 

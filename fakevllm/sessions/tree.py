@@ -11,7 +11,14 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from fakevllm.sessions.index import (
+from fakevllm.sessions.normalize import (
+    MessageHistory,
+    PromptEnds,
+    PromptHash,
+    normalize_history,
+    normalize_message,
+)
+from fakevllm.sessions.session_index import (
     EXCERPT_CHARS,
     MAX_GROUPS,
     GroupNode,
@@ -19,13 +26,12 @@ from fakevllm.sessions.index import (
     SessionIndex,
     SessionNode,
 )
-from fakevllm.sessions.lookup import HistoryMatch, LookupResult, SessionLookup, padded, quotes
-from fakevllm.sessions.normalize import (
-    MessageHistory,
-    PromptEnds,
-    PromptHash,
-    normalize_history,
-    normalize_message,
+from fakevllm.sessions.session_lookup import (
+    HistoryMatch,
+    LookupResult,
+    SessionLookup,
+    padded,
+    quotes,
 )
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place, PlacedRequest
 
@@ -79,8 +85,10 @@ class SessionTree:
     def history_of(
         self, body: Json, prompt: str, scope: str
     ) -> tuple[MessageHistory, PromptHash | None]:
-        """Return the history of a body in the upstream's format, and the hash of its prompt or
-        None. `prompt` is used if the body has no messages.
+        """Return the message history of a request body, and the hash of its prompt.
+
+        The body is in the upstream's format. If it has messages, the history is made from them, and
+        the hash is None. Otherwise `prompt` is used; the hash is None if the prompt is empty.
         """
         messages: object = body.get("messages")
         if isinstance(messages, list):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fakevllm.sessions.hints import NO_HINTS, Hints
+from fakevllm.sessions.client_session_ids import NO_HINTS, Hints
 from fakevllm.sessions.normalize import MessageHistory, PromptHash
 
 

@@ -20,15 +20,14 @@ from weakref import WeakValueDictionary
 
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.reward import FeedbackSection
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import FeedbackValue, HookFailure
-from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.metrics import Metrics
 from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.delivery import Delivery
 from fakevllm.settlement.feedback_values import (
     FeedbackBody,
     FeedbackIdConflict,
@@ -37,7 +36,8 @@ from fakevllm.settlement.feedback_values import (
     value_of,
 )
 from fakevllm.settlement.feedback_view import FeedbackSubject, hook_argument, read_subject
-from fakevllm.settlement.late_samples import LateSamples
+from fakevllm.settlement.late_feedback import LateSamples
+from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
 log = logging.getLogger("fakevllm.settlement.feedback_values")

@@ -8,7 +8,7 @@ from typing import Any, cast
 import orjson
 
 from fakevllm.hooks.spec import Feedback
-from fakevllm.ledger.prior_answers import recorded_messages
+from fakevllm.ledger.conversation_history import recorded_messages
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.swarm import Task

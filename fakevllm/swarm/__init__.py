@@ -1,6 +1,7 @@
 """The proxy's connection to its swarm server, except for model calls.
 
-* `link` polls the status, starts the engine, sends groups, and copies the run log into the ledger.
+* `server_connection` polls the status, starts the engine, sends groups, and copies the run log
+  into the ledger.
 * `load_probe` reads the length of the engine's queue.
 * `errors` describes an error of the server, and decides whether a retry may help.
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm.ledger.records import GroupRecord
+from fakevllm_adapters.protocol.group_tokens import CallView, GroupView
 from fakevllm_adapters.protocol.packed_numbers import unpack_floats, unpack_ids
 from fakevllm_adapters.protocol.swarm import CapturedCall
-from fakevllm_adapters.protocol.token_view import CallView, GroupView
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from fakevllm.errors import UserError
 from fakevllm.ledger.store import Ledger
 from fakevllm.tokens.page import Page, ledger_page, server_page
+from fakevllm_adapters.protocol.group_tokens import GroupView
 from fakevllm_adapters.protocol.keys import bearer_header
-from fakevllm_adapters.protocol.token_view import GroupView
 
 TIMEOUT_S = 30.0
 

@@ -7,10 +7,10 @@ from statistics import fmean
 
 from rich.console import Console
 
-from fakevllm.runtime.engine_choice import EngineChoice
+from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.train.config import Settings, load
-from fakevllm.train.inputs import load_inputs
 from fakevllm.train.rollout_loop import Outcome
+from fakevllm.train.training_inputs import load_inputs
 from fakevllm.train.training_run import train
 
 NUM_SUMMARY_STEPS = 5

@@ -17,10 +17,10 @@ from fakevllm.config.errors import explain
 from fakevllm.errors import ConfigError
 from fakevllm.sdk.job import TrainJob
 from fakevllm.sdk.protocol import normalized_server_url
-from fakevllm_adapters.job import strict_yaml
+from fakevllm_adapters.job import strict_yaml_loader
 from fakevllm_adapters.job.model import parse_job
-from fakevllm_adapters.job.rules import check_job
-from fakevllm_adapters.job.yaml import parse_job_yaml
+from fakevllm_adapters.job.validation import check_job
+from fakevllm_adapters.job.yaml_reader import parse_job_yaml
 
 SECTIONS = ("job", "train", "server")
 """Top-level keys of a file with `job:`. A file with `ajet:` may have further ones, for AgentJet."""
@@ -140,7 +140,7 @@ def _sections(text: str, file: Path) -> dict[str, Any]:
     Unknown sections beside `ajet:` are ignored, because AgentJet's own programs use them. Raises
     ConfigError.
     """
-    content = cast("dict[str, Any]", strict_yaml.loads(text))
+    content = cast("dict[str, Any]", strict_yaml_loader.loads(text))
     unknown = [] if "ajet" in content else [name for name in content if name not in SECTIONS]
     if unknown:
         raise ConfigError(

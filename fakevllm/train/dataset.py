@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from fakevllm.errors import ConfigError
-from fakevllm.sdk.readers import CsvReader, JsonlReader
-from fakevllm.train.workflow import describe_error, load_function
+from fakevllm.sdk.task_readers import CsvReader, JsonlReader
+from fakevllm.train.user_workflow import describe_error, load_function
 from fakevllm_adapters.protocol.swarm import Task
 
 

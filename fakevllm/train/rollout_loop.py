@@ -23,14 +23,14 @@ from fakevllm.errors import FakevllmError, UserError
 from fakevllm.sdk.client import SwarmClient
 from fakevllm.sdk.episode import EpisodeAccess
 from fakevllm.sdk.episode_calls import EpisodeType
-from fakevllm.sdk.executors import Retrier, run_episodes_until_all_complete
+from fakevllm.sdk.episode_executors import Retrier, run_episodes_until_all_complete
 from fakevllm.sdk.types import ServerUnreachable, SwarmServerOfflineError
-from fakevllm.train import plan
-from fakevllm.train.inputs import TrainingInputs
+from fakevllm.train import step_schedule
 from fakevllm.train.progress_display import ProgressDisplay
-from fakevllm.train.workflow import parse_workflow_output
+from fakevllm.train.training_inputs import TrainingInputs
+from fakevllm.train.user_workflow import parse_workflow_output
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task, WorkflowOutput
 
 POLL_INTERVAL_S = 0.1
@@ -115,7 +115,7 @@ class RolloutLoop:
                 f"The server's job ends at step {last_step}, before step {self._inputs.num_steps}: "
                 "stop its engine first."
             )
-        if plan.has_same_batches(running, wanted):
+        if step_schedule.has_same_batches(running, wanted):
             return
         raise UserError(
             f"The server's engine runs with batch_size {running.batch_size} and num_repeat "
@@ -159,7 +159,9 @@ class RolloutLoop:
         batches_without_step = 0
         waiting = self._client.get_rollout_stat().completed_tasks_details
         num_played = {task_id: len(uuids) for task_id, uuids in waiting.items()}
-        for tasks in plan.step_tasks(self._inputs.tasks, self._inputs.job, steps_done, num_played):
+        for tasks in step_schedule.step_tasks(
+            self._inputs.tasks, self._inputs.job, steps_done, num_played
+        ):
             if steps_done >= num_steps:
                 return
             rewards = self._run_episodes(tasks, "train", steps_done)
@@ -178,7 +180,7 @@ class RolloutLoop:
                 outcome.rewards.append(fmean(rewards))
                 self._display.show_step(steps_done, fmean(rewards), tokens_per_s)
                 continue
-            explanation = plan.explain_missing_step(dropped)
+            explanation = step_schedule.explain_missing_step(dropped)
             self._display.print_line(explanation)
             has_waiting_groups = bool(status.waiting.get("finished_groups"))
             batches_without_step = 0 if has_waiting_groups else batches_without_step + 1

@@ -14,12 +14,12 @@ from rich.console import Console
 
 from fakevllm.errors import FakevllmError, UserError
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise
-from fakevllm.sdk.executors import DaemonThreadPool
+from fakevllm.sdk.episode_executors import DaemonThreadPool
 from fakevllm.sdk.types import SwarmError
 from fakevllm.train.config import ServerSection, Settings
-from fakevllm.train.inputs import TrainingInputs
 from fakevllm.train.progress_display import ProgressDisplay
 from fakevllm.train.rollout_loop import Outcome, RolloutLoop
+from fakevllm.train.training_inputs import TrainingInputs
 
 HOST = "127.0.0.1"
 

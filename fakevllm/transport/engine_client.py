@@ -23,7 +23,11 @@ from fakevllm_adapters.formats.sse import SseDecoder, data_of, encode, parse_eve
 from fakevllm_adapters.http.asgi import Headers, is_final_status, relayed_headers
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
 from fakevllm_adapters.protocol.keys import bearer_header
-from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason, reason_from_header
+from fakevllm_adapters.protocol.outage_reasons import (
+    REASON_HEADER,
+    OutageReason,
+    reason_from_header,
+)
 from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
 
 log = logging.getLogger("fakevllm.transport.engine_client")

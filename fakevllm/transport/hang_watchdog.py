@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import unreachable
 from fakevllm.transport.retry_policy import AbsenceTimer
 from fakevllm_adapters.protocol.errors import unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 CHECK_EVERY_S = 0.5
 

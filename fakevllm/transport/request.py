@@ -16,7 +16,7 @@ from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRef
 
 _REQUEST_ID = "X-Request-Id"

@@ -10,18 +10,18 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.call_slots import DEFAULT_NUM_CALLS, CallSlots
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
-from fakevllm.transport.fallback import Fallback, with_model
+from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm.transport.retry_policy import RetrySchedule, max_hold_s
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import WireError
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 log = logging.getLogger("fakevllm.transport.retry")
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from fakevllm_adapters.http.asgi import Headers, error_object
 from fakevllm_adapters.protocol.errors import WireError, unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 Json = dict[str, Any]
 

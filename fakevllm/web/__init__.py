@@ -1,6 +1,6 @@
 """The proxy's web application.
 
-* `components` opens and closes the parts of a running proxy.
+* `proxy_components` opens and closes the parts of a running proxy.
 * `app` builds the ASGI application from the routes in `routes/`, and serves it.
 * `cors` answers preflight requests of web pages.
 """

@@ -1,5 +1,7 @@
-"""Is this Python the environment that make_environment.sh makes? Exit code 1 and a line for
-everything that is not as it must be."""
+"""Check that this Python is the environment that make_environment.sh creates.
+
+Print one line to standard error for each problem, and exit with code 1 if there is any.
+"""
 
 from __future__ import annotations
 
@@ -17,49 +19,54 @@ LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
 
 
 def main() -> None:
-    complaints = [*wrong_versions(), *wrong_builds(), *missing_modules(), *broken_requirements()]
-    for complaint in complaints:
-        print(f"check_environment.py: {complaint}", file=sys.stderr)
-    if complaints:
+    problems = [*wrong_versions(), *wrong_builds(), *missing_modules(), *broken_requirements()]
+    for problem in problems:
+        print(f"check_environment.py: {problem}", file=sys.stderr)
+    if problems:
         raise SystemExit(1)
     print("checked:", ", ".join(f"{name} {version(name)}" for name in PINNED))
 
 
 def wrong_versions() -> Iterator[str]:
+    """Yield a problem for each package whose version is not that of constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     for name in PINNED:
-        found = _version(name)
-        if found.partition("+")[0] != pins[name]:
-            yield f"{name} is {found}, constraints.txt says {pins[name]}"
+        installed = _version(name)
+        if installed.partition("+")[0] != pins[name]:
+            yield f"{name} is {installed}, constraints.txt requires {pins[name]}"
 
 
 def wrong_builds() -> Iterator[str]:
-    """Distributions that would make vLLM take this machine for another."""
+    """Yield a problem for each distribution with which vLLM would not choose the CPU, or with which
+    models fail to import."""
     if "cpu" not in _version("vllm"):
-        yield f"the distribution `vllm` must say cpu in its version, and is {_version('vllm')}"
+        yield f"the version of the distribution `vllm` must contain cpu, and is {_version('vllm')}"
     if "cpu" not in _version("torch"):
-        yield f"torch must be its CPU build, and is {_version('torch')}"
+        yield f"torch must be a CPU build, and is {_version('torch')}"
     for name in LEFT_OUT:
         if _version(name) != "missing":
-            yield f"{name} is a CUDA build that breaks models beside a CPU torch: uninstall it"
+            yield f"{name} is a CUDA build and breaks models on a CPU torch: uninstall it"
 
 
 def missing_modules() -> Iterator[str]:
+    """Yield a problem for each module that cannot be imported."""
     for name in MODULES:
         try:
             importlib.import_module(name)
+        # Isolated: any error of an import is a problem to report.
         except Exception as error:
             yield f"{name} cannot be imported: {error}"
 
 
 def broken_requirements() -> Iterator[str]:
+    """Yield the problems that `pip check` reports, except the packages that are left out."""
     command = [sys.executable, "-m", "pip", "check"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
     expected = tuple(f"requires {name}, which is not installed." for name in LEFT_OUT)
-    if answer.returncode != 0:
+    if result.returncode != 0:
         yield from (
-            line for line in answer.stdout.splitlines() if line and not line.endswith(expected)
+            line for line in result.stdout.splitlines() if line and not line.endswith(expected)
         )
 
 

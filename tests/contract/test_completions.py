@@ -27,7 +27,7 @@ from contract.rollouts import (
     user,
 )
 
-from fakevllm_server.rollout.capture.table import CAPTURES
+from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.types.calls import RecordedCall
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

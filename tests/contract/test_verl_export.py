@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.cli.main import app
-from fakevllm_server.journal.changes import saved
+from fakevllm_server.journal.row_changes import saved
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders

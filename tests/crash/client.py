@@ -24,9 +24,9 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_server.episodes.registry import EpisodeRefused
+from fakevllm_server.episodes.episode_registry import EpisodeRefused
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 Ack = dict[str, Any]
 FILE = "client.jsonl"

@@ -18,7 +18,7 @@ from pathlib import Path
 from crash import wrong_orders
 from crash.client import Ack, Client
 from crash.lineage_backend import FAR, POISON, LineageBackend
-from swarm_server.journal.disks import Disk
+from swarm_server.journal.disk_faults import Disk
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
@@ -27,8 +27,8 @@ from fakevllm_server.journal import writer
 from fakevllm_server.training import loop, step
 from fakevllm_server.types import crash_points
 from fakevllm_server.types.backend import Backend, Endpoint
-from fakevllm_server.web import state
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web import server_state
+from fakevllm_server.web.server_state import ServerState
 
 _JOB = {
     "batch_size": 1,
@@ -153,7 +153,7 @@ async def _play_episodes(client: Client) -> None:
     await client.episode("first", "task of three", 1.0)
     await client.abort_episode("aborted")
     await client.episode("after abort", "task of three", 0.0)
-    await client.let_claim_expire("lapsed")
+    await client.let_claim_expire("expired")
     await client.episode("after let_claim_expire", "task of three", 0.0)
     await client.until_task_ended("task of three", 3)
     await client.episode("eval", "eval task", 0.5, kind="eval")
@@ -196,7 +196,7 @@ def main(
     def open_backend(*_: object) -> Backend:
         return LineageBackend()
 
-    state.open_backend = open_backend
+    server_state.open_backend = open_backend
     # Shorter intervals make the tests faster and change no decision.
     step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = writer.RETRY_S = 0.01
     asyncio.run(run_server(run_dir, disk, is_half))

@@ -16,13 +16,13 @@ from swarm_server.backends.embedded.tiny_llama import save_tiny_llama
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
+from fakevllm_server.backends.embedded.train.standalone_trainer import StandaloneTrainer
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import reads
 from fakevllm_server.training import loop
 from fakevllm_server.types.backend import BackendStart, Endpoint
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
-from fakevllm_server.web import state
+from fakevllm_server.web import server_state
 
 VOCABULARY = 512
 NUM_GROUPS = 7
@@ -132,7 +132,7 @@ def main(run_dir: Path, model: str, only_make_model: bool = False) -> None:
     def open_backend(*_: object) -> TorchBackend:
         return TorchBackend(Path(model))
 
-    state.open_backend = open_backend
+    server_state.open_backend = open_backend
     loop.SWEEP_EVERY_S = 0.01
     asyncio.run(run_server(run_dir))
 

@@ -45,11 +45,11 @@ class Mask:
         """Return a text with masked ids."""
         return _UUID.sub(self._uuid, _ID.sub(self._prefixed_id, value))
 
-    def _prefixed_id(self, found: re.Match[str]) -> str:
-        return f"{found[1]}<{len(found[2])} hex, id {self._number(found[2])}>"
+    def _prefixed_id(self, match: re.Match[str]) -> str:
+        return f"{match[1]}<{len(match[2])} hex, id {self._number(match[2])}>"
 
-    def _uuid(self, found: re.Match[str]) -> str:
-        return f"<uuid, id {self._number(found[0])}>"
+    def _uuid(self, match: re.Match[str]) -> str:
+        return f"<uuid, id {self._number(match[0])}>"
 
     def _number(self, id: str) -> int:
         return self._ids.setdefault(id, len(self._ids) + 1)

@@ -17,16 +17,24 @@ FILE = Path(__file__).parents[2] / "docs" / "differences.md"
 
 HEAD = """# Differences from a bare vLLM
 
-This page lists every known difference between vLLM's HTTP API and the API that an app sees when
-fakevllm stands in front of vLLM. A test checks the list.
+With this page you find out whether your app depends on something that fakevllm does differently
+from vLLM. The page lists every known difference between vLLM's HTTP API and the API that an app
+sees when fakevllm, a proxy and a server, stands in front of vLLM.
 
-The test, `tests/differential`, sends {num} requests to a real `vllm serve`. It sends each request
-in three ways: directly, through proxy and server with one sibling (one sampled answer), and
-through both with four siblings.
+For example, vLLM 0.27 refuses this request with status 400, because `max_tokens` is larger than
+the model's context. fakevllm lowers the limit, and the app gets an answer:
 
-The requests by group: {groups}. The group *around* is about other paths than those of the four
-formats, and *keys* is about API keys. The *reasoning* groups go to a reasoning model behind
-`--reasoning-parser qwen3`.
+    curl 127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+        -d '{{"model": "demo", "max_tokens": 1000000,
+             "messages": [{{"role": "user", "content": "Hi"}}]}}'
+
+A test, `tests/differential`, checks the list. It sends {num} requests to a real `vllm serve`. It
+sends each request in three ways: directly to vLLM; through proxy and server with one sibling (one
+sampled answer); and through proxy and server with four siblings.
+
+The test has these groups of requests, with their numbers: {groups}. The group *around* has requests
+to paths other than those of the four formats, and *keys* has requests with and without API keys.
+The *reasoning* groups go to a reasoning model behind `--reasoning-parser qwen3`.
 
 The following is the same in all three ways, except for the differences in the tables below:
 
@@ -36,18 +44,19 @@ The following is the same in all three ways, except for the differences in the t
 * the grammar of streams
 * the sampled texts
 
-The test fails on a difference that is not listed. It also fails if a listed difference does not
-occur.
+The test fails if it finds a difference that is not listed. It also fails if a listed difference
+does not occur.
 
 The test does not compare:
 
-* `date` and lengths
-* the hex digits of ids; their prefix, their length, and which ids are equal are compared
+* the values of the headers `date` and `content-length`
+* the hex digits of ids; the test does compare the prefix and the length of ids, and which ids are
+  equal
 * the values of times and logprobs
 * `cached_tokens`, which depends on earlier requests. Behind the proxy, Responses report 0 unless
   vLLM is started with `--enable-prompt-tokens-details`.
-* how many tokens one chunk of a stream holds, which varies with vLLM alone as well. This decides
-  whether a stream without token ids holds the logprob of a token that a parser removes
+* the number of tokens in one chunk of a stream, which varies with vLLM alone as well. This number
+  decides whether a stream without token ids holds the logprob of a token that a parser removes
   (`</think>`).
 * comments and pings in streams
 
@@ -55,9 +64,9 @@ The test does not compare:
 |---|---|---|---|---|
 """
 GENERATED = """
-A second test, `tests/openapi`, sends the requests that schemathesis generates from vLLM's own
-OpenAPI document, in the same three ways. Statuses, media types and error bodies are the same,
-except for these differences:
+A second test, `tests/openapi`, sends requests that the tool schemathesis generates from vLLM's own
+OpenAPI document. It sends them in the same three ways. Statuses, media types and error bodies are
+the same, except for these differences:
 
 | request or field | vLLM | fakevllm in front of vLLM | reason |
 |---|---|---|---|

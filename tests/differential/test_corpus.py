@@ -237,16 +237,16 @@ def test_a_known_difference_explains_only_its_own_lines_and_must_occur() -> None
 
 def test_each_of_several_known_differences_must_occur() -> None:
     entries = [KnownDifference("", "", "", "", ("chat: *",), (f"body.{key}: *",)) for key in "ab"]
-    found = ["body.a: 1 -> 2", "body.b: 1 -> 2"]
-    assert not unexplained(found, entries) and not missing(found, entries)
-    assert missing(found[:1], entries) == ["body.b: *"]
+    lines = ["body.a: 1 -> 2", "body.b: 1 -> 2"]
+    assert not unexplained(lines, entries) and not missing(lines, entries)
+    assert missing(lines[:1], entries) == ["body.b: *"]
 
 
 def test_a_known_status_also_explains_body_and_headers() -> None:
     entry = KnownDifference("", "", "", "", ("chat: *",), ("status: * -> 404",))
-    found = ["status: 400 -> 404", "header x: 1 -> 2", "body: 1 -> 2"]
-    assert not unexplained(found, [entry]) and not missing(found, [entry])
-    assert unexplained(["status: 400 -> 500", *found[1:]], [entry]) == ["status: 400 -> 500"]
+    lines = ["status: 400 -> 404", "header x: 1 -> 2", "body: 1 -> 2"]
+    assert not unexplained(lines, [entry]) and not missing(lines, [entry])
+    assert unexplained(["status: 400 -> 500", *lines[1:]], [entry]) == ["status: 400 -> 500"]
 
 
 def test_a_request_that_follows_another_has_the_responses_id() -> None:

@@ -64,7 +64,7 @@ def assert_mistake(done: subprocess.CompletedProcess[str], fix: str) -> None:
         ((*SERVER, "start", "--model", "nowhere"), "'nowhere' does not exist"),
         ((*SERVER, "start", "--backend", "magic"), "fake, embedded"),
         ((*SERVER, "start", "--backend", "fake", "--host", "0.0.0.0"), "--key-file"),
-        ((*SERVER, "start", "--backend", "fake", "--key-file", "revoked"), "no key that is good"),
+        ((*SERVER, "start", "--backend", "fake", "--key-file", "revoked"), "has no valid key"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line_with_its_fix(

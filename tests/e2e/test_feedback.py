@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,10 @@ def test_without_siblings_feedback_is_accepted_during_an_answer_but_not_after_it
     body = {"model": "fake", "messages": [{"role": "user", "content": SLOW}], "stream": True}
     url = f"{proxy.url}/v1/chat/completions"
     with httpx.stream("POST", url, json=body, headers=KEY, timeout=20) as reply:
-        name = next(reply.iter_text()).partition('"id":"')[2].partition('"')[0]
+        chunks, text = reply.iter_text(), ""
+        while (match := re.search(r'"id":"([^"]+)"', text)) is None:  # keep-alives may come first
+            text += next(chunks)
+        name = match[1]
         assert send_feedback(proxy, id=name, thumbs="down", edited="No.").status_code == 200
     (group,) = wait_for_groups(proxy, 1)
     wait_for_states(proxy, "waiting")

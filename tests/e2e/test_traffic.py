@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from tests.e2e.ledgers import rows, wait_for_groups
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 

@@ -16,8 +16,8 @@ import pytest
 from benchmarks.run_log_reader import read_log_entries, read_step_entries, surviving_steps
 from fakevllm import SwarmClient
 from fakevllm.train.config import load
-from fakevllm.train.inputs import load_inputs
-from fakevllm.train.plan import step_tasks
+from fakevllm.train.step_schedule import step_tasks
+from fakevllm.train.training_inputs import load_inputs
 from tests.e2e.processes import Processes, free_port, wait_until
 
 WAIT_S = 60.0

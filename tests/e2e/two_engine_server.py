@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fakevllm_server.backends.process.backend_pairs import TwoProcesses, weights_folder
 from fakevllm_server.backends.process.child_engine import ChildEngine
+from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses, weights_folder
 from fakevllm_server.cli import main
 from fakevllm_server.types.backend import Backend
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.web import state
+from fakevllm_server.web import server_state
 
 
 def open_pair(rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None) -> Backend:
@@ -21,5 +21,5 @@ def open_pair(rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None
 
 
 if __name__ == "__main__":
-    state.open_backend = open_pair
+    server_state.open_backend = open_pair
     main.main()

@@ -12,9 +12,9 @@ import pytest
 from examples.math import agent
 from fakevllm import SwarmClient, Task, TrainJob, WorkflowOutput
 from fakevllm.train.config import load
-from fakevllm.train.inputs import load_inputs
-from fakevllm.train.workflow import load_function
-from fakevllm_adapters.job.rules import check_job
+from fakevllm.train.training_inputs import load_inputs
+from fakevllm.train.user_workflow import load_function
+from fakevllm_adapters.job.validation import check_job
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ServerConfig
 from tests.e2e.processes import Processes

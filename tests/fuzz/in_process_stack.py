@@ -19,7 +19,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from fakevllm.config.model import Config
 from fakevllm.web.app import create_app as proxy_app
-from fakevllm.web.components import open_proxy
+from fakevllm.web.proxy_components import open_proxy
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_runtime.http_protocol import limited_protocol
@@ -29,7 +29,7 @@ from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.web.app import create_app as server_app
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 TIMEOUT_S = 30.0
 """Timeout of one request. A slower response counts as hanging."""

@@ -19,8 +19,8 @@ from fakevllm_adapters.formats.chat import stream_end
 from fakevllm_adapters.formats.registry import ADAPTERS, TOKEN_COUNTERS
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, data_of, encode, parse_event
 from fakevllm_adapters.protocol.errors import internal_error
-from fakevllm_server.rollout.capture.table import CAPTURES
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.rollout.capture.capture_registry import CAPTURES
+from fakevllm_server.types.weight_versions import CallStamp
 from tests.fuzz.bodies import CHAT_ANSWER, CHUNKS, ERROR, TEXT_ANSWER, TEXT_CHUNKS, USER, Json
 from tests.fuzz.garble import ODD_VALUES, garbled
 

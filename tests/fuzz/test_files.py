@@ -22,7 +22,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import named_key, new_app_key
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.config import config_file, model
-from fakevllm_server.journal import changes, reads, rows
+from fakevllm_server.journal import reads, row_changes, rows
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
@@ -114,14 +114,14 @@ def used_journal(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     journal = Journal(folder / "journal.sqlite")
     sample = rows.ScoredSample("g/0", 0, 1.0)
     journal.put(
-        changes.call_recorded("g/0", 0, call(), "g"),
-        changes.group_ended(
+        row_changes.call_recorded("g/0", 0, call(), "g"),
+        row_changes.group_ended(
             rows.PooledGroup("g", GroupState.POOLED),
             [sample],
             rows.Submission("group:g", b"x", "{}"),
         ),
-        changes.planned(1, 0, ["g"]),
-        changes.trained(LogEntry(seq=1, kind="step", step=1, version=1), None),
+        row_changes.planned(1, 0, ["g"]),
+        row_changes.trained(LogEntry(seq=1, kind="step", step=1, version=1), None),
     )
     journal.close()
     return (folder / "journal.sqlite").read_bytes()

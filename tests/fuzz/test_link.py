@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import LogEntry, LogReply, TrainedGroup
 from tests.fuzz.garble import garbled

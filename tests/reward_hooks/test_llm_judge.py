@@ -13,9 +13,9 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.spec import Sibling, Task
-from fakevllm.hooks.worker import HookWorker
 from reward_hooks.llm_judge import parse_scores
 
 HOOK = Path(__file__).parents[2] / "reward_hooks" / "llm_judge.py"

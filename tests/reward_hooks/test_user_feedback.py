@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import FeedbackValue
 from fakevllm.hooks.spec import Feedback
-from fakevllm.hooks.worker import HookWorker
 from reward_hooks import user_feedback
 
 FILE = Path(user_feedback.__file__)

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 from swarm_server.cli.saved_runs import GROUPS, running_server
-from swarm_server.training.intakes import Lives
+from swarm_server.training.intake_server import IntakeServer
 
 from fakevllm_server.journal import writer
 
 
 @pytest.fixture
-async def lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lives]:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IntakeServer]:
+    """An intake that can be killed and restarted, and whose journal retries quickly."""
     monkeypatch.setattr(writer, "RETRY_S", 0.01)
-    found = Lives(tmp_path / "run")
-    yield found
-    found.now.close()
+    server = IntakeServer(tmp_path / "run")
+    yield server
+    server.process.close()
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     SiblingRef,
 )
-from fakevllm_server.backends.process.backend_pairs import TwoProcesses
-from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.registry import EpisodeRegistry
+from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
+from fakevllm_server.episodes.episode_registry import EpisodeRegistry
+from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.journal import reads
@@ -28,7 +28,7 @@ from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training import loop
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.intake import Intake
+from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.types.calls import RecordedCall
 

@@ -7,7 +7,7 @@ from swarm_server.samples import call
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.swarm import SiblingRef
-from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.group_pool import Pool
 
 
 def pool_of(**settings: Any) -> Pool:

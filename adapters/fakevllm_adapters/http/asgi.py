@@ -11,7 +11,7 @@ from typing import Any, cast
 import orjson
 
 from fakevllm_adapters.protocol.errors import WireError, error_body
-from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]

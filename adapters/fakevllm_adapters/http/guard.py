@@ -27,8 +27,8 @@ from fakevllm_adapters.http.asgi import (
     send_error,
     too_large,
 )
+from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.limits import Limits
-from fakevllm_adapters.http.open_calls import OpenCalls
 from fakevllm_adapters.protocol.credentials import credentials_in
 from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.protocol.keys import KeyRing

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from fakevllm_adapters.job.model import Aggregation, KlType, LossUnit, TrainJob
-from fakevllm_adapters.job.rewards import reward_setting_uses
+from fakevllm_adapters.job.reward_settings import reward_setting_uses
 
 AGGREGATIONS: tuple[str, ...] = get_args(Aggregation)
 UNITS: tuple[str, ...] = get_args(LossUnit)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from fakevllm_adapters.job.sections import SwarmSections, list_as_text
-from fakevllm_adapters.job.yaml import describe_errors, merge_target_modules, parse_job_yaml
+from fakevllm_adapters.job.ajet_settings import SwarmSections, list_as_text
+from fakevllm_adapters.job.yaml_reader import describe_errors, merge_target_modules, parse_job_yaml
 
 Aggregation = Literal[
     "token-mean",
@@ -41,8 +41,8 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 class TrainJob(SwarmSections):
     """A training job.
 
-    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields. `job/yaml.py`
-    reads the YAML.
+    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields.
+    `job/yaml_reader.py` reads the YAML.
     """
 
     model_config = ConfigDict(

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 Json = dict[str, Any]
 

@@ -15,8 +15,8 @@ from pydantic import (
     field_serializer,
 )
 
+from fakevllm_adapters.protocol.batch_status import MAX_ID_CHARS, MAX_TASK_CHARS, ThrottlePolicy
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
-from fakevllm_adapters.protocol.pool import MAX_ID_CHARS, MAX_TASK_CHARS, ThrottlePolicy
 
 Json = dict[str, Any]
 

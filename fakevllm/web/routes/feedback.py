@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from fakevllm.settlement.feedback_values import FeedbackBody
-from fakevllm.web.components import ProxyComponents
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_object

@@ -10,13 +10,13 @@ from functools import partial
 
 import orjson
 
-from fakevllm.groups.record import GroupDraft
+from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.resend_cache import identity_of
-from fakevllm.ledger.prior_answers import prior_exchanges
-from fakevllm.sessions.hints import Hints, hints_of
-from fakevllm.sessions.placement import Placement
+from fakevllm.ledger.conversation_history import prior_exchanges
+from fakevllm.sessions.client_session_ids import Hints, hints_of
+from fakevllm.sessions.request_placement import Placement
 from fakevllm.transport.request import Request
-from fakevllm.web.components import ProxyComponents
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.formats.base import Adapter, History, Json, NotTranslated
 from fakevllm_adapters.http.asgi import (
     AsgiApp,

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from fakevllm.runtime.disconnect import CancelOnDisconnect
-from fakevllm.web.components import ProxyComponents
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.http.asgi import (
     ClientDisconnected,
     engine_headers,

@@ -1,12 +1,12 @@
 """Reinforcement learning algorithms in plain Python: rewards, advantages and weights in the loss.
 
-    outcome.py         input of the advantage estimators, and their shared arithmetic
+    advantage_input.py         input of the advantage estimators, and their shared arithmetic
     group_relative.py  grpo, rloo, opo, grpo_passk, gpg: compare with the episode's group
     whitened.py        reinforce_plus_plus, reinforce_plus_plus_baseline: normalize over the step
     remax.py           remax: compare with a greedy answer
-    shaping.py         penalties for KL and for overlong answers; ties
+    reward_penalties.py         penalties for KL and for overlong answers; ties
     staleness.py       drop calls that old weights sampled
-    loss_units.py      group calls into sequences, and weight each call in the step's loss
+    loss_sequences.py      group calls into sequences, and weight each call in the step's loss
 
 A new estimator is a function and one entry in ESTIMATORS.
 """
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.group_relative import gpg, grpo, grpo_passk, opo, rloo
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.remax import remax
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus, reinforce_plus_plus_baseline
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fakevllm_server.algorithms.outcome import (
+from fakevllm_server.algorithms.advantage_input import (
     AdvantageSpec,
     Outcome,
     by_group,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import fmean
 
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 
 
 class NoBaseline(ValueError):

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from fakevllm_server.algorithms.outcome import (
+from fakevllm_server.algorithms.advantage_input import (
     AdvantageSpec,
     Outcome,
     by_group,

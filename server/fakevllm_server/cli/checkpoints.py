@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fakevllm_server.cli.exits import run_server_command
+from fakevllm_server.cli.exit_codes import run_server_command
 
 if TYPE_CHECKING:
     from rich.table import Table

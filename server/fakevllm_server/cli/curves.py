@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fakevllm_server.cli.exits import run_server_command
+from fakevllm_server.cli.exit_codes import run_server_command
 
 
 def curves(
@@ -24,7 +24,7 @@ def curves(
         import time
 
         from fakevllm_server.cli.run_archive import RunArchive
-        from fakevllm_server.curves.follower import FOLDER, Curves
+        from fakevllm_server.curves.run_follower import FOLDER, Curves
         from fakevllm_server.run.folder import RunFolder
 
         RunArchive(run_dir)  # raises ConfigError if the folder has no run

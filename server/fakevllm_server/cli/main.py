@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from fakevllm_server.cli import checkpoints, curves
-from fakevllm_server.cli.exits import run_server_command
+from fakevllm_server.cli.exit_codes import run_server_command
 
 app = typer.Typer(
     name="fakevllm-server",
@@ -166,12 +166,15 @@ def start(
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
         )
-        serve(
-            settings,
-            log_format=log_format,
-            until_stdin_closes=until_stdin_closes,
-            listen_fd=listen_fd,
-        )
+        try:
+            serve(
+                settings,
+                log_format=log_format,
+                until_stdin_closes=until_stdin_closes,
+                listen_fd=listen_fd,
+            )
+        except KeyboardInterrupt:  # the server has already logged that it stopped
+            raise typer.Exit(130) from None
 
     run_server_command(run)
 

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.config.model import ConfigError, find_model
 from fakevllm_server.journal import reads
-from fakevllm_server.journal.offline import read_journal_file
+from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders, digest

@@ -47,10 +47,10 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
     """
     import yaml
 
-    from fakevllm_adapters.job import strict_yaml
+    from fakevllm_adapters.job import strict_yaml_loader
 
     try:
-        document: object = strict_yaml.loads(file.read_text(encoding="utf-8"))
+        document: object = strict_yaml_loader.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"The file {file} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, ValueError) as error:

@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.keys import KeyRing
 from fakevllm_runtime.errors import ConfigError as ConfigError
 from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.backends.process.engine_table import PAIRS, ROLLOUTS, TRAINERS
+from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, parse_flags
 
 DEFAULT_PORT = 10086

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from fakevllm_adapters.job.model import MAX_BATCH_SIZE, TrainJob
 from fakevllm_server.algorithms.staleness import keep_fresh
-from fakevllm_server.episodes.group_policy import why_not_pooled
+from fakevllm_server.episodes.group_filter import why_not_pooled
 from fakevllm_server.types.calls import FinishedGroup
 
 MAX_FINISHED_GROUPS = MAX_BATCH_SIZE

@@ -5,8 +5,8 @@ Pure Python, without torch and I/O.
 
 from __future__ import annotations
 
-from fakevllm_server.forest.edges import Edges
 from fakevllm_server.forest.packing import Piece, pack
+from fakevllm_server.forest.token_edges import Edges
 from fakevllm_server.forest.trie import CallTokens, Forest, Segment, build_forest
 
 __all__ = ["CallTokens", "Edges", "Forest", "Piece", "Segment", "build_forest", "pack"]

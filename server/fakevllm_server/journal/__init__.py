@@ -1,5 +1,5 @@
-"""The journal: one SQLite file with what the server acknowledged and what became of it (README.md).
+"""The journal: one SQLite file with all acknowledged requests and their later states (README.md).
 
-`store` is the way in: put a change, wait until it is on disk, read. One thread writes. Nothing here
-decides anything about training.
+Other folders use `store`: put a change, wait until it is on disk, and read. One thread writes. No
+module here makes a decision about training.
 """

@@ -13,19 +13,18 @@ def m001_tables(db: Connection) -> None:
 
 
 def m002_drops(db: Connection) -> None:
-    """Dropped groups are counted where they are written, whoever does so, and stay counted when
-    their rows are gone."""
+    """Count dropped groups with triggers, so that the counts remain when rows are deleted."""
     for statement in _M002:
         db.exec_driver_sql(statement)
 
 
 def m003_owner(db: Connection) -> None:
-    """Claims from before are nobody's in particular."""
+    """Add the owners of claims. Earlier claims have no owner."""
     db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
 
 
 def m004_idempotency(db: Connection) -> None:
-    """Claims from before are not asked for again."""
+    """Add the idempotency keys of claims. Earlier claims have no key."""
     for column in (
         "idempotency_key VARCHAR NOT NULL DEFAULT ''",
         "body_hash BLOB NOT NULL DEFAULT x''",

@@ -1,4 +1,4 @@
-"""Queries of the journal: the pending work after a restart, and single rows by their key."""
+"""Queries of the journal: the pending work after a restart, the run log, and rows by their key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
-from fakevllm_server.episodes.registry import ID_CHARS, Episode, Idempotency
+from fakevllm_server.episodes.episode_registry import ID_CHARS, Episode, Idempotency
 from fakevllm_server.journal.rows import (
     CALL_COLUMNS,
     PRUNED,
@@ -38,14 +38,15 @@ class PlannedBatch:
     version: int
     groups: Sequence[FinishedGroup]
     is_whole: bool = True
-    """Whether these are all groups that were planned."""
+    """Whether `groups` are all groups that were planned. Corrupt groups are left out."""
 
 
 @dataclass(slots=True)
 class PendingWork:
-    """Everything that was acknowledged or captured and is not trained yet."""
+    """All claims, calls, samples and groups that are not trained yet."""
 
     claimed: list[Episode] = field(default_factory=list[Episode])
+    """Claimed episodes, with their calls."""
     open_episodes: list[tuple[str, int]] = field(default_factory=list[tuple[str, int]])
     """Ids and last epochs of episodes that no client has claimed."""
     open_groups: dict[str, dict[int, list[RecordedCall]]] = field(
@@ -61,7 +62,9 @@ class PendingWork:
     corrupt: list[str] = field(default_factory=list[str])
     """Ids of groups with a corrupt call."""
     corrupt_claims: list[Episode] = field(default_factory=list[Episode])
+    """Claimed episodes with a corrupt call."""
     corrupt_samples: list[ScoredSample] = field(default_factory=list[ScoredSample])
+    """Waiting samples with a corrupt call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class LogPosition:
 
     last_seq: int
     version: int
-    """Highest version that was ever published or announced."""
+    """Highest version that was ever published or appears in the run log."""
     last_step: int
 
 
@@ -84,9 +87,9 @@ class ServedWeights:
 
 
 def pending_work(db: Connection, now: float) -> PendingWork:
-    """Read everything that is not trained yet.
+    """Read all work that is not trained yet.
 
-    Claims from before a restart get their full idle limit again, from `now` on.
+    The idle limits of claims from before a restart start again at `now`.
     """
     pending = PendingWork()
     claimed = (
@@ -123,7 +126,8 @@ def pending_work(db: Connection, now: float) -> PendingWork:
 def waiting_clients(db: Connection) -> list[str]:
     """Return the uuids of clients whose episodes wait to be trained.
 
-    Unknown are clients that only aborted episodes, and those whose groups were all dropped.
+    Clients that only aborted episodes are not included. Clients whose groups were all dropped are
+    not included either.
     """
     ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
     query = (
@@ -135,11 +139,11 @@ def waiting_clients(db: Connection) -> list[str]:
 
 
 def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
-    """Return the batches that were planned and are not trained, oldest first.
+    """Return the batches that are planned and not trained, oldest first.
 
     Corrupt groups are left out, and their ids are added to `corrupt`.
     """
-    found: list[PlannedBatch] = []
+    batches: list[PlannedBatch] = []
     query = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
     for step, version, expected in _rows(db, query, BatchState.PLANNED):
         members = "SELECT group_id FROM groups WHERE step = ? AND state = ? ORDER BY position"
@@ -148,11 +152,12 @@ def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
         is_whole = groups_hash([group.group_id for group in groups]) == expected
         if not is_whole:
             log.error("step %d is trained again without its corrupt groups", step)
-        found.append(PlannedBatch(step, version, groups, is_whole))
-    return found
+        batches.append(PlannedBatch(step, version, groups, is_whole))
+    return batches
 
 
 def log_position(db: Connection) -> LogPosition:
+    """Return the end of the run log; zeros for a new run."""
     seq, version = db.exec_driver_sql(
         "SELECT COALESCE(MAX(seq), 0), COALESCE(MAX(version), 0) FROM entries"
     ).one()
@@ -163,9 +168,9 @@ def log_position(db: Connection) -> LogPosition:
 
 
 def served_weights(db: Connection) -> ServedWeights | None:
-    """Return the weights served last.
+    """Return the weights that were served last; version 0 of step 0 for a new run.
 
-    Returns None if their steps were abandoned and no other weights have been served since.
+    Return None if their steps were abandoned and no other weights have been served since.
     """
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
     served = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
@@ -183,15 +188,16 @@ def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
 
 
 def drop_counts(db: Connection) -> dict[str, int]:
-    """Count the groups that were ever dropped, by the reason's first word; most frequent first."""
+    """Return the number of groups ever dropped, by the reason's slug; most frequent first."""
     query = "SELECT reason, num FROM drops ORDER BY num DESC, reason"
     return {reason: num for reason, num in _rows(db, query)}
 
 
 def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
-    """Return the steps up to `last` that were made since training last stopped for good.
+    """Return the log entries of the steps up to `last` since the latest `stopped` entry.
 
-    They are ordered by step. Of a step that was trained again, the latest entry is returned.
+    The entries are ordered by step. For a step that was trained again, only the latest entry is
+    returned.
     """
     query = (
         "SELECT entry_json FROM entries WHERE seq IN "
@@ -219,13 +225,14 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def submission(db: Connection, key: str) -> Submission | None:
+    """Return the acknowledged request with this key and its reply."""
     query = 'SELECT "key", body_hash, reply_json FROM submissions WHERE "key" = ?'
     row = db.exec_driver_sql(query, (key,)).one_or_none()
     return None if row is None else Submission(*row)
 
 
 def ended_reason(db: Connection, group_id: str) -> str | None:
-    """Return why a group with this id may not come again; None if the id is new."""
+    """Return the reason why a group with this id is refused; None if the id is new."""
     query = "SELECT state, reason FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (group_id,)).one_or_none()
     if row is None:
@@ -235,7 +242,10 @@ def ended_reason(db: Connection, group_id: str) -> str | None:
 
 
 def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[RecordedCall]]:
-    """Return the calls of each sibling of a group, as far as they are kept."""
+    """Return the calls of each sibling of a group.
+
+    A sibling whose calls were deleted has an empty list. If a call is corrupt, return [].
+    """
     try:
         return [_calls(db, SiblingRef(group_id, index).episode_id) for index in range(num)]
     except CorruptCall:
@@ -245,7 +255,7 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
 def groups_trained_after(db: Connection, step: int) -> list[str]:
     """Return the ids of groups that were trained or planned after a step.
 
-    The trained ones are read from the run log, because the rows of groups are not kept forever.
+    Trained groups are read from the run log, because old rows of groups are deleted.
     """
     trained: dict[int, LogEntry] = {}
     query = (
@@ -300,7 +310,7 @@ def _groups(db: Connection, ids: Sequence[str], corrupt: list[str]) -> Iterator[
 
 
 def _group(db: Connection, group_id: str) -> FinishedGroup:
-    """Raises CorruptCall."""
+    """Return a group with its episodes and calls. Raises CorruptCall."""
     members = (
         'SELECT owner, "index", reward, task_id FROM samples WHERE group_id = ? ORDER BY "index"'
     )
@@ -316,7 +326,7 @@ def _group(db: Connection, group_id: str) -> FinishedGroup:
 
 
 def _calls(db: Connection, owner: str) -> list[RecordedCall]:
-    """Raises CorruptCall."""
+    """Return the calls of an episode or sibling, in order. Raises CorruptCall."""
     query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
     return [parse_call_row(row) for row in _rows(db, query, owner)]
 

@@ -1,28 +1,28 @@
 """Delete old rows: replies to old requests, and groups that no checkpoint or client needs again.
 
-The run's log stays complete. A few rows are deleted with each transaction, so that nobody waits for
-it, but more than are added.
+The run log stays complete. Rows are deleted in small rounds, so that no request waits for a round.
+Each round examines more rows than were added since the round before.
 """
 
 from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from fakevllm_server.episodes.registry import ID_CHARS
-from fakevllm_server.journal import changes, reads
+from fakevllm_server.episodes.episode_registry import ID_CHARS
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.tables import EpisodeState, GroupState
 
 KEEP_NEWEST = 100_000
-"""Number of newest replies to keep, and of newest groups with their samples: about 250 bytes a
-row."""
+"""Number of newest replies to keep, and of newest groups with their samples. A row has about 250
+bytes."""
 KEEP_REPLIES_S = 3600.0
-"""Seconds for which a reply is kept, however many are newer. Clients repeat requests for minutes. A
-proxy that was away for longer finds its replies among the newest."""
-EVERY = 100
+"""Seconds for which every reply is kept. Clients repeat requests for minutes. The replies to a
+proxy that was stopped for longer are among the newest replies."""
+CHANGES_PER_ROUND = 100
 """Number of changes between two rounds of deletion."""
-PIECE = 400
-"""Number of replies, and of groups, examined per round. It exceeds EVERY because a change adds at
-most one of each."""
+ROWS_PER_ROUND = 400
+"""Number of replies, and of groups, examined per round. This is more than CHANGES_PER_ROUND,
+because a change adds at most one reply and one group."""
 
 
 class Retention:
@@ -31,17 +31,17 @@ class Retention:
     def __init__(self) -> None:
         self._num_changes = 0
         self._examined_seq = 0
-        """Sequence number of the last group examined. A round continues behind it, so that groups
-        which are unfinished or kept forever are not examined each time."""
+        """Sequence number of the last group examined. The next round continues behind this group,
+        so that groups that must be kept are not examined in each round."""
 
     def run_after(self, db: Connection, num_changes: int, now: float) -> None:
-        """Delete what is due after this number of changes, in their transaction.
+        """Count changes, and run the rounds of deletion that are due, in the same transaction.
 
         `now` is in Unix seconds.
         """
         self._num_changes += num_changes
-        while self._num_changes >= EVERY:
-            self._num_changes -= EVERY
+        while self._num_changes >= CHANGES_PER_ROUND:
+            self._num_changes -= CHANGES_PER_ROUND
             _delete_replies(db, now)
             self._delete_groups(db)
 
@@ -51,7 +51,7 @@ class Retention:
             "SELECT seq, group_id, state, step, advantage FROM groups WHERE seq > ? AND seq <= ? "
             "ORDER BY seq LIMIT ?"
         )
-        bounds = (self._examined_seq, newest - KEEP_NEWEST, PIECE)
+        bounds = (self._examined_seq, newest - KEEP_NEWEST, ROWS_PER_ROUND)
         rows = db.exec_driver_sql(query, bounds).all()
         pruned = reads.last_pruned(db) if rows else 0
         for _, group_id, state, step, advantage in rows:
@@ -60,22 +60,23 @@ class Retention:
             # A feedback sample carries its own calls: only its id shows that they were trained.
             if is_finished and advantage is None:
                 _delete_group(db, group_id)
-        self._examined_seq = rows[-1].seq if len(rows) == PIECE else 0  # else start over
+        is_end = len(rows) < ROWS_PER_ROUND
+        self._examined_seq = 0 if is_end else rows[-1].seq
 
 
 def _delete_replies(db: Connection, now: float) -> None:
-    """Delete old replies, and those from the future: the clock was wrong when they were written."""
+    """Delete old replies, and replies from the future, which a wrong clock dated."""
     newest = db.exec_driver_sql("SELECT COALESCE(MAX(rowid), 0) FROM submissions").scalar_one()
     old = "SELECT rowid, at FROM submissions WHERE rowid <= ? ORDER BY rowid LIMIT ?"
     db.exec_driver_sql(
         f"DELETE FROM submissions WHERE rowid IN (SELECT rowid FROM ({old}) "
         "WHERE at < ? OR at > ?)",
-        (newest - KEEP_NEWEST, PIECE, now - KEEP_REPLIES_S, now),
+        (newest - KEEP_NEWEST, ROWS_PER_ROUND, now - KEEP_REPLIES_S, now),
     )
 
 
 def _delete_group(db: Connection, group_id: str) -> None:
-    changes.delete_calls(db, [group_id])  # a remaining call would reopen the group
+    row_changes.delete_calls(db, [group_id])  # a remaining call would reopen the group
     db.exec_driver_sql(
         f"DELETE FROM episodes WHERE state = ? AND episode_id IN (SELECT substr(owner, 1, "
         f"{ID_CHARS}) FROM samples WHERE group_id = ? AND task_id IS NOT NULL)",

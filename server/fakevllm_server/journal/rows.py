@@ -22,11 +22,11 @@ CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
 
 
 class CorruptCall(Exception):
-    """A row differs from what was written, by its digest."""
+    """The digest of a stored call does not match its other columns."""
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return the values of CALL_COLUMNS for a call."""
+    """Return the values of the columns CALL_COLUMNS for a call."""
     logprobs = None if call.logprobs is None else array("d", call.logprobs).tobytes()
     facts = orjson.dumps(
         {
@@ -47,7 +47,7 @@ def call_row(call: RecordedCall) -> CallRow:
 
 
 def parse_call_row(row: CallRow) -> RecordedCall:
-    """Return the call of a row with CALL_COLUMNS. Raises CorruptCall."""
+    """Return the call that `call_row` converted to this row. Raises CorruptCall."""
     prompt_ids, response_ids, logprobs, facts_json, digest = row
     if _digest(prompt_ids, response_ids, logprobs, facts_json) != digest:
         raise CorruptCall
@@ -80,7 +80,7 @@ PRUNED = "pruned_to_step"
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A request that takes effect once, and its reply."""
+    """An acknowledged request and its reply, which a repeated request gets again."""
 
     key: str
     body_hash: bytes
@@ -89,7 +89,7 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sibling or an episode with its reward; `owner` names it in the table of calls."""
+    """A sibling or an episode with its reward. Its calls have the same `owner`."""
 
     owner: str
     index: int
@@ -110,7 +110,7 @@ class PooledGroup:
 def pooled_or_dropped(
     group_id: str, reason: str | None, advantage: float | None = None
 ) -> PooledGroup:
-    """Return a pooled group, or a dropped one if there is a reason."""
+    """Return a pooled group, or a dropped group if `reason` is not empty."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
     return PooledGroup(group_id, state, reason or None, advantage)
 

@@ -51,10 +51,10 @@ class Journal:
                 migrate(db, MIGRATIONS)
             self._db = self._write_engine.connect()
         except NewerSchemaError as error:
-            raise self._refused(f"was written by a newer version ({error})") from None
+            raise self._config_error(f"was written by a newer version ({error})") from None
         except (OSError, DatabaseError, sqlite3.Error, ValueError) as error:
             cause = getattr(error, "orig", None) or getattr(error, "strerror", None) or error
-            raise self._refused(f"cannot be opened ({cause})") from error
+            raise self._config_error(f"cannot be opened ({cause})") from error
         self._retention = Retention()
         self._read_lock = threading.Lock()
         self._writer = JournalWriter(self._transact, _end_process)
@@ -62,8 +62,8 @@ class Journal:
     def put(self, *changes: Change) -> int:
         """Queue changes for the writer; return the position of the last one.
 
-        They are written in this order, but perhaps in separate transactions. Without changes, the
-        position of the last change that anyone put is returned.
+        Changes are written in this order, possibly in separate transactions. Without changes,
+        return the position of the newest change of any caller.
         """
         position = self._writer.last_position
         for change in changes:
@@ -82,12 +82,12 @@ class Journal:
     async def write(self, *changes: Change) -> None:
         """Put changes and wait until they are on disk, without a time limit.
 
-        Raises JournalError if they never will be.
+        Raises JournalError if the writer has stopped.
         """
         await self.wait_written(self.put(*changes), None)
 
     async def flush(self) -> None:
-        """Wait until nothing is queued, so that the next read sees everything.
+        """Wait until the queue is empty, so that the next read sees all changes.
 
         Raises JournalError.
         """
@@ -96,7 +96,7 @@ class Journal:
 
     @property
     def error(self) -> str | None:
-        """Why nothing can be written at present; None if writing works."""
+        """Reason why no change can be written at present; None if writing works."""
         return self._writer.error
 
     @property
@@ -121,7 +121,10 @@ class Journal:
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Check the file, and wrap the first reads. Raises ConfigError if the file is damaged."""
+        """Check the file, and convert errors of the reads in this context to ConfigError.
+
+        The journal is closed if the file is damaged.
+        """
         try:
             damage = self.read(lambda db: db.exec_driver_sql("PRAGMA quick_check").scalar())
             if damage != "ok":
@@ -130,14 +133,14 @@ class Journal:
         except (DatabaseError, ValueError, TypeError, KeyError, CorruptCall) as error:
             self.close()
             cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
-            raise self._refused(f"is damaged ({cause})") from error
+            raise self._config_error(f"is damaged ({cause})") from error
 
     def drain(self) -> bool:
-        """Block until everything put so far is on disk; return whether it is."""
+        """Block until all changes put so far are on disk; return False after CLOSE_LIMIT_S."""
         return self._writer.drain(CLOSE_LIMIT_S)
 
     def close(self) -> None:
-        """Write what is queued, then close the file."""
+        """Write the queued changes, then close the file."""
         self._writer.close(CLOSE_LIMIT_S)
         self._db.close()
         self._read_engine.dispose()
@@ -146,14 +149,15 @@ class Journal:
     def _transact(self, changes: Sequence[Change]) -> None:
         with self._db.begin():
             for change in changes:
-                change.make(self._db)
+                change.apply(self._db)
             self._retention.run_after(self._db, len(changes), time.time())
             for change in changes:
                 crash_point(f"{change.label}.before_commit")
         for change in changes:
             crash_point(f"{change.label}.after_commit")
 
-    def _refused(self, problem: str) -> ConfigError:
+    def _config_error(self, problem: str) -> ConfigError:
+        """Close both connections, and return the error to raise."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(
@@ -162,9 +166,9 @@ class Journal:
 
 
 def _end_process() -> None:
-    """End the server, because its memory may be ahead of the file for good.
+    """End the server, because the changes that only its memory has can never be written.
 
-    A restarted server has only what the file has.
+    A restarted server has the state of the file.
     """
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -3,7 +3,9 @@
 episode   claimed -> ended, or open again for the next epoch
 sample    waits with its task (no group yet) -> in a group
 group     pooled -> planned -> consumed, or dropped with a reason; eval is never pooled
-batch     planned -> done; what is done after the last checkpoint is provisional
+batch     planned -> done; planned again if its weights are lost before a checkpoint
+
+An arrow is a change of the row's state.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ class Episodes(_Row, table=True):
     key: str
     idle_limit_s: float
     owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
-    """Name of the API key that claimed the episode; "" if the server asks for no key."""
+    """Name of the API key that claimed the episode; "" if the server requires no key."""
     idempotency_key: str = Field(default="", sa_column_kwargs={"server_default": ""})
-    """Key with which the client may repeat this claim; "" if it does not."""
+    """Idempotency key of the claim request; "" if the client sent none."""
     body_hash: bytes = Field(default=b"", sa_column_kwargs={"server_default": text("x''")})
-    """Hash of the request with this key."""
+    """Hash of the claim request's body."""
 
 
 class Calls(_Row, table=True):
@@ -69,14 +71,16 @@ class Calls(_Row, table=True):
     seq: int
     """Index among its owner's calls, from 0."""
     prompt_ids: bytes
-    """Little-endian int32."""
+    """Token ids as little-endian int32."""
     response_ids: bytes
+    """Token ids as little-endian int32."""
     logprobs: bytes | None = None
-    """Little-endian float64, as the engine printed them."""
+    """Log-probabilities as little-endian float64, exactly as the engine reported them."""
     facts_json: str
-    """Versions, temperature, finish reason, reason why it does not train, allowed token sets."""
+    """Weight versions, temperature, finish reason, reason why the call is untrainable, and allowed
+    token sets."""
     digest: bytes
-    """Digest of all these columns, so that data changed by a disk is not trained on."""
+    """Digest of the four columns above, so that data that a disk has changed is not trained on."""
 
 
 class Samples(_Row, table=True):
@@ -92,7 +96,7 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples that are compared with each other."""
+    """A group of samples that are compared with each other, or a feedback sample."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number in the order of pooling."""
@@ -105,14 +109,14 @@ class Groups(_Row, table=True):
     position: int | None = None
     """Index in the batch of that step."""
     advantage: float | None = None
-    """Advantage of a feedback sample; NULL for a group that is compared."""
+    """Advantage of a feedback sample; NULL for a group of compared samples."""
 
 
 class Drops(_Row, table=True):
     """Number of groups that were ever dropped, by reason; triggers count them."""
 
     reason: str = Field(primary_key=True)
-    """First word of the reason."""
+    """Slug of the reason: the text before the first colon."""
     num: int
 
 
@@ -147,7 +151,7 @@ class Checkpoints(_Row, table=True):
     digest: str
     """Digest of the folder's files."""
     reward_mean: float | None = None
-    """Mean reward of the steps since the checkpoint before."""
+    """Mean reward of the steps since the previous checkpoint."""
     at: float
 
 

@@ -3,9 +3,9 @@
 Changes that arrive while a transaction is flushed to disk are written together in the next one, so
 that a thousand writers cost about as many flushes as ten.
 
-If the disk refuses a transaction, it is tried again until the disk takes it. Meanwhile memory is
-ahead of the file by the changes in the queue, and none of them has been acknowledged. Any other
-error is a defect of the server or a damaged file, and ends the writing for good.
+If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile,
+memory is ahead of the file by the changes in the queue. None of these changes has been
+acknowledged. Any other error means a bug in the server or a damaged file, and the writer stops.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy.exc import OperationalError
 log = logging.getLogger("fakevllm.server")
 
 MAX_BATCH = 1_000
-"""Changes in one transaction."""
+"""Maximum number of changes in one transaction."""
 MAX_WAITING = 10_000
 """Number of queued changes beyond which no new request is accepted."""
 RETRY_S = 0.5
@@ -35,15 +35,15 @@ _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A unit of writing, which is never split over two transactions."""
+    """A function that changes rows, and is never split over two transactions."""
 
     label: str
     """Kind of the change, for crash points."""
-    make: Callable[[Connection], object]
+    apply: Callable[[Connection], object]
 
 
 class JournalError(Exception):
-    """Something is not in the journal, or not in time."""
+    """A change was not written to the journal, or not in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Waiter:
 
 
 class JournalWriter:
-    """Queue and thread of the journal's writer."""
+    """Queue of changes, and the thread that writes them."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class JournalWriter:
     ) -> None:
         """`transact` writes changes in one transaction.
 
-        `on_broken` is called on the writer's thread when it will never write again.
+        `on_broken` is called on the writer's thread when it stops because of an error.
         """
         self._transact = transact
         self._on_broken = on_broken
@@ -73,14 +73,15 @@ class JournalWriter:
         self._is_closing = False
         self._waiters: list[_Waiter] = []
         self.error: str | None = None
-        """Why nothing can be written at present; None if writing works."""
+        """Reason why no change can be written at present; None if writing works."""
         self._is_over = False
-        """Whether nothing will ever be written again."""
+        """Whether the writer has stopped, so that no more changes will be written."""
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
 
     @property
     def is_full(self) -> bool:
+        """Whether more than MAX_WAITING changes are queued."""
         return self._num_put - self._num_written > MAX_WAITING
 
     @property
@@ -108,7 +109,7 @@ class JournalWriter:
     async def wait_written(self, position: int, limit_s: float | None = None) -> None:
         """Wait until everything up to `position` is on disk.
 
-        Raises JournalError if it is not after `limit_s` seconds, or never will be.
+        Raises JournalError after `limit_s` seconds, or if the writer has stopped.
         """
         with self._wake:
             if self._num_written >= position:
@@ -185,10 +186,11 @@ class JournalWriter:
             self.error = None
         with self._wake:
             self._num_written += count
-            done = [one for one in self._waiters if one.position <= self._num_written]
-            self._waiters = [one for one in self._waiters if one.position > self._num_written]
+            waiters, num_written = self._waiters, self._num_written
+            finished = [waiter for waiter in waiters if waiter.position <= num_written]
+            self._waiters = [waiter for waiter in waiters if waiter.position > num_written]
             self._wake.notify_all()
-        _resolve(done)
+        _resolve(finished)
 
     def _end(self, error: str) -> None:
         with self._wake:
@@ -198,15 +200,16 @@ class JournalWriter:
 
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:
-    """Wake the waiters with one call into each event loop, however many wait there."""
-    for loop in {one.written.get_loop() for one in waiters}:
-        own = [one.written for one in waiters if one.written.get_loop() is loop]
-        with contextlib.suppress(RuntimeError):  # that loop is closed
+    """Wake the waiters with a single call into each event loop."""
+    futures = [waiter.written for waiter in waiters]
+    for loop in {future.get_loop() for future in futures}:
+        own = [future for future in futures if future.get_loop() is loop]
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(_finish, own, failure)
 
 
-def _finish(waiters: Sequence[asyncio.Future[None]], failure: Exception | None) -> None:
-    for written in waiters:
+def _finish(futures: Sequence[asyncio.Future[None]], failure: Exception | None) -> None:
+    for written in futures:
         if written.done():  # the waiter was cancelled
             continue
         if failure is None:

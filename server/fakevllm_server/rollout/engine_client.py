@@ -29,7 +29,11 @@ from fakevllm_adapters.http.asgi import (
     start_stream,
 )
 from fakevllm_adapters.protocol.errors import internal_error
-from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason, reason_from_header
+from fakevllm_adapters.protocol.outage_reasons import (
+    REASON_HEADER,
+    OutageReason,
+    reason_from_header,
+)
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.types.backend import Endpoint
 

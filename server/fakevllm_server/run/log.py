@@ -11,13 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
-from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.reads import PlannedBatch, ServedWeights
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change
 from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, ClientMetrics
-from fakevllm_server.run.coverage import additive_metrics
+from fakevllm_server.run.trained_token_share import additive_metrics
 
 log = logging.getLogger("fakevllm.server")
 
@@ -80,17 +80,17 @@ class RunLog:
         self.version = max(self.version, version)
         self.last_step = step
         self._add(metrics)
-        await self._journal.write(changes.trained(entry, checkpoint))
+        await self._journal.write(row_changes.trained(entry, checkpoint))
 
     async def record_checkpoint(self, checkpoint: SavedCheckpoint) -> None:
         """Record a checkpoint that is complete on disk."""
-        await self._journal.write(changes.saved(checkpoint))
+        await self._journal.write(row_changes.saved(checkpoint))
 
     async def record_publication(self, version: int, step: int) -> None:
         """Record that the rollout engine serves the weights of a step as `version`."""
         self.version = max(self.version, version)
         self._served = ServedWeights(version, step)
-        await self._journal.write(changes.published(version, step))
+        await self._journal.write(row_changes.published(version, step))
 
     async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
         """Record that the trainer was restored to the end of `step` and will serve as `version`.
@@ -104,7 +104,7 @@ class RunLog:
             await self._journal.write()
         else:
             entry = LogEntry(seq=0, kind="restored", step=step, version=version)
-            await self._journal.write(changes.rolled_back(self._next(entry)))
+            await self._journal.write(row_changes.rolled_back(self._next(entry)))
         self.version, self.last_step = max(self.version, version), step
         self._update_totals()
         return self._read_batches(step)
@@ -118,18 +118,18 @@ class RunLog:
             self._served = None
         entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
         entry.lost = self._journal.read(reads.groups_trained_after, step)
-        self._put(changes.abandoned, entry)
+        self._put(row_changes.abandoned, entry)
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
         """Drop a planned batch that the trainer could not train."""
         self.record_drops(batch.step, {group.group_id: reason for group in batch.groups})
-        await self._journal.write(changes.unplanned(batch.step))
+        await self._journal.write(row_changes.unplanned(batch.step))
 
     def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
         """Record dropped groups. `reasons` has the reason for each group id."""
         if reasons:
             entry = LogEntry(seq=0, kind="dropped", step=step, reasons=dict(reasons))
-            self._put(changes.dropped, entry)
+            self._put(row_changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
         """Return the entry for an evaluation that ends now (`now` in Unix seconds).
@@ -153,7 +153,9 @@ class RunLog:
 
     def record_stop(self, step: int, reason: str) -> None:
         """Record that training stops until the engine is started again."""
-        self._put(changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason))
+        self._put(
+            row_changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason)
+        )
 
     def steps_since_stop(self) -> list[LogEntry]:
         """Return the entries of the steps that were trained since training last stopped."""
@@ -207,9 +209,9 @@ class RunLog:
 
 def _plan_change(batch: PlannedBatch) -> Change:
     ids = [group.group_id for group in batch.groups]
-    return changes.planned(batch.step, batch.version, ids)
+    return row_changes.planned(batch.step, batch.version, ids)
 
 
 def _replan_change(batch: PlannedBatch) -> Change:
     """Return the change for a batch that has lost groups."""
-    return _plan_change(batch) if batch.groups else changes.unplanned(batch.step)
+    return _plan_change(batch) if batch.groups else row_changes.unplanned(batch.step)

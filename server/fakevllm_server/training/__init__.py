@@ -1,8 +1,9 @@
 """The training loop: what clients hand in becomes batches, steps, checkpoints and served weights.
 
-`intake` accepts calls, groups and episodes. `loop` drives the engine through its states, `step`
-makes one training step from a `batch`, `checkpointing` saves it, and `publisher` serves the new
-weights. Only `loop` changes the engine's status. Only this folder decides what is trained.
+`submission_intake` accepts calls, groups and episodes. `loop` drives the engine through its
+states, `step` makes one training step from a `step_plan`, `checkpointing` saves it, and
+`publisher` serves the new weights. Only `loop` changes the engine's status. Only this folder
+decides what is trained.
 
 Nothing is acknowledged before it is in the journal. No module here imports torch or an engine.
 """

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from fakevllm_server.journal import changes, reads
+from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
@@ -107,7 +107,7 @@ class Checkpointer:
         best = best_checkpoint(known)
         old = [saved for saved in known[KEEP:] if saved is not best]
         oldest_kept = known[:KEEP][-1].step
-        await self._journal.write(changes.pruned([saved.step for saved in old], oldest_kept))
+        await self._journal.write(row_changes.pruned([saved.step for saved in old], oldest_kept))
         for saved in old:
             await asyncio.to_thread(self._folders.delete, saved.folder)
 

@@ -1,6 +1,6 @@
 """The training loop of one run: boot, collect, train, publish, save, and restart a dead engine.
 
-Passive traffic is served through all of it. The loop alone changes the engine's status and decides
+Passive traffic is served in all these phases. Only the loop changes the engine's status and decides
 when a step is made.
 """
 
@@ -18,10 +18,10 @@ from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.guards import RestartBackoff, finish_reason
-from fakevllm_server.training.intake import Intake
 from fakevllm_server.training.publisher import Publisher
 from fakevllm_server.training.step import StepRunner
+from fakevllm_server.training.stop_and_restart import RestartBackoff, finish_reason
+from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, Endpoint
 
 log = logging.getLogger("fakevllm.server")
@@ -75,8 +75,10 @@ class TrainLoop:
 
     @property
     def closed_reason(self) -> str | None:
-        """The slug that clients get when no more steps will be taken; None while training goes
-        on."""
+        """Slug of the reason why no more steps will be taken; None while training continues.
+
+        Clients get this slug in replies.
+        """
         return self._end_reason if self._publisher.refusal is None else "training_refused"
 
     @property
@@ -101,7 +103,7 @@ class TrainLoop:
                 await self._recover(failure)
 
     async def stop(self, running: asyncio.Task[None]) -> None:
-        """End `run` after the running step, save what is unsaved, and close the engine.
+        """End `run` after the running step, save unsaved steps, and close the engine.
 
         Never raises.
         """
@@ -127,7 +129,8 @@ class TrainLoop:
 
     @property
     def _end_reason(self) -> str | None:
-        """Why no more steps will be taken though the trainer accepts the job; None otherwise."""
+        """Slug of the reason why no more steps will be taken, unless the trainer refuses the job;
+        None while training continues."""
         if self._steps.stop_reason is not None:
             return "training_stopped"
         return finish_reason(self._job, self._engine.global_step - 1)
@@ -140,7 +143,7 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Stay offline. Another attempt would end the same way until the user changes something."""
+        """Stay offline. Another attempt would fail too until the user fixes the cause."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -159,7 +162,7 @@ class TrainLoop:
         pause_s = self._backoff.next_pause(time.monotonic())
         trace = None if is_known else failure
         log.error("%s; starting it again in %.0f s", detail, pause_s, exc_info=trace)
-        # Isolated: the next start finds out whether an engine that cannot be closed is alive.
+        # Isolated: if the engine cannot be closed, the next start checks whether it is alive.
         try:
             await self._close_uncertain(is_known)
         except Exception:
@@ -169,7 +172,7 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close what may be in another state than assumed; the next boot starts it anew."""
+        """Close the engines whose state is uncertain; the next boot starts them again."""
         if not is_known:
             await self._backend.close()
         elif not self._steps.is_in_sync:
@@ -177,14 +180,14 @@ class TrainLoop:
 
     async def _set_failed_status(self, detail: str) -> None:
         is_serving = self._engine.is_serving and await self._backend.is_sampling()
-        to = EngineStatus.WEIGHT_SYNCING if is_serving else EngineStatus.BOOTING
-        if self._engine.status is not to:
-            self._move(to, detail)
+        status = EngineStatus.WEIGHT_SYNCING if is_serving else EngineStatus.BOOTING
+        if self._engine.status is not status:
+            self._move(status, detail)
         self._engine.detail = detail
 
     async def _boot(self) -> None:
         if self._engine.is_serving and not await self._backend.is_sampling():
-            # Stop serving before a new engine answers there with weights that are not the latest.
+            # Stop serving before a new engine answers with weights that are not the latest.
             self._move(EngineStatus.BOOTING, self._engine.detail)
         log.info("starting the engine; a large one takes minutes")
         started = await self._backend.start()
@@ -283,5 +286,5 @@ class TrainLoop:
             lost.cancel()
             await asyncio.gather(lost, return_exceptions=True)
 
-    def _move(self, to: EngineStatus, detail: str | None = None) -> None:
-        self._engine.move(to, time.monotonic(), detail)
+    def _move(self, status: EngineStatus, detail: str | None = None) -> None:
+        self._engine.move(status, time.monotonic(), detail)

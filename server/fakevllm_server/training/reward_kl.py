@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import compress
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.shaping import kl_penalties
-from fakevllm_server.training.batch import trainable_calls
+from fakevllm_server.algorithms.reward_penalties import kl_penalties
+from fakevllm_server.training.step_plan import trainable_calls
 from fakevllm_server.types.backend import Trainer
 from fakevllm_server.types.calls import FinishedGroup
 
@@ -15,10 +15,10 @@ from fakevllm_server.types.calls import FinishedGroup
 async def reward_penalties(
     trainer: Trainer, groups: Sequence[FinishedGroup], job: TrainJob
 ) -> list[list[float]] | None:
-    """Return one penalty for each trained token of each of `trainable_calls`.
+    """Return a list of penalties per call of `trainable_calls`, one for each trained token.
 
-    Returns None if the job has no KL in its reward, or trains nothing (control `frozen`). Raises
-    what the trainer raises.
+    Return None if the job has no KL in its reward, or trains nothing (control `frozen`). Errors of
+    the trainer are passed on.
     """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None
@@ -28,5 +28,6 @@ async def reward_penalties(
         old = await trainer.log_probs(calls, "trained")
     reference = await trainer.log_probs(calls, "reference")
     return [
-        kl_penalties(own, other, job.kl_coef) for own, other in zip(old, reference, strict=True)
+        kl_penalties(old_row, reference_row, job.kl_coef)
+        for old_row, reference_row in zip(old, reference, strict=True)
     ]

@@ -13,18 +13,18 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
-from fakevllm_server.episodes.pool import Pool
+from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.text_comparison import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
-from fakevllm_server.run.coverage import coverage, without_update
 from fakevllm_server.run.log import RunLog
-from fakevllm_server.training.batch import PlannedStep, plan_step, with_excluded_counts
-from fakevllm_server.training.branches import branch_metrics
+from fakevllm_server.run.trained_token_share import coverage, without_update
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.guards import MismatchStop
 from fakevllm_server.training.reward_kl import reward_penalties
+from fakevllm_server.training.session_branches import branch_metrics
 from fakevllm_server.training.step_log import DROPPED, formatted, not_finite, step_line
+from fakevllm_server.training.step_plan import PlannedStep, plan_step, with_excluded_counts
+from fakevllm_server.training.stop_and_restart import MismatchStop
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point
@@ -34,8 +34,8 @@ log = logging.getLogger("fakevllm.server")
 MAX_FAILURES = 3
 """Attempts at one step before its groups are dropped."""
 RETRY_STEP_AFTER_S = 1.0
-"""Seconds between two attempts. Longer than a crashing engine takes to exit, so that its death is
-not counted as failed steps."""
+"""Seconds between two attempts at a step. A crashing engine takes less time to exit, so that its
+death is not counted as failed steps."""
 
 
 class StepFailed(Exception):
@@ -55,8 +55,8 @@ class StepRunner:
         checkpointer: Checkpointer,
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
-        """`load_vocabulary` may be slow: it runs in a thread. It serves to name the causes of
-        session branches."""
+        """`load_vocabulary` is needed to name the causes of session branches. It may be slow,
+        because it runs in a thread."""
         self._job = job
         self._engine = engine
         self._pool = pool
@@ -68,7 +68,7 @@ class StepRunner:
         self._count_earlier_steps(job.max_mismatch_k3)
         self._reported_drops = Counter(runlog.drops)
         self._planned: deque[PlannedBatch] = deque()
-        """Batches that the journal has and that the current weights were not trained on."""
+        """Batches in the journal that the current weights were not trained on."""
         self._num_failed = 0
         self._retry_at = 0.0
         self._recorded_at: float | None = None
@@ -87,15 +87,16 @@ class StepRunner:
 
     @property
     def stop_reason(self) -> str | None:
-        """Why no more steps will be taken; None while training goes on."""
+        """Reason why no more steps will be taken; None while training continues."""
         return self._mismatch_stop.reason
 
     @property
     def has_planned(self) -> bool:
-        """Whether the groups of the next step are chosen, so that no episode need be awaited."""
+        """Whether the groups of the next step are chosen, so that it need not wait for episodes."""
         return bool(self._planned)
 
     def is_due(self, now: float) -> bool:
+        """Return whether a step can be made now."""
         has_groups = self.has_planned or self._pool.is_due
         return self.is_in_sync and now >= self._retry_at and has_groups
 
@@ -105,7 +106,7 @@ class StepRunner:
         self.is_in_sync = True
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Return the batch as it was taken from the pool, which left out stale calls."""
+        """Return the batch without stale calls, as when it was taken from the pool."""
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)
@@ -113,8 +114,8 @@ class StepRunner:
     async def run(self) -> int | None:
         """Make the next step; return the version of the new weights, which is not published yet.
 
-        Returns None if no step was made. Raises what the trainer raises when it is lost; the batch
-        then stays planned.
+        Return None if no step was made. If the trainer is lost, its error is passed on, and the
+        batch stays planned.
         """
         batch = await self._next_batch()
         if batch is None:
@@ -136,9 +137,9 @@ class StepRunner:
         return version
 
     async def _next_batch(self) -> PlannedBatch | None:
-        """Return the next batch, which is written to the journal before it is trained.
+        """Return the next batch, which is in the journal before it is trained.
 
-        Whichever process dies then, the next attempt trains the same batch.
+        If a process dies during the step, the next attempt trains the same batch.
         """
         if not self._planned:
             step, version = self._engine.global_step, self._engine.version
@@ -169,7 +170,7 @@ class StepRunner:
         return version
 
     def _branch_metrics(self, groups: Sequence[FinishedGroup]) -> StepMetrics:
-        # Isolated: the names of causes are not worth a step.
+        # Isolated: the step must not fail because a metric is missing.
         try:
             return branch_metrics(groups, self._load_vocabulary())
         except Exception:
@@ -183,19 +184,19 @@ class StepRunner:
             raise StepFailed(str(failure)) from failure
 
     def _plan(self, batch: PlannedBatch, penalties: list[list[float]] | None) -> PlannedStep:
-        # Translated: if these groups' rewards break the arithmetic, the engine is not at fault.
+        # Converted to StepFailed: the cause is in the rewards of these groups, not in the engine.
         try:
             plan = plan_step(batch.step, batch.groups, self._job, penalties)
         except Exception as failure:
             raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
-        # The trainer's current weights were served under this version: nothing has been trained
-        # since, or all of it has been undone.
+        # The trainer's current weights were served under this version: no step was trained since,
+        # or all later steps were rolled back.
         return replace(plan, batch=replace(plan.batch, version=batch.version))
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
         try:
             return await self._trainer.step(plan.batch, LossSpec.of(self._job))
-        # Nothing was trained: a step that fails half way raises a plain BackendError.
+        # No weight has changed: a step that fails half way raises a plain BackendError.
         except ActionFailed as failure:
             self.is_in_sync = True
             raise StepFailed(str(failure)) from failure
@@ -242,16 +243,16 @@ class StepRunner:
                 extra=fields,
             )
         elif metrics.get("skipped"):
-            made = "no update" if metrics.get("no_update") else "not all of its updates"
-            why = not_finite(metrics) or "not finite"
-            log.error("step %d made %s: %s", step, made, why, extra=fields)
+            updates = "no update" if metrics.get("no_update") else "not all of its updates"
+            cause = not_finite(metrics) or "not finite"
+            log.error("step %d made %s: %s", step, updates, cause, extra=fields)
         if self.stop_reason is not None:
             log.error("%s", self.stop_reason, extra=fields)
             self._log.record_stop(step, self.stop_reason)
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Count which tokens of the groups are trained, and separately those of feedback samples."""
+    """Count the trained tokens of the groups, and separately those of feedback samples."""
     metrics = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:
         return metrics

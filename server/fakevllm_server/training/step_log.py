@@ -82,7 +82,7 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Return the sharing of prefixes. Tokens are counted; the speed-up is measured occasionally."""
+    """Return the saving by shared prefixes. The speed-up is measured only in some steps."""
     if "rho" not in metrics:
         return []
     saved = metrics.get("tokens_saved", 0)
@@ -103,8 +103,8 @@ def _mismatch(metrics: Mapping[str, float]) -> list[str]:
         parts.append(f"mismatch k3 {k3}{age}, ess {ess}")
     if metrics.get("skipped"):
         parts.append("NO UPDATE" if metrics.get("no_update") else "NOT ALL UPDATES")
-    odd = not_finite(metrics)
-    return [*parts, odd] if odd else parts
+    non_finite = not_finite(metrics)
+    return [*parts, non_finite] if non_finite else parts
 
 
 def _time(metrics: Mapping[str, float]) -> list[str]:

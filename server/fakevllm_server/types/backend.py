@@ -24,7 +24,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
 from fakevllm_server.types.sampling import Sampling, Token
 from fakevllm_server.types.token_masks import TokenMasks
-from fakevllm_server.types.weight_gate import WeightGate
+from fakevllm_server.types.weight_versions import WeightGate
 
 StepMetrics = dict[str, float]
 """Measurements of a step by metric name. Values may be infinite or NaN. A metric that the step did

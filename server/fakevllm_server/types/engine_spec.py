@@ -20,7 +20,7 @@ class EngineSpec:
     """The engine to start, with its model and its arguments."""
 
     engine: str
-    """Name of the engine in the tables of `backends/process/engine_table.py`."""
+    """Name of the engine in the tables of `backends/process/engine_registry.py`."""
     run_dir: Path
     model: str | None
     served_model_name: str

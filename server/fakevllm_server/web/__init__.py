@@ -2,12 +2,12 @@
 
     app.py          the ASGI app: routes, access checks, start and stop
     http_server.py  the process's HTTP server
-    state.py        the state of a running server; starts and stops the engine
+    server_state.py        the state of a running server; starts and stops the engine
     routes/         one module for each group of routes
     pool_view.py    the batch that is being collected, as clients see it
-    latest_call.py  the latest answered model call, for admins
+    latest_call_recorder.py  the latest answered model call, for admins
     verbose_log.py  short messages that clients show each other
-    train_code.py   training code that a client uploads
+    uploaded_code.py   training code that a client uploads
 
 Routes act only through `ServerState`. They make no decision about training or groups.
 """

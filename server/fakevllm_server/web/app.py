@@ -16,8 +16,8 @@ from fakevllm_adapters.http.asgi import AsgiEndpoint
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.curves.follower import Follower
-from fakevllm_server.web.latest_call import LatestCall
+from fakevllm_server.curves.run_follower import Follower
+from fakevllm_server.web.latest_call_recorder import LatestCall
 from fakevllm_server.web.routes import (
     control,
     episodes,
@@ -28,7 +28,7 @@ from fakevllm_server.web.routes import (
     uploads,
 )
 from fakevllm_server.web.routes.access import ADMIN_PATHS, invalid_key_error, is_key_of_episode
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
 def create_app(config: ServerConfig) -> FastAPI:

@@ -7,14 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.batch_status import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.algorithms.shaping import is_tied
-from fakevllm_server.episodes.group_policy import method_of
-from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.episodes.registry import Episode
+from fakevllm_server.algorithms.reward_penalties import is_tied
+from fakevllm_server.episodes.batch_selection import method_of
+from fakevllm_server.episodes.episode_registry import Episode
+from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.types.calls import ScoredEpisode
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
 def pool_information(state: ServerState) -> PoolInformation:

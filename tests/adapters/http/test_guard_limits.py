@@ -18,9 +18,9 @@ from fakevllm_adapters.http.asgi import (
     read_body,
     send_json,
 )
+from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.limits import Limits
-from fakevllm_adapters.http.open_calls import OpenCalls
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.keys import KeyRing
 from tests.adapters.http.guarded import KEYED, client_of, echo_app

@@ -9,7 +9,7 @@ import yaml
 
 from fakevllm_adapters.job.ajet_yaml import AJET_KEYS, IGNORED_KEYS
 from fakevllm_adapters.job.model import TrainJob, parse_job
-from fakevllm_adapters.job.rules import check_job
+from fakevllm_adapters.job.validation import check_job
 from tests.adapters.job.ajet_jobs import stock
 
 BETAS = "ajet.trainer_common.optim.betas = [0.9, 0.999] is not read: betas are 0.9 and 0.95"

@@ -20,8 +20,8 @@ from fakevllm.admission.rules import (
 )
 from fakevllm.admission.side_calls import SessionSummary
 from fakevllm.config.policy import PolicySection, SideRule
-from fakevllm.groups.traffic_gate import TrafficGate
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm.groups.request_admission import TrafficGate
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

@@ -17,7 +17,7 @@ from fakevllm.admission.side_calls import (
     SideCallRules,
     has_header,
 )
-from fakevllm.sessions.hints import hints_of
+from fakevllm.sessions.client_session_ids import hints_of
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.proxy.transport.recorded_traffic import FOLDER, Recorded, recorded

@@ -15,11 +15,11 @@ from fakevllm.demo.command import live, probe_once, run_demo
 from fakevllm.demo.plot import points_of
 from fakevllm.demo.run_state import DemoSettings, Run, ready
 from fakevllm.errors import FakevllmError, UserError
-from fakevllm.runtime.engine_choice import ENGINE_PAIRS, EngineChoice
+from fakevllm.runtime.local_engines import ENGINE_PAIRS, EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder
 from fakevllm.web.routes.admin import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
-from fakevllm_server.backends.process import engine_table
+from fakevllm_server.backends.process import engine_registry
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm
 
 FAKE = EngineChoice.resolve("fake")
@@ -118,7 +118,7 @@ def test_a_control_run_cannot_be_resumed_as_training(tmp_path: Path) -> None:
 
 
 def test_the_demo_offers_the_servers_pairs_of_engines() -> None:
-    assert ENGINE_PAIRS == engine_table.PAIRS
+    assert ENGINE_PAIRS == engine_registry.PAIRS
 
 
 @pytest.mark.parametrize(

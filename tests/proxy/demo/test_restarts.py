@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from fakevllm.demo.accuracy_probe import CONCURRENCY, NUM_SAMPLES
 from fakevllm.demo.command import ANY_PORT, probe_once, register_until_reachable
-from fakevllm.demo.probe import CONCURRENCY, NUM_SAMPLES
 from fakevllm.demo.run_state import wait_for_final_status
 from fakevllm.demo.tasks import all_tasks
 from fakevllm.errors import FakevllmError

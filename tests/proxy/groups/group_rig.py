@@ -1,4 +1,4 @@
-"""A group executor whose siblings answer, fail and are scored when a test says so."""
+"""A group executor with a scripted engine and hook, which a test controls step by step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import orjson
 
 from fakevllm.admission.rules import Train
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.context import GroupContext
-from fakevllm.groups.executor import GroupExecutor, GroupServices
-from fakevllm.groups.record import GroupDraft
+from fakevllm.groups.group_context import GroupContext
+from fakevllm.groups.group_executor import GroupExecutor, GroupServices
+from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.sampler import Sampler
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import Json, RewardOutcome
 from fakevllm.hooks.spec import Sibling
-from fakevllm.hooks.worker import HookWorker
 from fakevllm.ledger.records import GroupRecord
-from fakevllm.sessions.placement import Placement
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.sessions.request_placement import Placement
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request, SiblingPlan
@@ -32,18 +32,18 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, Task, parse_sibling
 
-NUM_TURNS = 30
-"""Of the loop: more than anything here takes from its cause to its last effect."""
+NUM_YIELDS = 30
+"""Iterations of the event loop, which are enough for all effects of an event in these tests."""
 STREAM = [(b"content-type", b"text/event-stream")]
 WHOLE = [(b"content-type", b"application/json")]
 ALIVE = b": the engine is alive\n\n"
 STATUS = {"fails": 500, "is refused": 400, "is too much": 429, "is crowded": 503, "is lost": 503}
 ENDS = {"is cut off": "length", "is aborted": "abort"}
 """Finish reasons of whole answers."""
-TOLD = {
+ERROR_MESSAGES = {
     "is crowded": "Too many requests are waiting.",
     "is lost": "The engine did not answer; it is being started again.",
 }
@@ -70,29 +70,31 @@ def answer_of(index: int, word: str = "answers") -> bytes:
 
 
 def error_of(word: str) -> bytes:
-    return orjson.dumps({"error": {"message": TOLD.get(word, "no"), "code": STATUS[word]}})
+    return orjson.dumps(
+        {"error": {"message": ERROR_MESSAGES.get(word, "no"), "code": STATUS[word]}}
+    )
 
 
-class Siblings(EngineClient):
-    """The model server: every sibling waits for the test's word."""
+class ScriptedEngine(EngineClient):
+    """A model server whose siblings wait until the test says how they answer, by `act`."""
 
     def __init__(self) -> None:
         super().__init__("http://127.0.0.1:9", None)
         self.words: dict[int, asyncio.Queue[str]] = {}
-        """Of those under way."""
-        self.asked: list[int] = []
+        """Queue of instructions for each running sibling."""
+        self.started: list[int] = []
         self.ended: list[int] = []
         self.bodies: dict[int, Json] = {}
 
-    def tell(self, index: int, word: str) -> None:
+    def act(self, index: int, word: str) -> None:
         self.words[index].put_nowait(word)
 
     @asynccontextmanager
-    async def _under_way(
+    async def _started(
         self, headers: Mapping[str, str], body: bytes
     ) -> AsyncGenerator[tuple[int, asyncio.Queue[str]]]:
         index = parse_sibling(headers[SIBLING_HEADER]).index
-        self.asked.append(index)
+        self.started.append(index)
         self.bodies[index] = orjson.loads(body)
         self.words[index] = asyncio.Queue()
         try:
@@ -102,7 +104,7 @@ class Siblings(EngineClient):
             self.ended.append(index)
 
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
-        async with self._under_way(headers, body) as (index, words):
+        async with self._started(headers, body) as (index, words):
             word = await words.get()
         if word == "breaks":
             raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
@@ -116,7 +118,7 @@ class Siblings(EngineClient):
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncGenerator[LiveResponse]:
-        async with self._under_way(headers, body) as (index, words):
+        async with self._started(headers, body) as (index, words):
             word = await words.get()
             if word == "breaks":
                 raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
@@ -146,18 +148,18 @@ async def _once(chunk: bytes) -> AsyncIterator[bytes]:
     yield chunk
 
 
-class Judge(HookWorker):
-    """Scores when it is told to."""
+class ScriptedHook(HookWorker):
+    """A hook whose scoring waits until the test passes rewards."""
 
     def __init__(self) -> None:
         self.waiting: asyncio.Future[list[float | None] | None] | None = None
-        self.asked: list[list[int]] = []
+        self.scored: list[list[int]] = []
 
     async def reward(
         self, siblings: list[Sibling], answers: list[Json], question: str
     ) -> RewardOutcome:
         assert self.waiting is None, "one scoring at a time"
-        self.asked.append([sibling.index for sibling in siblings])
+        self.scored.append([sibling.index for sibling in siblings])
         self.waiting = asyncio.get_running_loop().create_future()
         try:
             rewards = await self.waiting
@@ -169,10 +171,10 @@ class Judge(HookWorker):
 
 @dataclass
 class Stage:
-    """One request, under way."""
+    """A running request, with the engine, the hook and the connection that the test controls."""
 
-    upstream: Siblings
-    judge: Judge
+    upstream: ScriptedEngine
+    hook: ScriptedHook
     sibling_limit: SiblingLimit
     run: GroupExecutor
     handler: asyncio.Task[None]
@@ -181,16 +183,16 @@ class Stage:
     records: list[GroupRecord] = field(default_factory=list[GroupRecord])
 
     async def turn(self) -> None:
-        for _ in range(NUM_TURNS):
+        for _ in range(NUM_YIELDS):
             await asyncio.sleep(0)
 
-    async def tell(self, index: int, word: str) -> None:
-        self.upstream.tell(index, word)
+    async def act(self, index: int, word: str) -> None:
+        self.upstream.act(index, word)
         await self.turn()
 
-    async def judged(self, *rewards: float | None, fails: bool = False) -> None:
-        assert self.judge.waiting is not None
-        self.judge.waiting.set_result(None if fails else [*rewards])
+    async def score(self, *rewards: float | None, fails: bool = False) -> None:
+        assert self.hook.waiting is not None
+        self.hook.waiting.set_result(None if fails else [*rewards])
         await self.turn()
 
     async def leave(self) -> None:
@@ -212,7 +214,7 @@ class Stage:
 
 
 class Caller:
-    """The app's connection."""
+    """The connection of the app."""
 
     def __init__(self) -> None:
         self.sent: list[MutableMapping[str, Any]] = []
@@ -226,12 +228,12 @@ class Caller:
         return {"type": "http.disconnect"}
 
 
-def asked_for(streamed: bool, headers: Mapping[str, str], shadow: bool) -> Request:
+def make_request(streamed: bool, headers: Mapping[str, str], shadow: bool) -> Request:
     adapter = ADAPTERS["chat"]
-    asked: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
-    asked |= {"stream": streamed}
-    raw = orjson.dumps(asked)
-    exchange = adapter.open(asked, EngineInfo())
+    body: Json = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    body |= {"stream": streamed}
+    raw = orjson.dumps(body)
+    exchange = adapter.open(body, EngineInfo())
     return Request("r1", adapter, raw, raw, exchange, dict(headers), ruling=Train(shadow=shadow))
 
 
@@ -249,15 +251,20 @@ async def staged(
     link: SwarmLink | None = None,
     **rules: Any,
 ) -> AsyncGenerator[Stage]:
-    """Whatever is left under way at the end is stopped."""
-    request = asked_for(streamed, headers or {}, shadow)
-    upstream, judge, sibling_limit, caller = Siblings(), Judge(), SiblingLimit(bound), Caller()
+    """Start a request with `num` siblings. At the end, stop all work that is still running."""
+    request = make_request(streamed, headers or {}, shadow)
+    upstream, hook, sibling_limit, caller = (
+        ScriptedEngine(),
+        ScriptedHook(),
+        SiblingLimit(bound),
+        Caller(),
+    )
     records: list[GroupRecord] = []
     services = GroupServices(
         sampler=Sampler(
             upstream, RetryHandler(upstream, link, hold_s, sibling_limit=sibling_limit), 1.0
         ),
-        hooks=judge,
+        hooks=hook,
         sibling_limit=sibling_limit,
         rng=random.Random(0),
         on_end=lambda _, record: records.append(record),
@@ -277,7 +284,7 @@ async def staged(
 
     handler = asyncio.create_task(handle())
     stage = Stage(
-        upstream, judge, sibling_limit, run, handler, caller.sent, caller.has_left, records
+        upstream, hook, sibling_limit, run, handler, caller.sent, caller.has_left, records
     )
     await stage.turn()
     try:

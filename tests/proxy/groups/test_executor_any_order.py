@@ -1,4 +1,4 @@
-"""The shell of the fan-out in any order of events: one answer, one record, nothing left behind."""
+"""The group executor in any order of events: one answer, one record, and no leftover task."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ WORDS = [
 EVENTS = st.one_of(
     st.tuples(st.integers(0, 3), st.sampled_from(WORDS)),
     st.tuples(st.integers(0, 3), st.sampled_from(WORDS)),
-    st.sampled_from(["judge", "judge", "judge badly", "leave", "deadline", "stop", "cancel"]),
+    st.sampled_from(["score", "score", "score fails", "leave", "deadline", "stop", "cancel"]),
 )
 
 
-async def happen(stage: Stage, event: object) -> None:
+async def apply_event(stage: Stage, event: object) -> None:
     match event:
         case int(index), str(word) if index in stage.upstream.words:
-            await stage.tell(index, word)
-        case "judge" | "judge badly" if stage.judge.waiting is not None:
-            num = len(stage.judge.asked[-1])
+            await stage.act(index, word)
+        case "score" | "score fails" if stage.hook.waiting is not None:
+            num = len(stage.hook.scored[-1])
             rewards = [float(index) for index in range(num)]
-            await stage.judged(*rewards, fails=event == "judge badly")
+            await stage.score(*rewards, fails=event == "score fails")
         case "leave":
             await stage.leave()
         case "deadline":
@@ -78,20 +78,22 @@ async def happen(stage: Stage, event: object) -> None:
             pass
 
 
-async def played(rules: dict[str, Any], streamed: bool, shadow: bool, events: list[object]) -> None:
+async def run_events(
+    rules: dict[str, Any], streamed: bool, shadow: bool, events: list[object]
+) -> None:
     async with staged(4, streamed=streamed, shadow=shadow, **rules) as stage:
         for event in events:
-            await happen(stage, event)
+            await apply_event(stage, event)
         while not stage.records:
             running = sorted(stage.upstream.words)
-            assert running or stage.judge.waiting is not None, "waits for nothing"
-            await happen(stage, "judge")
+            assert running or stage.hook.waiting is not None, "the group waits for no event"
+            await apply_event(stage, "score")
             if running and running[0] in stage.upstream.words:
-                await happen(stage, (running[0], "answers"))
+                await apply_event(stage, (running[0], "answers"))
         await stage.turn()
-        assert stage.handler.done() and stage.judge.waiting is None
-        assert sorted(stage.upstream.asked) == sorted(stage.upstream.ended)
-        siblings = [index for index in stage.upstream.asked if index > 0]
+        assert stage.handler.done() and stage.hook.waiting is None
+        assert sorted(stage.upstream.started) == sorted(stage.upstream.ended)
+        siblings = [index for index in stage.upstream.started if index > 0]
         assert len(set(siblings)) == len(siblings)
     assert len(stage.records) == 1 and stage.sibling_limit.in_flight == 0
     starts = [message for message in stage.sent if message["type"] == "http.response.start"]
@@ -104,7 +106,7 @@ async def played(rules: dict[str, Any], streamed: bool, shadow: bool, events: li
 
 
 def check_record(stage: Stage, streamed: bool) -> None:
-    """The row says what the app got."""
+    """Check that the record matches the app's answer."""
     record = stage.record
     served = [sibling.index for sibling in record.siblings if sibling.served]
     assert served == ([] if record.served_index is None else [record.served_index])
@@ -125,7 +127,7 @@ def check_record(stage: Stage, streamed: bool) -> None:
 @given(
     rules=RULES, streamed=st.booleans(), shadow=st.booleans(), events=st.lists(EVENTS, max_size=14)
 )
-def test_in_any_order_there_is_one_answer_one_record_and_nothing_left(
+def test_every_order_of_events_has_one_answer_one_record_and_no_leftover_task(
     loop: asyncio.Runner, rules: dict[str, Any], streamed: bool, shadow: bool, events: list[object]
 ) -> None:
-    loop.run(played(rules, streamed, shadow, events))
+    loop.run(run_events(rules, streamed, shadow, events))

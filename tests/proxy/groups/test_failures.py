@@ -1,5 +1,4 @@
-"""Answers that are none: the model's failures keep their place in the group, the engine's have
-none."""
+"""Failed answers: failures of the model stay in the group, failures of the engine do not."""
 
 from __future__ import annotations
 
@@ -50,13 +49,13 @@ def calls(*arguments: object) -> dict[str, Any]:
         ({"content": "Seven"}, "stop", {"response_format": "odd"}, None),
     ],
 )
-def test_a_failure_of_the_models_own_is_known_by_its_answer(
+def test_a_failure_of_the_model_is_recognized_by_its_answer(
     message: dict[str, Any], finish_reason: str, body: dict[str, Any], failure: str | None
 ) -> None:
     assert failure_of(Answer(message, finish_reason), body) == failure
 
 
-def test_an_answer_that_the_engine_broke_off_is_not_the_models_failure() -> None:
+def test_an_answer_that_the_engine_aborted_is_not_a_failure_of_the_model() -> None:
     ends = ("stop", "length", "tool_calls", "abort", "error")
     assert [is_broken_off(Answer({"content": "S"}, end)) for end in ends] == [False] * 3 + [
         True
@@ -70,7 +69,7 @@ def test_an_answer_that_the_engine_broke_off_is_not_the_models_failure() -> None
     ),
     st.floats(-9, 9),
 )
-def test_to_fail_never_pays(
+def test_a_failed_answer_never_has_the_highest_reward(
     siblings: list[tuple[float | None, Failure | None]], floor: float
 ) -> None:
     before = [reward for reward, _ in siblings]
@@ -89,61 +88,61 @@ def record_of(stage: Stage) -> list[tuple[float | None, str | None]]:
     return [(sibling.reward, sibling.failure) for sibling in stage.record.siblings]
 
 
-async def test_an_answer_that_was_cut_off_gets_the_floor_and_its_group_trains() -> None:
+async def test_a_truncated_answer_gets_the_floor_and_its_group_is_trained() -> None:
     async with staged(3, failure_floor=-1.0) as stage:
         for index, word in enumerate(("answers", "is cut off", "answers")):
-            await stage.tell(index, word)
-        await stage.judged(0.5, None, None)
+            await stage.act(index, word)
+        await stage.score(0.5, None, None)
         assert stage.record.state == "scored" and stage.record.served_index == 0
         assert record_of(stage) == [(0.5, None), (-1.0, "cut_off"), (None, None)]
 
 
-async def test_without_a_floor_a_failure_is_the_hooks_to_score() -> None:
+async def test_without_a_floor_the_hook_scores_failures() -> None:
     async with staged(2) as stage:
-        await stage.tell(0, "answers")
-        await stage.tell(1, "is cut off")
-        await stage.judged(0.5, 0.75)
+        await stage.act(0, "answers")
+        await stage.act(1, "is cut off")
+        await stage.score(0.5, 0.75)
         assert record_of(stage) == [(0.5, None), (0.75, "cut_off")]
         assert stage.record.served_index == 1
 
 
 @pytest.mark.parametrize("word", ["is aborted", "fails", "breaks"])
-async def test_an_answer_that_the_engine_broke_off_is_not_scored_with_any_floor(
+async def test_an_answer_that_the_engine_aborted_is_not_scored_with_the_floor(
     word: str,
 ) -> None:
     async with staged(3, failure_floor=-1.0, hold_s=0.0) as stage:
         for index, own in enumerate(("answers", word, "answers")):
-            await stage.tell(index, own)
-        assert stage.judge.asked == [[0, 2]]
-        await stage.judged(0.5, 0.25)
+            await stage.act(index, own)
+        assert stage.hook.scored == [[0, 2]]
+        await stage.score(0.5, 0.25)
         rewards = [sibling.reward for sibling in stage.record.siblings]
         assert (stage.record.state, rewards) == ("scored", [0.5, None, 0.25])
 
 
-async def test_a_group_of_which_the_engine_finished_nothing_is_answered_and_dropped() -> None:
+async def test_a_group_without_a_finished_answer_is_answered_and_dropped() -> None:
     async with staged(2) as stage:
         for index in range(2):
-            await stage.tell(index, "is aborted")
-        assert stage.is_answered and stage.judge.asked == []
+            await stage.act(index, "is aborted")
+        assert stage.is_answered and stage.hook.scored == []
         assert (stage.record.state, stage.record.reason) == ("dropped", "broken_off")
 
 
-async def test_a_hook_that_fails_gives_no_floor_either() -> None:
+async def test_no_floor_is_applied_if_the_hook_fails() -> None:
     async with staged(2, failure_floor=0.0) as stage:
-        await stage.tell(0, "answers")
-        await stage.tell(1, "is cut off")
-        await stage.judged(fails=True)
+        await stage.act(0, "answers")
+        await stage.act(1, "is cut off")
+        await stage.score(fails=True)
         assert stage.record.state == "dropped"
         assert record_of(stage) == [(None, None), (None, "cut_off")]
 
 
-async def test_failures_are_counted_by_why() -> None:
+async def test_failures_are_counted_by_reason() -> None:
     metrics = Metrics()
     metrics.labelled_gauge("fakevllm_groups_dropped", "Told.", "reason", lambda: {"tied": 3})
     async with staged(3) as stage:
         for index, word in enumerate(("answers", "is cut off", "fails")):
-            await stage.tell(index, word)
-        await stage.judged(0.5, 0.75)
+            await stage.act(index, word)
+        await stage.score(0.5, 0.75)
         metrics.group_ended(stage.record)
     text = metrics.text().decode()
     of_route = 'route="/v1/chat/completions"'

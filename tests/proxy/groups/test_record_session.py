@@ -1,4 +1,4 @@
-"""A group's record tells its place, and what the app was served is known to what it asks next."""
+"""The record of a group contains its place, and the session tree knows its served answer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import orjson
 import pytest
 
 from fakevllm.admission.rules import ServeOnly, ServeOnlyReason
-from fakevllm.groups.record import GroupDraft
-from fakevllm.sessions.hints import NO_HINTS
-from fakevllm.sessions.lookup import LookupResult
-from fakevllm.sessions.placement import Placement
+from fakevllm.groups.group_record import GroupDraft
+from fakevllm.sessions.client_session_ids import NO_HINTS
+from fakevllm.sessions.request_placement import Placement
+from fakevllm.sessions.session_lookup import LookupResult
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.request import Request
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.groups.group_rig import WHOLE, answer_of, staged, text_of
 
@@ -32,9 +32,9 @@ def placement(tree: SessionTree, group_id: str, *messages: Json) -> Placement:
 
 
 def place_after(tree: SessionTree, answer: str) -> Place:
-    """Of what the app asks once it has an answer to "hi"."""
-    told = (HI, {"role": "assistant", "content": answer}, {"role": "user", "content": "so?"})
-    place = placement(tree, "next", *told).place(is_side=False)
+    """Return the place of the app's next request after an answer to "hi"."""
+    messages = (HI, {"role": "assistant", "content": answer}, {"role": "user", "content": "so?"})
+    place = placement(tree, "next", *messages).place(is_side=False)
     assert place is not None
     return place
 
@@ -43,8 +43,8 @@ def draft_of(a_placement: Placement, **request: Any) -> GroupDraft:
     adapter = ADAPTERS["chat"]
     raw = orjson.dumps(a_placement.body)
     exchange = adapter.open(a_placement.body, EngineInfo())
-    asked = Request(a_placement.group_id, adapter, raw, raw, exchange, {}, **request)
-    return GroupDraft(asked, Task(), "", None, placement=a_placement)
+    app_request = Request(a_placement.group_id, adapter, raw, raw, exchange, {}, **request)
+    return GroupDraft(app_request, Task(), "", None, placement=a_placement)
 
 
 @pytest.mark.parametrize("policy", ["best", "lead"])
@@ -53,10 +53,10 @@ async def test_the_served_answer_is_known_before_the_group_ends(policy: str) -> 
     rules: dict[str, Any] = {"quorum": 2} if policy == "best" else {}
     own = placement(tree, "r1", HI)
     async with staged(3, streamed=True, placement=own, policy=policy, **rules) as stage:
-        await stage.tell(0, "answers")
+        await stage.act(0, "answers")
         if policy == "best":
-            await stage.tell(2, "answers")
-            await stage.judged(0.0, 1.0)
+            await stage.act(2, "answers")
+            await stage.score(0.0, 1.0)
         assert stage.is_answered and not stage.records
         served = text_of(2 if policy == "best" else 0)
         place = place_after(tree, served)
@@ -66,15 +66,15 @@ async def test_the_served_answer_is_known_before_the_group_ends(policy: str) -> 
     assert (record.evidence, record.parent_id) == ("none", None)
 
 
-async def test_an_answer_that_lost_is_no_parent() -> None:
+async def test_an_answer_that_was_not_served_is_no_parent() -> None:
     tree = SessionTree()
     tree.restore([])
     other = placement(tree, "other", HI)
     other.place(is_side=False)
     async with staged(2, placement=placement(tree, "r1", HI)) as stage:
-        await stage.tell(0, "answers")
-        await stage.tell(1, "answers")
-        await stage.judged(0.0, 1.0)
+        await stage.act(0, "answers")
+        await stage.act(1, "answers")
+        await stage.score(0.0, 1.0)
     other.served({"role": "assistant", "content": text_of(0)}, 1001.0, None)
     assert place_after(tree, text_of(0)).parent_id == "other"
     assert place_after(tree, text_of(1)).parent_id == "r1"
@@ -92,7 +92,7 @@ def test_an_answer_served_once_is_stored_in_the_session_and_a_failed_one_is_not(
 
 
 @pytest.mark.parametrize(
-    ("reply", "told"),
+    ("reply", "expected"),
     [
         (
             EngineResponse(200, WHOLE, answer_of(1), False, 0.0),
@@ -105,14 +105,14 @@ def test_an_answer_served_once_is_stored_in_the_session_and_a_failed_one_is_not(
     ],
 )
 def test_an_answer_of_the_fallback_is_recorded_as_the_fallbacks(
-    reply: EngineResponse, told: tuple[str, str]
+    reply: EngineResponse, expected: tuple[str, str]
 ) -> None:
     draft = draft_of(placement(SessionTree(), "g1", HI))
     record = draft.fell_back(reply, OutageReason.ENGINE_NOT_READY)
-    assert (record.state, record.reason) == told
+    assert (record.state, record.reason) == expected
 
 
-def test_a_side_call_is_placed_as_one() -> None:
+def test_a_side_call_is_recorded_as_a_side_call() -> None:
     tree = SessionTree()
     draft = draft_of(
         placement(tree, "g1", HI), ruling=ServeOnly(ServeOnlyReason.SIDE_CALL, "marker")
@@ -140,41 +140,41 @@ def test_the_first_end_is_final() -> None:
     assert place_after(tree, "first").evidence is Evidence.PREFIX
 
 
-def test_looking_changes_nothing() -> None:
+def test_reading_the_session_id_does_not_change_the_tree() -> None:
     tree = SessionTree()
     own = placement(tree, "g1", HI)
     assert own.session_id() is None and len(tree) == 0
     own.place(is_side=False)
     own.served({"content": "first"}, 1001.0, None)
-    told = ({"role": "assistant", "content": "first"}, {"role": "user", "content": "so?"})
-    after = placement(tree, "g2", HI, *told)
+    messages = ({"role": "assistant", "content": "first"}, {"role": "user", "content": "so?"})
+    after = placement(tree, "g2", HI, *messages)
     assert after.session_id() == "g1" and len(tree) == 1
 
 
-class Counting(SessionTree):
-    num_looks = 0
+class CountingTree(SessionTree):
+    num_lookups = 0
 
     def find(self, request: IncomingRequest) -> LookupResult:
-        self.num_looks += 1
+        self.num_lookups += 1
         return super().find(request)
 
 
-def test_a_main_call_is_looked_up_once_and_a_side_call_by_its_quotes_too() -> None:
-    tree = Counting()
+def test_a_main_call_is_looked_up_once_and_a_side_call_also_by_its_quotes() -> None:
+    tree = CountingTree()
     question = "What is the weather like?"
     placement(tree, "g1", {"role": "user", "content": question}).place(is_side=False)
-    tree.num_looks = 0
+    tree.num_lookups = 0
     other = placement(tree, "g2", HI)
     assert other.session_id() is None
     other.place(is_side=False)
-    assert tree.num_looks == 1
+    assert tree.num_lookups == 1
     title = placement(tree, "g3", {"role": "user", "content": f"A title for:\n{question}"})
     assert title.session_id() is None
     place = title.place(is_side=True)
     assert place is not None and (place.session_id, place.evidence) == ("g1", Evidence.QUOTE)
 
 
-class Broken(SessionTree):
+class BrokenTree(SessionTree):
     def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
         raise RuntimeError("a defect")
 
@@ -182,10 +182,10 @@ class Broken(SessionTree):
         raise RuntimeError("a defect")
 
 
-def test_trouble_in_the_tree_costs_the_place_and_nothing_else(
+def test_an_error_in_the_session_tree_only_loses_the_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    own = placement(Broken(), "g1", HI)
+    own = placement(BrokenTree(), "g1", HI)
     with caplog.at_level(logging.ERROR):
         assert own.session_id() is None
         draft = draft_of(own)

@@ -15,7 +15,7 @@ from hypothesis.stateful import (
 )
 
 from fakevllm.config.serving import OnDisconnect, PolicyName, ServeRules
-from fakevllm.groups.scheduler import (
+from fakevllm.groups.sibling_scheduler import (
     Abort,
     AppState,
     BreakOff,

@@ -19,25 +19,25 @@ def test_ties_are_broken_at_random_and_not_by_order() -> None:
     assert min(winners.values()) > 60
 
 
-def test_without_rewards_the_lead_is_served_and_nobody_is_best() -> None:
+def test_without_rewards_the_lead_is_served_and_there_is_no_best_sibling() -> None:
     assert select([0, 1], None, random.Random(0)).served == 0
     assert select([1, 2], {1: None, 2: None}, random.Random(0)).served == 1
     assert select([1, 2], {1: None, 2: None}, random.Random(0)).best is None
 
 
-def test_who_cannot_be_shown_is_not_served_but_may_be_the_best() -> None:
+def test_an_unservable_sibling_is_not_served_but_may_be_the_best() -> None:
     rewards = {0: 0.1, 1: 0.9, 2: 0.5}
     selection = select([0, 1, 2], rewards, random.Random(0), servable=[0, 2])
     assert (selection.served, selection.best) == (2, 1)
     assert select([0, 1], None, random.Random(0), servable=[1]).served == 1
 
 
-def test_where_nobody_can_be_shown_the_best_is_served_all_the_same() -> None:
+def test_the_best_sibling_is_served_if_no_sibling_is_servable() -> None:
     selection = select([0, 1], {0: 0.1, 1: 0.9}, random.Random(0), servable=[])
     assert (selection.served, selection.best) == (1, 1)
 
 
-def test_where_nobody_answered_nobody_is_served() -> None:
+def test_no_sibling_is_served_without_an_answer() -> None:
     selection = select([], None, random.Random(0))
     assert (selection.served, selection.best) == (None, None)
 
@@ -46,7 +46,7 @@ def test_where_nobody_answered_nobody_is_served() -> None:
     st.dictionaries(st.integers(0, 8), st.one_of(st.none(), st.floats(-1, 1)), min_size=1),
     st.integers(),
 )
-def test_the_served_sibling_has_answered_and_none_beats_it(
+def test_the_served_sibling_has_answered_and_the_best_has_the_highest_reward(
     rewards: dict[int, float | None], seed: int
 ) -> None:
     answered = sorted(rewards)
@@ -58,7 +58,7 @@ def test_the_served_sibling_has_answered_and_none_beats_it(
         assert all(reward is None or reward <= best for reward in rewards.values())
 
 
-def test_of_equal_bests_one_that_can_be_shown_is_drawn() -> None:
+def test_a_servable_sibling_is_drawn_among_equally_good_ones() -> None:
     for seed in range(20):
         selection = select(
             [0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), servable=[1, 2]
@@ -72,20 +72,20 @@ def test_of_equal_bests_one_that_can_be_shown_is_drawn() -> None:
     ),
     st.sampled_from([0.0, 0.25, 1.0]),
 )
-def test_each_siblings_propensity_is_how_often_it_is_served(
+def test_the_propensity_of_a_sibling_is_its_frequency_of_being_served(
     rewards: dict[int, float | None], random_fraction: float
 ) -> None:
     answered, rng = sorted(rewards), random.Random(0)
     selections = [select(answered, rewards, rng, None, random_fraction) for _ in range(400)]
-    told = {selection.served: selection.propensity for selection in selections}
+    propensities = {selection.served: selection.propensity for selection in selections}
     counts = Counter(selection.served for selection in selections)
-    for served, propensity in told.items():
+    for served, propensity in propensities.items():
         assert propensity is not None
         assert abs(counts[served] / 400 - propensity) < 0.12
-    assert abs(sum(filter(None, told.values())) - 1.0) < 1e-9
+    assert abs(sum(filter(None, propensities.values())) - 1.0) < 1e-9
 
 
-def test_any_sibling_that_can_be_shown_may_be_drawn_whatever_its_reward() -> None:
+def test_a_random_choice_draws_any_servable_sibling_regardless_of_reward() -> None:
     rewards = {0: 0.0, 1: 1.0, 2: 0.5}
     selections = [
         select([0, 1, 2], rewards, random.Random(seed), [0, 2], random_fraction=1.0)
@@ -95,7 +95,7 @@ def test_any_sibling_that_can_be_shown_may_be_drawn_whatever_its_reward() -> Non
     assert all(selection.is_random and selection.best == 1 for selection in selections)
 
 
-def test_of_several_bests_the_served_one_is_the_best() -> None:
+def test_the_served_sibling_is_the_best_among_equally_good_ones() -> None:
     for seed in range(20):
         assert best_sibling([0, 1, 2], {0: 1.0, 1: 1.0, 2: 1.0}, random.Random(seed), 2) == 2
         assert best_sibling([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, random.Random(seed), 2) in (0, 1)

@@ -1,5 +1,4 @@
-"""Serve policies in front of a real swarm server: what the app gets, and that no episode is left
-open behind it."""
+"""Serve policies with a real swarm server: the app's answer, and no episode left open."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ def groups(folder: Path) -> list[tuple[Any, ...]]:
 
 
 async def settled(stack: Stack, folder: Path, num: int = 1) -> list[tuple[Any, ...]]:
-    """The groups, once none waits for anything."""
+    """Wait until `num` groups have been sent to the server; return their rows."""
     waiting = {"scored"}
     await until(lambda: len(groups(folder)) == num)
     await until(lambda: not waiting & {row[0] for row in groups(folder)})
@@ -51,7 +50,7 @@ def policy(folder: Path, num: int = 3, **serve: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ADAPTERS)
 @pytest.mark.parametrize("kind", ["lead", "greedy"])
-async def test_a_leads_stream_is_whole_in_every_format_and_its_group_trains(
+async def test_a_leads_stream_is_complete_in_every_format_and_its_group_is_trained(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     async with running(tmp_path, **policy(tmp_path, policy=kind)) as stack:
@@ -79,7 +78,7 @@ async def test_a_greedy_lead_is_scored_and_never_trained(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("leaves", "state"), [("cancel", "failed"), ("finish", "pooled")])
 @pytest.mark.parametrize("kind", ["best", "lead"])
-async def test_who_leaves_leaves_no_episode_open(
+async def test_a_disconnect_leaves_no_episode_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, leaves: str, state: str
 ) -> None:
     monkeypatch.setattr(app_response, "GRACE_S", 0.01)
@@ -93,14 +92,14 @@ async def test_who_leaves_leaves_no_episode_open(
     assert row[0] == state and row[6] == 499
 
 
-async def test_siblings_beyond_the_bound_are_not_sent_and_the_ledger_says_so(
+async def test_siblings_beyond_the_limit_are_not_sent_and_the_ledger_records_it(
     tmp_path: Path,
 ) -> None:
     sections = policy(tmp_path, 4, max_siblings_in_flight=4)
     slow = orjson.dumps(chat("[[slow 0.05]] [[say " + "a" * 20 + "]]"))
     async with running(tmp_path, **sections) as stack:
-        asking = [stack.send(stack.proxy + CHAT, slow, JSON) for _ in range(3)]
-        assert [got.status for got in await asyncio.gather(*asking)] == [200] * 3
+        requests = [stack.send(stack.proxy + CHAT, slow, JSON) for _ in range(3)]
+        assert [reply.status for reply in await asyncio.gather(*requests)] == [200] * 3
         rows = await settled(stack, tmp_path, 3)
         assert (await stack.http.get(stack.proxy + "/metrics")).status == 200
     assert [row[2] for row in rows] == [4, 2, 1]
@@ -116,10 +115,10 @@ async def test_the_reward_of_served_answers_and_the_policys_mean_are_reported_se
         for number in range(12):
             await stack.send(stack.proxy + CHAT, orjson.dumps(chat(f"{number}: yes or no?")), JSON)
         rows = await settled(stack, tmp_path, 12)
-        async with stack.http.get(stack.proxy + "/fakevllm/stats") as told:
-            (point,) = (await told.json())["curve"]
-        async with stack.http.get(stack.proxy + "/metrics") as told:
-            metrics = await told.text()
+        async with stack.http.get(stack.proxy + "/fakevllm/stats") as reply:
+            (point,) = (await reply.json())["curve"]
+        async with stack.http.get(stack.proxy + "/metrics") as reply:
+            metrics = await reply.text()
     assert {row[4] for row in rows} == {"best", "random"}
     assert point["returned_best"] > point["policy_mean"]
     assert point["returned_random"] is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest_asyncio
 
-from fakevllm.hooks.worker import HookWorker
+from fakevllm.hooks.hook_runner import HookWorker
 from tests.proxy.hooks.hook_calls import Start
 
 

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.spec import Sibling, Task
-from fakevllm.hooks.worker import HookWorker
 
 TASK = Task(task_id="t", metadata={"answer": "42"})
 Start = Callable[..., Awaitable[HookWorker]]

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.check import CheckReport, check, render
-from fakevllm.hooks.recorded import RecordedGroup, made_up_group
+from fakevllm.hooks.recorded_group import RecordedGroup, made_up_group
 from fakevllm.hooks.spec import Task
 
 SCORES = """

@@ -8,9 +8,9 @@ import pytest
 
 from fakevllm.errors import HookError
 from fakevllm.hooks.check import check, render
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import FeedbackValue, HookFailure
 from fakevllm.hooks.spec import Feedback
-from fakevllm.hooks.worker import HookWorker
 from tests.proxy.hooks.hook_calls import TASK, Start, reward
 
 REWARD = "def on_compute_relative_reward(v, a):\n    return [0.0 for _ in a]\n"

@@ -13,7 +13,7 @@ import pytest
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.sandbox import HookSandbox
 from fakevllm.hooks.spec import Sibling, Task
-from fakevllm.hooks.worker import HookWorker
+from fakevllm.hooks.hook_runner import HookWorker
 from tests.e2e.processes import wait_until
 
 START_SLEEPER = """
@@ -43,7 +43,7 @@ def on_compute_relative_reward(valid_results, all_answers):
 RUN_UNTIL_KILLED = """
 import asyncio, sys
 from pathlib import Path
-from fakevllm.hooks.worker import HookWorker
+from fakevllm.hooks.hook_runner import HookWorker
 
 
 async def main():

@@ -31,7 +31,7 @@ PROXY = """
 import asyncio, sys
 from pathlib import Path
 from fakevllm.hooks.spec import Sibling, Task
-from fakevllm.hooks.worker import HookWorker
+from fakevllm.hooks.hook_runner import HookWorker
 
 async def main():
     worker = HookWorker(Path(sys.argv[1]), 60)

@@ -116,9 +116,9 @@ async def test_edited_hooks_that_no_longer_load_fail_their_calls_with_the_reason
     outcome = await reward(worker, "a")
     assert outcome.reason is not None and outcome.reason.startswith("hook_load: ")
     (tmp_path / "hook.py").write_text("def on_compute_relative_reward(v, a, q):\n    return [2]\n")
-    mended = await reward(worker, "a")
-    assert mended.rewards == [2.0]
-    assert mended.hook_hash == worker.info.content_hash
+    reloaded = await reward(worker, "a")
+    assert reloaded.rewards == [2.0]
+    assert reloaded.hook_hash == worker.info.content_hash
 
 
 async def test_the_worker_stays_usable_after_a_caller_was_cancelled(

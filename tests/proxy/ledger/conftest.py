@@ -1,4 +1,4 @@
-"""A ledger in a folder of its own."""
+"""Fixtures: a ledger in a temporary folder."""
 
 from __future__ import annotations
 

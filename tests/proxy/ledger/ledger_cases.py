@@ -1,4 +1,4 @@
-"""Groups and log entries for the ledger's tests, and what the ledger then says of them."""
+"""Groups and log entries for the ledger's tests, and helpers that read their rows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def restored(seq: int, *group_ids: str) -> LogEntry:
 
 
 def rows(path: Path, query: str) -> list[tuple[object, ...]]:
-    """As another process would read it."""
+    """Return the rows that another process reads from the file."""
     other = sqlite3.connect(path)
     try:
         return other.execute(query).fetchall()

@@ -1,4 +1,4 @@
-"""However the run's log is cut, repeated and brought home, it counts exactly once."""
+"""Each entry of the run log counts once, in whatever overlapping parts the log is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = st.lists(st.sampled_from(GROUPS), min_size=1, max_size=3, unique=True)
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[LogEntry]:
-    """Numbers rise and may skip: acknowledgements are numbered and not told."""
+    """Return logs with rising numbers that may have gaps, because not all entries are sent."""
     entries: list[LogEntry] = []
     seq = 0
     for kind in draw(st.lists(st.sampled_from(["step", "dropped", "restored"]), max_size=8)):
@@ -37,13 +37,13 @@ def logs(draw: st.DrawFn) -> list[LogEntry]:
     return entries
 
 
-def outcome(bringings: Sequence[Sequence[LogEntry]]) -> list[Any]:
+def outcome(parts: Sequence[Sequence[LogEntry]]) -> list[Any]:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger.open(Path(folder) / "ledger.sqlite")
         try:
             for group_id in GROUPS:
                 ledger.record(group(group_id))
-            for entries in bringings:
+            for entries in parts:
                 ledger.apply_log("run", entries)
             assert ledger.drain()
             assert ledger.health.ok
@@ -52,7 +52,7 @@ def outcome(bringings: Sequence[Sequence[LogEntry]]) -> list[Any]:
             ledger.close()
 
 
-def test_an_entry_of_a_newer_server_is_read_over_and_those_behind_it_count() -> None:
+def test_an_unknown_log_entry_is_skipped_and_later_entries_count() -> None:
     newer = LogReply.model_validate(
         {"entries": [{"seq": 2, "kind": "divided", "halves": ["g0"], "metrics": {"x": "NaN"}}]}
     )
@@ -62,19 +62,19 @@ def test_an_entry_of_a_newer_server_is_read_over_and_those_behind_it_count() -> 
 
 @settings(max_examples=25, deadline=None)
 @given(logs(), st.data())
-def test_cut_and_repeated_the_log_counts_as_if_brought_once(
+def test_overlapping_parts_of_the_log_count_once(
     entries: list[LogEntry], data: st.DataObject
 ) -> None:
-    """Each bringing starts at or before what has been brought, as a reader with a cursor does."""
-    bringings: list[list[LogEntry]] = []
-    brought = 0
-    while brought < len(entries):
-        start = data.draw(st.integers(0, brought))
-        brought = data.draw(st.integers(brought, len(entries)))
-        bringings.append(entries[start:brought])
+    """Each part starts at or before the end of the previous part, as for a reader with a cursor."""
+    parts: list[list[LogEntry]] = []
+    num_read = 0
+    while num_read < len(entries):
+        start = data.draw(st.integers(0, num_read))
+        num_read = data.draw(st.integers(num_read, len(entries)))
+        parts.append(entries[start:num_read])
         if data.draw(st.booleans()):
-            bringings.append(bringings[-1])
-        if len(bringings) > 12:
-            bringings.append(entries)
+            parts.append(parts[-1])
+        if len(parts) > 12:
+            parts.append(entries)
             break
-    assert outcome(bringings) == outcome([entries])
+    assert outcome(parts) == outcome([entries])

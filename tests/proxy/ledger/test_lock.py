@@ -1,4 +1,4 @@
-"""One proxy a ledger, as the kernel sees it."""
+"""The lock of a ledger, which only one proxy process can hold."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def test_a_second_lock_is_refused_until_the_first_is_closed(path: Path) -> None:
     first = LedgerLock(path)
     with pytest.raises(LedgerError) as refusal:
         LedgerLock(path)
-    told = f"{path.parent} is used by another proxy: choose another --run-dir."
-    assert str(refusal.value) == told
+    message = f"{path.parent} is used by another proxy: choose another --run-dir."
+    assert str(refusal.value) == message
     first.close()
     LedgerLock(path).close()
 
 
-def test_a_killed_holder_keeps_nothing(path: Path) -> None:
+def test_a_killed_process_releases_its_lock(path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
@@ -44,7 +44,7 @@ def test_a_killed_holder_keeps_nothing(path: Path) -> None:
         LedgerLock(path).close()
 
 
-def test_a_ledger_that_is_locked_opens_for_readers(path: Path) -> None:
+def test_readers_can_open_a_locked_ledger(path: Path) -> None:
     lock = LedgerLock(path)
     ledger = Ledger.open(path)
     assert ledger.counts() == {}
@@ -52,7 +52,7 @@ def test_a_ledger_that_is_locked_opens_for_readers(path: Path) -> None:
     lock.close()
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_the_error_names_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(LedgerError, match=r"taken cannot be used \(.*another --run-dir"):
         LedgerLock(tmp_path / "taken" / "ledger.sqlite")

@@ -1,4 +1,4 @@
-"""A group's tokens and what they were worth, read from the ledger."""
+"""Reads of a group's tokens and advantages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_calls_are_returned_by_sibling_in_the_captured_order(ledger: Ledger) -> 
     assert ledger.calls.by_sibling("other") == {}
 
 
-def test_a_group_is_found_by_how_its_id_begins(ledger: Ledger) -> None:
+def test_a_group_is_found_by_the_beginning_of_its_id(ledger: Ledger) -> None:
     for name in ("ab", "abc", "b%"):
         put(ledger, name)
     assert ledger.drain()
@@ -52,7 +52,9 @@ def test_a_group_is_found_by_how_its_id_begins(ledger: Ledger) -> None:
     assert ledger.calls.group_ids("%") == []
 
 
-def test_the_latest_is_the_newest_in_a_loss_or_else_the_newest_with_tokens(ledger: Ledger) -> None:
+def test_the_latest_group_is_the_newest_trained_one_or_else_the_newest_with_tokens(
+    ledger: Ledger,
+) -> None:
     assert ledger.calls.latest_group_id() is None
     ledger.record(group("bare", received_at=9000.0))
     put(ledger, "old", 1000.0)
@@ -64,7 +66,7 @@ def test_the_latest_is_the_newest_in_a_loss_or_else_the_newest_with_tokens(ledge
     assert ledger.calls.latest_group_id() == "old"
 
 
-def test_the_advantage_is_that_of_the_step_that_trained_it(ledger: Ledger) -> None:
+def test_the_advantage_is_that_of_the_step_that_trained_the_group(ledger: Ledger) -> None:
     put(ledger, "g1")
     ledger.apply_log("run", [trained(1, "g1", siblings=[1], advantages=[-0.5])])
     assert advantages(ledger) == [None, -0.5]
@@ -72,13 +74,13 @@ def test_the_advantage_is_that_of_the_step_that_trained_it(ledger: Ledger) -> No
     assert advantages(ledger) == [0.25, -0.25]
 
 
-def test_a_server_that_tells_no_advantages_leaves_them_unknown(ledger: Ledger) -> None:
+def test_advantages_are_unknown_if_the_server_does_not_report_them(ledger: Ledger) -> None:
     put(ledger, "g1")
     ledger.apply_log("run", [trained(1, "g1")])
     assert advantages(ledger) == [None, None]
 
 
-def test_a_group_that_was_undone_or_dropped_has_no_advantage_any_more(ledger: Ledger) -> None:
+def test_a_group_that_was_lost_or_dropped_has_no_advantage(ledger: Ledger) -> None:
     for name in ("g1", "g2", "g3"):
         put(ledger, name)
     step = trained(1, "g1", "g2", "g3", step=2, advantages=[0.5, -0.5])

@@ -1,4 +1,4 @@
-"""What the ledger tells of sessions."""
+"""Reads of sessions from the ledger."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import Evidence, Kind, Place
 from tests.proxy.ledger.ledger_cases import group, sibling
-from tests.proxy.sessions.talks import Talk, assistant, call, tool, user
+from tests.proxy.sessions.session_client import SessionClient, assistant, call, tool, user
 
 
 def placed(
@@ -48,7 +48,7 @@ def put(ledger: Ledger, *records: GroupRecord) -> None:
     assert ledger.drain()
 
 
-def test_sessions_are_listed_by_when_they_were_seen_last(ledger: Ledger) -> None:
+def test_sessions_are_listed_by_their_latest_request(ledger: Ledger) -> None:
     put(
         ledger,
         placed("t", kind="side", at=999.0, rewards=(None,), question="Generate a title"),
@@ -129,13 +129,13 @@ def test_restored_requests_are_the_latest_and_sorted_oldest_first(ledger: Ledger
 
 
 def test_a_tree_restored_from_the_ledger_places_requests_as_before(ledger: Ledger) -> None:
-    talk = Talk()
-    asked = [user("read it")]
+    client = SessionClient()
+    request = [user("read it")]
     calls = assistant(None, call("call_1", '{"path": "a"}'))
-    first, one = talk.turn(asked, calls, scope="0a1b2c3d")
-    history = [*asked, calls, tool("call_1", "text")]
-    second, two = talk.turn(history, "Done.", scope="0a1b2c3d")
-    failed, three = talk.ask([*history, assistant("Done."), user("and?")], scope="0a1b2c3d")
+    first, one = client.turn(request, calls, scope="0a1b2c3d")
+    history = [*request, calls, tool("call_1", "text")]
+    second, two = client.turn(history, "Done.", scope="0a1b2c3d")
+    failed, three = client.request([*history, assistant("Done."), user("and?")], scope="0a1b2c3d")
     messages = {first: calls, second: assistant("Done."), failed: None}
     for place, (group_id, message) in zip((one, two, three), messages.items(), strict=True):
         record = placed(
@@ -150,12 +150,12 @@ def test_a_tree_restored_from_the_ledger_places_requests_as_before(ledger: Ledge
         text = None if message is None else orjson.dumps(message).decode()
         rows = [replace(sibling(0, served=text is not None), message_json=text)]
         put(ledger, replace(record, siblings=rows))
-    talk.tree = SessionTree()
-    talk.tree.restore(ledger.sessions.latest_requests(100))
-    told = [*history, assistant("Done."), user("and?")]
-    _, again = talk.turn(told, "Well.", scope="0a1b2c3d")
+    client.tree = SessionTree()
+    client.tree.restore(ledger.sessions.latest_requests(100))
+    messages = [*history, assistant("Done."), user("and?")]
+    _, again = client.turn(messages, "Well.", scope="0a1b2c3d")
     assert (again.session_id, again.parent_id, again.turn) == (one.session_id, second, 2)
     assert again.kind is Kind.REPEATS
     lost = [user("cut off"), assistant("", call("call_1")), tool("call_1", "x")]
-    _, by_id = talk.ask(lost, scope="0a1b2c3d")
+    _, by_id = client.request(lost, scope="0a1b2c3d")
     assert (by_id.session_id, by_id.parent_id) == (one.session_id, first)

@@ -1,4 +1,4 @@
-"""The ledger keeps what it is told and reads it back."""
+"""The ledger stores records and reads them back."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_unknown_group_is_none(ledger: Ledger) -> None:
     assert ledger.latest_group() is None
 
 
-def test_a_group_recorded_twice_is_there_once(ledger: Ledger, path: Path) -> None:
+def test_a_group_that_is_recorded_twice_is_stored_once(ledger: Ledger, path: Path) -> None:
     ledger.record(group("g1", [0.0, 1.0, 0.5]))
     ledger.record(group("g1", [1.0, 1.0]))
     assert ledger.drain()
@@ -100,7 +100,7 @@ def test_the_file_is_private_and_its_folder_too(ledger: Ledger, path: Path) -> N
     assert {stat.S_IMODE(one.stat().st_mode) for one in path.parent.iterdir()} == {0o600}
 
 
-def test_the_latest_group_with_two_answers_is_given_to_hooks(ledger: Ledger) -> None:
+def test_hooks_get_the_latest_group_with_two_answers(ledger: Ledger) -> None:
     failed = SiblingRecord(index=1, served=False, best=False, status=500, error="broken")
     lone = replace(group("new", received_at=3.0), siblings=[sibling(0), failed])
     partial = replace(
@@ -187,11 +187,11 @@ ASKED: list[tuple[str, dict[str, Any], list[dict[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("route", "body", "messages"), ASKED)
-def test_hooks_are_shown_a_recorded_conversation_as_it_went_upstream(
+def test_hooks_get_a_recorded_conversation_as_it_was_sent_upstream(
     ledger: Ledger, route: str, body: dict[str, Any], messages: list[dict[str, Any]]
 ) -> None:
-    asked = orjson.dumps(body).decode()
-    ledger.record(replace(group("g"), route=route, request_json=asked))
+    request_json = orjson.dumps(body).decode()
+    ledger.record(replace(group("g"), route=route, request_json=request_json))
     assert ledger.drain()
     latest = ledger.latest_group()
     assert latest is not None and latest.siblings()[1].messages == messages

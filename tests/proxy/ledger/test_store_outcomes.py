@@ -1,4 +1,4 @@
-"""What became of a group: what settles it, what the server's log says of it, the curve."""
+"""The later states of a group, from its settlement and the server's log, and the reward curve."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_late_settlement_does_not_undo_a_state_from_the_run_log(
     ]
 
 
-def test_groups_a_crash_undid_are_lost_and_unmarked(ledger: Ledger) -> None:
+def test_groups_that_a_crash_undid_are_lost(ledger: Ledger) -> None:
     ledger.record(group())
     ledger.apply_log("run", [trained(1, "g1")])
     ledger.apply_log("run", [trained(1, "g1"), restored(5, "g1")])
@@ -82,7 +82,7 @@ def test_groups_a_crash_undid_are_lost_and_unmarked(ledger: Ledger) -> None:
     assert found is not None and (found.trained_step, found.trained_version) == (None, None)
 
 
-def test_groups_that_were_given_up_on_purpose_say_so(ledger: Ledger) -> None:
+def test_groups_of_an_abandoned_step_have_the_reason(ledger: Ledger) -> None:
     ledger.record(group())
     back = restored(5, "g1").model_copy(update={"reason": "gone_back"})
     ledger.apply_log("run", [trained(1, "g1"), back])
@@ -136,7 +136,7 @@ def test_the_curve_separates_the_rewards_of_sampled_and_greedy_siblings(
     assert (two.policy_mean, two.returned_best, two.returned_random) == (0.5, 0.75, None)
 
 
-def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledger) -> None:
+def test_a_trained_group_whose_settlement_was_interrupted_is_on_the_curve(ledger: Ledger) -> None:
     ledger.record(group("g1", [0.0, 1.0], served=1, step=None))
     ledger.apply_log("run", [trained(1, "g1", step=4)])
     assert ledger.drain()
@@ -146,7 +146,7 @@ def test_a_trained_group_whose_settling_was_cut_off_is_on_the_curve(ledger: Ledg
     ]
 
 
-def test_each_run_has_a_curve_of_its_own_and_the_newest_comes_first(ledger: Ledger) -> None:
+def test_each_run_has_its_own_curve_and_the_newest_is_first(ledger: Ledger) -> None:
     ledger.record(group("old", [0.0, 1.0], served=1, step=1, received_at=1.0))
     for at, name in enumerate(("first", "second"), 2):
         ledger.record(group(name, [0.5, float(at)], served=0, received_at=float(at)))
@@ -157,7 +157,7 @@ def test_each_run_has_a_curve_of_its_own_and_the_newest_comes_first(ledger: Ledg
     assert means == [1.75, 1.25, 0.5]
 
 
-def test_groups_that_wait_for_the_servers_word_are_found_oldest_first(ledger: Ledger) -> None:
+def test_groups_that_wait_for_the_server_are_listed_oldest_first(ledger: Ledger) -> None:
     second = group("b", [None, 1.0], received_at=2.0, task_id="t", served=1)
     ledger.record(replace(second, parent_id="a"))
     ledger.record(group("a", [0.5, 0.0], received_at=1.0))

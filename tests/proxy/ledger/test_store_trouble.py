@@ -1,4 +1,4 @@
-"""Trouble with the ledger's file costs writes that are counted, never the app's request."""
+"""Faults of the ledger's file lose writes, which are counted, but never fail a request."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_closing_writes_the_queued_changes(path: Path) -> None:
     reopened.close()
 
 
-def test_one_bad_write_does_not_take_its_company_along(ledger: Ledger) -> None:
+def test_one_failed_write_does_not_affect_the_others_of_its_flush(ledger: Ledger) -> None:
     ledger.record(group("good-1"))
     ledger.record(replace(group("bad"), question="\ud800"))
     ledger.record(group("good-2"))
@@ -39,7 +39,9 @@ def test_one_bad_write_does_not_take_its_company_along(ledger: Ledger) -> None:
     assert ledger.counts() == {"scored": 2}
 
 
-def test_a_locked_file_costs_writes_not_requests_and_recovers(ledger: Ledger, path: Path) -> None:
+def test_a_locked_file_loses_writes_but_no_requests_and_recovers(
+    ledger: Ledger, path: Path
+) -> None:
     other = sqlite3.connect(path)
     try:
         other.execute("BEGIN IMMEDIATE")
@@ -76,7 +78,7 @@ async def test_each_change_of_a_flush_has_its_own_outcome(ledger: Ledger, path: 
         other.close()
 
 
-def test_a_full_disk_costs_writes_not_requests_and_recovers(ledger: Ledger, path: Path) -> None:
+def test_a_full_disk_loses_writes_but_no_requests_and_recovers(ledger: Ledger, path: Path) -> None:
     big = replace(group("big"), request_json="x" * 2_000_000)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
@@ -92,7 +94,7 @@ def test_a_full_disk_costs_writes_not_requests_and_recovers(ledger: Ledger, path
     assert rows(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-def test_a_log_that_could_not_be_written_counts_when_it_is_brought_again(
+def test_log_entries_that_could_not_be_written_count_when_read_again(
     ledger: Ledger, path: Path
 ) -> None:
     ledger.record(group())
@@ -109,7 +111,7 @@ def test_a_log_that_could_not_be_written_counts_when_it_is_brought_again(
     assert state(ledger) == ("trained", None)
 
 
-def test_a_full_queue_drops_and_counts(
+def test_a_full_queue_drops_writes_and_counts_them(
     ledger: Ledger, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fakevllm.ledger.writer.QUEUE_BOUND", 3)
@@ -136,7 +138,7 @@ def test_a_path_that_cannot_be_a_ledger_is_refused_with_a_fix(tmp_path: Path) ->
             Ledger.open(bad)
 
 
-def test_odd_characters_in_the_path_are_just_a_path(tmp_path: Path) -> None:
+def test_special_characters_in_the_path_are_accepted(tmp_path: Path) -> None:
     odd = tmp_path / "a ?#%20ü.sqlite"
     Ledger.open(odd).close()
     assert odd.exists()

@@ -11,7 +11,7 @@ from rich.console import Console
 from fakevllm.overwatch.history import History
 from fakevllm.overwatch.render import render_snapshot
 from fakevllm.overwatch.snapshot import Notice, Snapshot, away_snapshot, build_snapshot
-from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.batch_status import PoolInformation
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, LogEntry
 
 URL = "http://gpu-box:10086"

@@ -10,7 +10,7 @@ import pytest
 
 from fakevllm.overwatch.history import MAX_LINES, MAX_STEPS, EvaluationRewards, History
 from fakevllm.overwatch.snapshot import AWAY, EvaluationPoint, Speed, away_snapshot, build_snapshot
-from fakevllm_adapters.protocol.pool import PoolInformation
+from fakevllm_adapters.protocol.batch_status import PoolInformation
 from tests.proxy.overwatch.cases import (
     EMPTY,
     NOW,

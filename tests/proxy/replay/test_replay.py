@@ -5,11 +5,11 @@ import pytest
 
 from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity, has_capacity
-from fakevllm.replay.concurrent_rows import RowResult, play
-from fakevllm.replay.players import AppPlayer, RowFailed, RowInterrupted
 from fakevllm.replay.progress import Progress
 from fakevllm.replay.proxy_queries import first_model, register_tasks
 from fakevllm.replay.retry_deadline import RetryDeadline
+from fakevllm.replay.row_runner import RowResult, play
+from fakevllm.replay.row_senders import AppPlayer, RowFailed, RowInterrupted
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
 

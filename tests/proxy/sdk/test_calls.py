@@ -9,7 +9,7 @@ import pytest
 from proxy.sdk.scripted_calls import NO_ANSWER, CallRecord, engine_reply, reply, run_call
 
 from fakevllm import AsyncSwarmClient, EpisodeAccess, SwarmClient
-from fakevllm.sdk import engine_calls, episode_calls
+from fakevllm.sdk import engine_control, episode_calls
 from fakevllm.sdk.episode import Episode
 from fakevllm.sdk.protocol import ServerReply
 from fakevllm.sdk.types import (
@@ -18,9 +18,9 @@ from fakevllm.sdk.types import (
     SwarmError,
     SwarmServerOfflineError,
 )
-from fakevllm.sdk.weight_sync import SyncDetector
+from fakevllm.sdk.weight_sync_callbacks import SyncDetector
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.pool import ThrottlePolicy
+from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task, WorkflowOutput
 
 PAGE = "<html>\n<head><title>502 Bad Gateway</title></head>\n<body>ray 8f2a01c9</body></html>"
@@ -111,7 +111,7 @@ def test_requests_are_retried_after_transient_statuses(status: int) -> None:
     assert claimed.result is not None and claimed.requests[0] == claimed.requests[1]
     assert len(run_call(episode_calls.abort("me", "u1"), [page, OK]).requests) == 2
     booting = [OK, engine_reply("BOOTING"), page, engine_reply("ROLLING")]
-    assert run_call(engine_calls.start(None), booting).result is not None
+    assert run_call(engine_control.start(None), booting).result is not None
 
 
 def test_an_end_fails_after_ten_minutes_of_gateway_errors() -> None:
@@ -166,7 +166,7 @@ def test_warnings_of_the_server_are_logged(caplog: pytest.LogCaptureFixture) -> 
     assert [warning.text for warning in ended.warnings] == ["episode u1 of task t: no call"]
     assert [warning.kind for warning in ended.warnings] == ["no call"]
     run_call(
-        engine_calls.sync_job(TrainJob()), [reply(success=True, warnings=["lr = 1 does nothing"])]
+        engine_control.sync_job(TrainJob()), [reply(success=True, warnings=["lr = 1 does nothing"])]
     )
     assert "the job's lr = 1 does nothing" in caplog.text
 
@@ -176,14 +176,14 @@ def test_connecting_to_a_closed_run_logs_a_warning(
 ) -> None:
     rolling = reply(engine_status="ENGINE.ROLLING", closed="training_finished")
     answers = [rolling, rolling, reply(**TrainJob().model_dump(mode="json"))]
-    run_call(engine_calls.ensure_running(TrainJob(), False, None), answers)
+    run_call(engine_control.ensure_running(TrainJob(), False, None), answers)
     (record,) = caplog.records
     assert "has taken its last step, and nothing more is trained" in record.getMessage()
 
 
 def test_a_404_for_a_known_path_is_reported_as_no_swarm_server() -> None:
     with pytest.raises(SwarmError, match="no swarm server; perhaps it is a proxy"):
-        run_call(engine_calls.status(), [reply(404, detail="Not Found")])
+        run_call(engine_control.status(), [reply(404, detail="Not Found")])
 
 
 def test_an_abort_is_retried_during_a_servers_restart() -> None:
@@ -213,13 +213,13 @@ def test_a_renewal_without_an_answer_is_retried() -> None:
 
 def test_a_401_is_reported_with_the_ways_to_pass_a_key() -> None:
     with pytest.raises(SwarmError, match=r"needs a valid API key.*FAKEVLLM_SWARM_KEY") as raised:
-        run_call(engine_calls.status(), [ServerReply(401, {"error": "Unauthorized"})])
+        run_call(engine_control.status(), [ServerReply(401, {"error": "Unauthorized"})])
     assert raised.value.status == 401
 
 
 def test_ensure_running_sends_the_job_and_starts_an_engine_that_is_off() -> None:
     answers = [engine_reply("OFFLINE"), OK, OK, engine_reply("BOOTING"), engine_reply("ROLLING")]
-    record = run_call(engine_calls.ensure_running(TrainJob(batch_size=3), False, None), answers)
+    record = run_call(engine_control.ensure_running(TrainJob(batch_size=3), False, None), answers)
     assert record.paths[1:3] == ["/sync_train_config", "/start_engine"]
     assert "batch_size: 3" in (record.requests[1].body or {})["yaml_as_string"]
 
@@ -227,7 +227,7 @@ def test_ensure_running_sends_the_job_and_starts_an_engine_that_is_off() -> None
 def test_an_engine_that_cannot_start_is_reported_with_the_reason() -> None:
     failed = [engine_reply("OFFLINE"), OK, OK, engine_reply("OFFLINE", detail="no such model")]
     with pytest.raises(SwarmServerOfflineError, match="no such model"):
-        run_call(engine_calls.ensure_running(TrainJob(), False, None), failed)
+        run_call(engine_control.ensure_running(TrainJob(), False, None), failed)
 
 
 @pytest.mark.parametrize("detail", ["vLLM is not installed", None])
@@ -237,22 +237,23 @@ def test_an_engine_that_goes_off_before_a_poll_saw_it_boot_is_reported_with_the_
     refused = engine_reply("OFFLINE", detail=detail)
     message = detail or "was stopped while this client waited for it"
     with pytest.raises(SwarmServerOfflineError, match=message):
-        run_call(engine_calls.start(None), [OK, refused])
+        run_call(engine_control.start(None), [OK, refused])
     with pytest.raises(SwarmServerOfflineError, match=message):
         run_call(
-            engine_calls.ensure_running(TrainJob(), False, None),
+            engine_control.ensure_running(TrainJob(), False, None),
             [engine_reply("OFFLINE"), OK, OK, refused],
         )
     with pytest.raises(SwarmServerOfflineError, match=message):
         run_call(
-            engine_calls.ensure_running(TrainJob(), False, None), [engine_reply("BOOTING"), refused]
+            engine_control.ensure_running(TrainJob(), False, None),
+            [engine_reply("BOOTING"), refused],
         )
 
 
 def test_a_refused_job_is_reported_with_the_servers_message() -> None:
     with pytest.raises(SwarmError, match="does not take this job: lr must be"):
         run_call(
-            engine_calls.sync_job(TrainJob()), [reply(success=False, error="lr must be above 0")]
+            engine_control.sync_job(TrainJob()), [reply(success=False, error="lr must be above 0")]
         )
 
 
@@ -262,7 +263,7 @@ def test_ensure_running_keeps_a_running_engine_and_logs_job_differences(
     running = reply(**TrainJob(batch_size=4, lr=0.5).model_dump(mode="json"))
     job = TrainJob(batch_size=8, lr=0.5)
     record = run_call(
-        engine_calls.ensure_running(job, False, None), [*[engine_reply("ROLLING")] * 2, running]
+        engine_control.ensure_running(job, False, None), [*[engine_reply("ROLLING")] * 2, running]
     )
     assert "/start_engine" not in record.paths
     assert "batch_size is 4, not 8" in caplog.text and "lr" not in caplog.text
@@ -277,14 +278,14 @@ def test_a_forced_restart_stops_the_engine_first() -> None:
         OK,
         engine_reply("ROLLING"),
     ]
-    record = run_call(engine_calls.ensure_running(TrainJob(), True, None), answers)
+    record = run_call(engine_control.ensure_running(TrainJob(), True, None), answers)
     paths = [path for path in record.paths if path != "/get_engine_status"]
     assert paths == ["/stop_engine", "/sync_train_config", "/start_engine"]
 
 
 def test_ensure_running_waits_for_a_server_for_a_while_and_then_names_the_fix() -> None:
     with pytest.raises(ServerUnreachable, match="fakevllm-server start"):
-        run_call(engine_calls.ensure_running(TrainJob(), False, None), [NO_ANSWER] * 100)
+        run_call(engine_control.ensure_running(TrainJob(), False, None), [NO_ANSWER] * 100)
 
 
 @pytest.mark.parametrize("url", ["localhost:10086", "ftp://gpu-box", "http://", "gpu-box"])
@@ -302,7 +303,7 @@ def test_the_error_for_a_wrong_url_does_not_show_its_key() -> None:
 
 def test_a_reply_without_json_is_reported_as_no_swarm_server() -> None:
     with pytest.raises(SwarmError, match="not answered by a swarm server"):
-        run_call(engine_calls.status(), [ServerReply(200, "<html>hello</html>")])
+        run_call(engine_control.status(), [ServerReply(200, "<html>hello</html>")])
 
 
 @pytest.mark.parametrize(
@@ -342,17 +343,17 @@ ROLLING = engine_reply("ROLLING")
 
 def test_agreeing_waits_until_the_step_begins() -> None:
     answers = [NOT_ACCEPTED, ROLLING, OK, ROLLING, OK, engine_reply("ROLLING_POST")]
-    assert run_call(engine_calls.agree("me"), answers).result is True
+    assert run_call(engine_control.agree("me"), answers).result is True
 
 
 def test_agreeing_ends_when_the_batch_is_dropped_without_a_step() -> None:
     answers = [OK, ROLLING, OK, ROLLING, NOT_ACCEPTED, ROLLING]
-    assert run_call(engine_calls.agree("me"), answers).result is True
+    assert run_call(engine_control.agree("me"), answers).result is True
 
 
 def test_agreeing_ends_after_a_step_that_no_poll_saw() -> None:
     assert (
-        run_call(engine_calls.agree("me"), [OK, ROLLING, OK, engine_reply("ROLLING", 2)]).result
+        run_call(engine_control.agree("me"), [OK, ROLLING, OK, engine_reply("ROLLING", 2)]).result
         is True
     )
 
@@ -364,39 +365,39 @@ def test_agreeing_ends_with_false_when_a_step_begins_without_its_agreement(
     status: ServerReply,
 ) -> None:
     answers = [NOT_ACCEPTED, ROLLING, NOT_ACCEPTED, ROLLING, NOT_ACCEPTED, status]
-    assert run_call(engine_calls.agree("me"), answers).result is False
+    assert run_call(engine_control.agree("me"), answers).result is False
 
 
 def test_an_agreement_is_repeated_after_the_server_restarts() -> None:
     booting, next_one = (engine_reply(name, server_id="next") for name in ("BOOTING", "ROLLING"))
     answers = [OK, ROLLING, NO_ANSWER, NOT_ACCEPTED, NO_ANSWER, booting, NOT_ACCEPTED, next_one]
     begins = engine_reply("ROLLING_POST", server_id="next")
-    assert run_call(engine_calls.agree("me"), [*answers, OK, next_one, OK, begins]).result is True
+    assert run_call(engine_control.agree("me"), [*answers, OK, next_one, OK, begins]).result is True
 
 
 def test_agreeing_continues_if_a_restarted_server_is_at_an_earlier_step() -> None:
     before, after = engine_reply("ROLLING", 5), engine_reply("ROLLING", 3, server_id="next")
     answers = [OK, before, OK, after, OK, engine_reply("ROLLING", 4, server_id="next")]
-    assert run_call(engine_calls.agree("me"), answers).result is True
+    assert run_call(engine_control.agree("me"), answers).result is True
 
 
 def test_an_agreement_that_is_refused_for_ten_minutes_raises_the_servers_reason() -> None:
     record: CallRecord[bool] = CallRecord()
     with pytest.raises(SwarmError, match=NOT_ACTIVE):
-        run_call(engine_calls.agree("me"), [NOT_ACCEPTED, ROLLING] * 400, record)
-    assert record.waited_s == pytest.approx(engine_calls.MAX_REFUSED_S)
+        run_call(engine_control.agree("me"), [NOT_ACCEPTED, ROLLING] * 400, record)
+    assert record.waited_s == pytest.approx(engine_control.MAX_REFUSED_S)
 
 
 def test_agreeing_waits_for_other_clients_without_a_time_limit() -> None:
     record = run_call(
-        engine_calls.agree("me"), [OK, ROLLING] * 1000 + [OK, engine_reply("ROLLING_POST")]
+        engine_control.agree("me"), [OK, ROLLING] * 1000 + [OK, engine_reply("ROLLING_POST")]
     )
-    assert record.result is True and record.waited_s > 2 * engine_calls.MAX_REFUSED_S
+    assert record.result is True and record.waited_s > 2 * engine_control.MAX_REFUSED_S
 
 
 def test_agreeing_returns_false_while_the_engine_boots() -> None:
     answers = [reply(success=False, failure_reason="..."), engine_reply("BOOTING")]
-    assert run_call(engine_calls.agree("me"), answers).result is False
+    assert run_call(engine_control.agree("me"), answers).result is False
 
 
 def test_each_weight_sync_is_detected_once_including_one_that_no_poll_saw() -> None:

@@ -1,8 +1,8 @@
 """Recorded traffic of real clients, as conversations of many users at once.
 
-The recordings hold requests; what was answered stands in the next request of its session. Every
-user's copy gets answers and call ids of its own, as a model that samples gives them, and they come
-interleaved by chance.
+The recordings contain requests. The answer to a request is in the next request of its session. The
+copy for each user has its own answers and call ids, as a sampling model produces them. The requests
+of all users are interleaved at random.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FORMATS = {adapter.path: adapter for adapter in ADAPTERS.values()}
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request of one session."""
+    """A recorded request of a session, with its answer."""
 
     session: str
     turn: int
@@ -36,7 +36,7 @@ class Recorded:
     body: Json
     headers: dict[bytes, bytes]
     is_failed: bool
-    """Whether its client got no whole answer."""
+    """Whether the client got no complete answer."""
     sent_at: float
     answer: Json = field(default_factory=dict[str, Any])
 
@@ -51,7 +51,7 @@ class Recorded:
 
 
 def sessions() -> dict[str, list[Recorded]]:
-    """By session, in the order in which they came."""
+    """Return the requests of each session, in the order of arrival."""
     found: defaultdict[str, list[Recorded]] = defaultdict(list)
     for file in sorted(FOLDER.glob("*.jsonl")):
         for number, line in enumerate(expand_lines(file.read_text().splitlines())):
@@ -84,16 +84,21 @@ def _recorded(scenario: str, number: int, line: Json) -> Recorded | None:
 
 
 def _without_headers(scenario: str, number: int) -> str:
-    """A scenario is a session, where its requests are one conversation or one retried request; the
-    scenarios below run twice or thrice."""
+    """Return the session of a request without session headers.
+
+    Usually a scenario is one session. The scenarios below repeat their conversation, so that each
+    of their requests is a session.
+    """
     many = ("owui_api_plain", "owui_api_stream", "openai_json_pad_nl")
     return f"{scenario}/{number}" if scenario.endswith(many) else scenario
 
 
 def _answered(requests: list[Recorded]) -> list[Recorded]:
-    """With the answers that later histories hold; made up where none does. What is asked again word
-    for word was not answered to its end."""
-    told = list[Recorded]()
+    """Return the requests with the answers that later requests contain, or with placeholders.
+
+    A request that is repeated exactly counts as failed.
+    """
+    answered = list[Recorded]()
     for at, one in enumerate(requests):
         later = requests[at + 1 :]
         found = [
@@ -101,14 +106,14 @@ def _answered(requests: list[Recorded]) -> list[Recorded]:
             *(_answer_quoted(other.body) for other in later if other.turn == one.turn),
         ]
         answer = next(filter(None, found), None)
-        made = {"role": "assistant", "content": f"An answer that nobody went on from, {at}."}
+        placeholder = {"role": "assistant", "content": f"An answer that nobody went on from, {at}."}
         is_failed = one.is_failed or any(other.body == one.body for other in later)
-        told.append(replace(one, answer=answer or made, is_failed=is_failed))
-    return told
+        answered.append(replace(one, answer=answer or placeholder, is_failed=is_failed))
+    return answered
 
 
 def _answer_in(later: Json, earlier: Json) -> Json | None:
-    """The message that stands in `later` where `earlier` ends."""
+    """Return the message of `later` that follows the messages of `earlier`."""
     after, before = messages_in(later), messages_in(earlier)
     rest = after[len(before) :]
     is_same = [_plain(one) for one in after[: len(before)]] == [_plain(one) for one in before]
@@ -129,15 +134,15 @@ def _answer_in(later: Json, earlier: Json) -> Json | None:
 
 
 def _answer_quoted(later: Json) -> Json | None:
-    """The last answer in a side call of Open WebUI's about the same turn."""
+    """Return the last answer that a side call of Open WebUI quotes."""
     last = (messages_in(later) or [{}])[-1].get("content")
     quoted = re.findall(r"^ASSISTANT: (.*)$", last, re.MULTILINE) if isinstance(last, str) else []
     return {"role": "assistant", "content": quoted[-1]} if quoted else None
 
 
 def messages_in(body: Json) -> list[Json]:
-    asked: object = body.get("messages") or body.get("input") or []
-    messages = cast(list[Json], asked) if isinstance(asked, list) else []
+    messages_field: object = body.get("messages") or body.get("input") or []
+    messages = cast(list[Json], messages_field) if isinstance(messages_field, list) else []
     return [one for one in messages if one.get("role") != "system"]
 
 

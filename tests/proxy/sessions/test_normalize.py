@@ -1,4 +1,4 @@
-"""Histories are equal however a client writes them again."""
+"""Histories are equal if a client only rewrites their format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm.sessions.normalize import canonical_arguments, normalize_history, without
-from tests.proxy.sessions.talks import assistant, call, tool, user
+from tests.proxy.sessions.session_client import assistant, call, tool, user
 
 Json = dict[str, Any]
 LOOP = [
@@ -20,7 +20,7 @@ LOOP = [
 ]
 
 
-def end(*messages: Json, scope: str = "key") -> bytes:
+def history_key(*messages: Json, scope: str = "key") -> bytes:
     return normalize_history(messages, scope).key
 
 
@@ -35,8 +35,8 @@ def end(*messages: Json, scope: str = "key") -> bytes:
         assistant("<think>so</think>", call("c1", '{"path": "a", "n": 1}')),
     ],
 )
-def test_a_call_is_the_same_however_it_is_written_again(changed: Json) -> None:
-    assert end(LOOP[0], changed, *LOOP[2:]) == end(*LOOP)
+def test_a_rewritten_tool_call_has_the_same_history(changed: Json) -> None:
+    assert history_key(LOOP[0], changed, *LOOP[2:]) == history_key(*LOOP)
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_a_call_is_the_same_however_it_is_written_again(changed: Json) -> None:
         user(""),
     ],
 )
-def test_another_call_or_text_is_another_history(changed: Json) -> None:
-    assert end(LOOP[0], changed, *LOOP[2:]) != end(*LOOP)
+def test_a_different_call_or_text_has_another_history(changed: Json) -> None:
+    assert history_key(LOOP[0], changed, *LOOP[2:]) != history_key(*LOOP)
 
 
 def test_parts_that_clients_insert_and_remove_do_not_change_the_key() -> None:
     cached = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
     reminder = {"type": "text", "text": "<system-reminder>It is Monday</system-reminder>"}
-    assert end(
+    assert history_key(
         {"role": "system", "content": "Today is Monday"},
         {"role": "user", "content": [reminder, cached]},
         LOOP[1],
@@ -72,21 +72,23 @@ def test_parts_that_clients_insert_and_remove_do_not_change_the_key() -> None:
             "refusal": None,
             "provider_specific_fields": {"x": 1},
         },
-    ) == end(*LOOP)
+    ) == history_key(*LOOP)
 
 
-def test_pictures_count_and_their_cache_control_does_not() -> None:
-    def picture(url: str, **more: Any) -> Json:
+def test_images_change_the_key_and_their_cache_control_does_not() -> None:
+    def image_message(url: str, **more: Any) -> Json:
         part = {"type": "image_url", "image_url": {"url": url}} | more
         return {"role": "user", "content": [part, {"type": "text", "text": "colour?"}]}
 
-    assert end(picture("data:a")) == end(picture("data:a", cache_control={"type": "ephemeral"}))
-    assert end(picture("data:a")) != end(picture("data:b"))
-    assert end(picture("data:a")) != end(user("colour?"))
+    assert history_key(image_message("data:a")) == history_key(
+        image_message("data:a", cache_control={"type": "ephemeral"})
+    )
+    assert history_key(image_message("data:a")) != history_key(image_message("data:b"))
+    assert history_key(image_message("data:a")) != history_key(user("colour?"))
 
 
 def test_histories_of_two_keys_are_never_equal() -> None:
-    assert end(user("hi")) != end(user("hi"), scope="other")
+    assert history_key(user("hi")) != history_key(user("hi"), scope="other")
 
 
 def test_a_turn_begins_with_a_users_message() -> None:
@@ -112,7 +114,7 @@ def test_a_turn_begins_with_a_users_message() -> None:
     assert normalize_history(looped, "key").question == "one"
 
 
-def test_a_worked_example_is_no_turn() -> None:
+def test_a_few_shot_example_is_no_turn() -> None:
     switch = "I switched to a new code base. Please don't consider the above files."
     files = "I have *added these files to the chat* so you can go ahead and edit them."
     example = [user("Change get_factorial()"), assistant("Here"), user(switch), assistant("Ok.")]
@@ -126,7 +128,7 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
-ODD = st.fixed_dictionaries(
+MESSAGE_LIKE = st.fixed_dictionaries(
     {},
     optional={
         "role": st.sampled_from(["user", "assistant", "tool", "system"]) | ANYTHING,
@@ -138,28 +140,28 @@ ODD = st.fixed_dictionaries(
 )
 
 
-@given(st.lists(ODD | ANYTHING))
-def test_whatever_an_app_sends_it_has_a_history(messages: list[Any]) -> None:
+@given(st.lists(MESSAGE_LIKE | ANYTHING))
+def test_every_request_body_has_a_history(messages: list[Any]) -> None:
     assert normalize_history(messages, "key").key == normalize_history(messages, "key").key
 
 
 @pytest.mark.parametrize(
     "arguments", ["{", "[" * 5000, '{"a": ' * 600 + "1" + "}" * 600, "\ud800", None, 7, ["a"]]
 )
-def test_arguments_that_are_no_json_are_kept_as_they_are(arguments: object) -> None:
+def test_arguments_that_are_not_json_are_kept_unchanged(arguments: object) -> None:
     assert canonical_arguments(arguments)
 
 
 @pytest.mark.parametrize("begin", ["<think>", "<system-reminder>", '<details type="reasoning"'])
-def test_marks_that_nothing_closes_are_looked_at_once(begin: str) -> None:
-    """A megabyte of them: whoever looked through the rest for each would not come back."""
+def test_unclosed_marks_are_scanned_in_linear_time(begin: str) -> None:
+    """The text has a megabyte of marks, for which a quadratic scan would take too long."""
     text = begin * (1_000_000 // len(begin))
     history = normalize_history([{"role": "assistant", "content": text}], "")
     assert len(history.messages) == 1
 
 
-def test_worked_examples_that_are_announced_again_and_again_are_looked_at_once() -> None:
-    """Whoever went through all before them for each would not come back."""
+def test_repeated_announcements_of_examples_are_scanned_in_linear_time() -> None:
+    """A scan of all earlier messages for each announcement would take too long."""
     messages = [user(f"I switched to a new code base. {at}") for at in range(40_000)]
     history = normalize_history([user("An example"), *messages, user("Mine")], "")
     assert [one.text for one in history.messages if one.is_from_user] == ["Mine"]
@@ -173,14 +175,14 @@ def test_worked_examples_that_are_announced_again_and_again_are_looked_at_once()
         "<user_query>\n{q}\n</user_query>\n",
     ],
 )
-def test_a_question_that_was_given_context_is_the_same_when_it_is_repeated_alone(
+def test_a_question_has_the_same_key_with_and_without_inserted_context(
     around: str,
 ) -> None:
-    asked = around.format(c="<source id='1'>a text</source>", q="What is it about?")
-    assert end(user(asked), assistant("A text.")) == end(
+    question = around.format(c="<source id='1'>a text</source>", q="What is it about?")
+    assert history_key(user(question), assistant("A text.")) == history_key(
         user("What is it about?"), assistant("A text.")
     )
-    assert normalize_history([user(asked)], "").question == "What is it about?"
+    assert normalize_history([user(question)], "").question == "What is it about?"
     assert normalize_history([user("### Task:\nRespond to the user query <b>")], "").question
 
 

@@ -11,8 +11,8 @@ import pytest
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.delivery import Delivery
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.proxy.ledger.ledger_cases import group

@@ -13,7 +13,7 @@ import pytest
 
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.settlement import feedback_service
-from fakevllm.web.components import ProxyComponents
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, EndGroupReply
 from tests.proxy.ledger.ledger_cases import group
@@ -35,11 +35,11 @@ async def test_feedback_that_is_taken_back_while_another_is_sent_is_not_sent(
     async with open_feedback_proxy(tmp_path) as (proxy, service, _):
         record_pooled(proxy, "g1", "g2", "g3")
         sent: list[str] = []
-        go_on = asyncio.Event()
+        release = asyncio.Event()
 
         async def slow(request: AddSampleRequest) -> EndGroupReply:
             sent.append(request.sample_id.partition("/")[0])
-            await go_on.wait()
+            await release.wait()
             return POOLED
 
         monkeypatch.setattr(proxy.link, "add_sample", slow)
@@ -49,10 +49,10 @@ async def test_feedback_that_is_taken_back_while_another_is_sent_is_not_sent(
         await service.accept(feedback_on("g3", score=0.25), KEY)
         row, _ = await service.accept(feedback_on("g2", thumbs=None), KEY)
         assert (row.state, row.reason) == ("kept", "taken_back")
-        go_on.set()
-        found = await until_states(proxy, "pooled", "kept", "kept", "pooled")
+        release.set()
+        rows_ = await until_states(proxy, "pooled", "kept", "kept", "pooled")
         assert sent == ["feedback:g1", "feedback:g3"]
-        assert {row.reason for row in found[1:3]} == {"taken_back"}
+        assert {row.reason for row in rows_[1:3]} == {"taken_back"}
 
 
 async def test_feedback_that_is_taken_back_while_it_is_sent_stays_kept(
@@ -60,11 +60,11 @@ async def test_feedback_that_is_taken_back_while_it_is_sent_stays_kept(
 ) -> None:
     async with open_feedback_proxy(tmp_path) as (proxy, service, _):
         record_pooled(proxy, "g1", "g2")
-        is_sent, go_on = asyncio.Event(), asyncio.Event()
+        is_sent, release = asyncio.Event(), asyncio.Event()
 
         async def slow(request: AddSampleRequest) -> EndGroupReply:
             is_sent.set()
-            await go_on.wait()
+            await release.wait()
             return POOLED
 
         monkeypatch.setattr(proxy.link, "add_sample", slow)
@@ -72,20 +72,20 @@ async def test_feedback_that_is_taken_back_while_it_is_sent_stays_kept(
         await service.accept(feedback_on("g2", thumbs="down"), KEY)
         await is_sent.wait()
         await service.accept(feedback_on("g1", thumbs=None), KEY)
-        go_on.set()
+        release.set()
         await until(lambda: any(row.amount for row in rows(proxy)))
         assert [row.state for row in rows(proxy) if row.group_id == "g1"] == ["kept", "kept"]
 
 
-def stuck(proxy: ProxyComponents) -> threading.Event:
+def block_ledger(proxy: ProxyComponents) -> threading.Event:
     """Block the ledger's writer until the returned event is set."""
-    go_on = threading.Event()
+    release = threading.Event()
 
     def wait(db: object) -> None:
-        go_on.wait()
+        release.wait()
 
     proxy.ledger.feedback._put(wait)  # pyright: ignore[reportPrivateUsage]
-    return go_on
+    return release
 
 
 async def test_feedback_that_is_taken_back_while_the_ledger_is_stuck_counts_for_nothing(
@@ -168,24 +168,24 @@ async def test_feedback_that_is_being_taken_back_is_not_sent_while_the_ledger_is
         of_group = proxy.ledger.feedback.of_group
 
         def then_stuck(group_id: str) -> Any:
-            found = of_group(group_id)
-            loop.call_soon_threadsafe(gates.append, stuck(proxy))
-            return found
+            rows_ = of_group(group_id)
+            loop.call_soon_threadsafe(gates.append, block_ledger(proxy))
+            return rows_
 
         gates: list[threading.Event] = []
         monkeypatch.setattr(proxy.ledger.feedback, "of_group", then_stuck)
         taking_back = asyncio.create_task(service.accept(feedback_on("g1", thumbs=None), KEY))
         await is_put.wait()
         monkeypatch.setattr(proxy.ledger.feedback, "of_group", of_group)
-        flush, is_asked = proxy.ledger.flush, asyncio.Event()
+        flush, is_flushing = proxy.ledger.flush, asyncio.Event()
 
         async def watched(*limit_s: float) -> bool:
-            is_asked.set()
+            is_flushing.set()
             return await flush(*limit_s)
 
         monkeypatch.setattr(proxy.ledger, "flush", watched)
         may_read.set()
-        await is_asked.wait()
+        await is_flushing.wait()
         gates[0].set()
         row, _ = await taking_back
         assert (row.state, row.reason) == ("kept", "taken_back")

@@ -12,9 +12,9 @@ import pytest
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.delivery import Delivery
-from fakevllm.swarm.link import SwarmLink
-from fakevllm.web.components import ProxyComponents
+from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EndGroupReply, EngineStatus

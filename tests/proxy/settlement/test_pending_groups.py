@@ -1,4 +1,4 @@
-"""Pending groups: no feedback that arrives in time is lost, and no group waits for ever."""
+"""Pending groups: no feedback that arrives in time is lost, and no group waits forever."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_regeneration_is_about_the_last_attempt_and_a_next_message_about_its_p
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Events of four groups in any order, compared with a plain account of them."""
+    """Events of four groups in any order, compared with a simple model."""
 
     @initialize(window_s=st.sampled_from([0.0, 5.0]))
     def begin(self, window_s: float) -> None:
@@ -154,7 +154,7 @@ class AnyOrder(RuleBasedStateMachine):
                 self.sent[name] = self.pending.remove(name)
 
     @invariant()
-    def no_group_waits_for_ever_or_is_sent_early(self) -> None:
+    def no_group_waits_forever_or_is_sent_early(self) -> None:
         for name in NAMES:
             if name in self.pending:
                 wait_s = self.pending.wait_s(name, self.now)

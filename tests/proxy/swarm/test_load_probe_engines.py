@@ -12,7 +12,7 @@ import aiohttp
 import orjson
 import pytest
 
-from fakevllm.swarm import link, load_probe
+from fakevllm.swarm import load_probe, server_connection
 from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
@@ -71,7 +71,7 @@ async def running(folder: Path, engine: SmallEngine, **sections: Any) -> AsyncGe
 def probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe the queue frequently."""
     monkeypatch.setattr(load_probe, "PROBE_EVERY_S", 0.01)
-    monkeypatch.setattr(link, "POLL_EVERY_S", 0.01)
+    monkeypatch.setattr(server_connection, "POLL_EVERY_S", 0.01)
 
 
 @pytest.mark.parametrize(("stream", "status"), [(False, 429), (True, 503)])

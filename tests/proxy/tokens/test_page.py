@@ -9,7 +9,7 @@ import pytest
 from fakevllm.tokens import colours, page
 from fakevllm.tokens.colours import BAD, GOOD, ColourBy, colour
 from fakevllm.tokens.page import Token, ledger_page, server_page
-from fakevllm_adapters.protocol.token_view import CallView, GroupView, SiblingView
+from fakevllm_adapters.protocol.group_tokens import CallView, GroupView, SiblingView
 from tests.proxy.tokens import pages
 
 

@@ -11,10 +11,10 @@ import yaml
 
 from fakevllm.errors import ConfigError, UserError
 from fakevllm.runtime import supervisor
-from fakevllm.runtime.engine_choice import ENGINE_PAIRS
+from fakevllm.runtime.local_engines import ENGINE_PAIRS
 from fakevllm.train.command import run_train
 from fakevllm.train.config import ServerSection, TrainSection, load
-from fakevllm.train.inputs import load_inputs
+from fakevllm.train.training_inputs import load_inputs
 from fakevllm_server.training import loop
 
 ROOT = Path(__file__).parents[3]

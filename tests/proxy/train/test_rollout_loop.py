@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from fakevllm import ServerUnreachable, Task, TrainJob
-from fakevllm.train.inputs import TrainingInputs
 from fakevllm.train.progress_display import ProgressDisplay
 from fakevllm.train.rollout_loop import RolloutLoop
+from fakevllm.train.training_inputs import TrainingInputs
 
 JOB = TrainJob(batch_size=2, num_repeat=2)
 NUM_STEPS = 3

@@ -13,7 +13,7 @@ from aiohttp.test_utils import TestServer
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 
 @dataclass

@@ -10,7 +10,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import GRACE_S, AppResponse
 from fakevllm.transport.hang_watchdog import HangWatchdog
 from fakevllm.transport.retry import RetryHandler, failure_reason
@@ -147,7 +147,7 @@ async def test_a_stream_that_stalls_ends_when_its_server_is_silent(tmp_path: Pat
         silent_link(tmp_path) as link,
         staged(2, streamed=True, policy="lead", hold_s=HOLD_S, link=link) as stage,
     ):
-        await stage.tell(0, "begins")
+        await stage.act(0, "begins")
         await ended(stage)
         assert sorted(stage.upstream.ended) == [0, 1]
     assert text_of(0).encode() in stage.body and b"cannot be reached" in stage.body
@@ -161,7 +161,7 @@ async def test_siblings_that_outlive_the_answer_end_when_their_server_is_silent(
         silent_link(tmp_path) as link,
         staged(2, streamed=True, policy="lead", hold_s=HOLD_S, link=link) as stage,
     ):
-        await stage.tell(0, "answers")
+        await stage.act(0, "answers")
         assert stage.is_answered and not stage.records
         await ended(stage)
         record = stage.record

@@ -15,10 +15,10 @@ from aiohttp import web
 from fakevllm.config.model import load
 from fakevllm.transport.retry import failure_reason
 from fakevllm.web.app import create_app
-from fakevllm.web.components import open_proxy
+from fakevllm.web.proxy_components import open_proxy
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.errors import unavailable
-from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
 from tests.proxy.transport.test_retry import (

@@ -15,10 +15,10 @@ import pytest
 from aiohttp import web
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm.link import SwarmLink
+from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, LiveResponse
-from fakevllm.transport.fallback import Fallback, with_model
+from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm.transport.retry import LEAD_ONLY, RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
@@ -27,7 +27,7 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 BOOTING, SYNCING = EngineStatus.BOOTING, EngineStatus.WEIGHT_SYNCING

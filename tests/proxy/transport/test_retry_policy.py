@@ -18,7 +18,7 @@ from fakevllm.transport.retry_policy import (
     outage_reason,
 )
 from fakevllm_adapters.protocol.errors import unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason, reason_from_header
+from fakevllm_adapters.protocol.outage_reasons import OutageReason, reason_from_header
 
 ENGINE_REASONS = (
     OutageReason.ENGINE_NOT_READY,

@@ -13,7 +13,7 @@ import pytest
 
 from fakevllm.config.model import load
 from fakevllm.web.app import create_app
-from fakevllm.web.components import open_proxy
+from fakevllm.web.proxy_components import open_proxy
 from tests.proxy.scripted_swarm import ScriptedSwarm
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ from starlette.routing import Route
 
 from fakevllm.config.model import load
 from fakevllm.web.app import create_app, create_routes
-from fakevllm.web.components import open_proxy
+from fakevllm.web.proxy_components import open_proxy
 from fakevllm_adapters.formats.registry import ADAPTERS
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fakevllm.cli.status_table import as_table, status_rows
 from fakevllm.config.model import load
-from fakevllm.web.components import ProxyComponents, open_proxy
+from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm.web.routes import admin
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fakevllm_server.algorithms.outcome import Outcome
+from fakevllm_server.algorithms.advantage_input import Outcome
 
 GROUP_A = [Outcome("a", r, n) for r, n in [(1.0, 2), (0.0, 3), (0.5, 1), (0.0, 4)]]
 GROUP_B = [Outcome("b", 1.0, 2), Outcome("b", 1.0, 2)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from swarm_server.algorithms.outcomes import ALL, GROUP_A, LONE, firsts, group
 
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 
 SPEC = AdvantageSpec()
 WITHOUT_STD = AdvantageSpec(norm_adv_by_std_in_grpo=False)

@@ -1,7 +1,7 @@
 import pytest
 
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.remax import NoBaseline
 
 SPEC = AdvantageSpec()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from swarm_server.algorithms.outcomes import ALL, GROUP_A, GROUP_B, LONE, firsts
 
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome, per_token
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome, per_token
 from fakevllm_server.algorithms.whitened import whiten
 
 SPEC = AdvantageSpec()

@@ -22,7 +22,7 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=2)
 GROUPS = ["a", "b", "c", "d", "e"]

@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from fakevllm_server.curves.follower import FOLDER
+from fakevllm_server.curves.run_follower import FOLDER
 
 READER = "tensorboard.backend.event_processing.event_accumulator"
 

@@ -16,10 +16,10 @@ from swarm_server.samples import call
 from fakevllm_adapters.protocol.swarm import EndEpisodeRequest, EndGroupRequest, SiblingRef
 from fakevllm_server.curves import event_files
 from fakevllm_server.curves.event_files import EventFiles, PackageMissing
-from fakevllm_server.curves.follower import FOLDER, Curves, Follower
 from fakevllm_server.curves.points import Cursor, Point
+from fakevllm_server.curves.run_follower import FOLDER, Curves, Follower
 from tests.swarm_server.curves.readings import Charts
-from tests.swarm_server.journal.lives import Life
+from tests.swarm_server.journal.server_process import ServerProcess
 
 CLIENT = "client"
 
@@ -29,26 +29,26 @@ class Run:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.life = Life(folder)
+        self.process = ServerProcess(folder)
         self.curves = Curves(folder)
 
     async def train(self, *names: str) -> None:
         for name in names:
             for index in range(2):
-                await self.life.intake.add_call(SiblingRef(name, index), call())
+                await self.process.intake.add_call(SiblingRef(name, index), call())
             end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0])
-            assert (await self.life.intake.end_group(end, None)).pooled
-            assert await self.life.step()
+            assert (await self.process.intake.end_group(end, None)).pooled
+            assert await self.process.step()
 
     async def evaluate(self, reward: float) -> None:
-        claimed = await self.life.intake.claim(CLIENT, "eval", 60.0)
+        claimed = await self.process.intake.claim(CLIENT, "eval", 60.0)
         end = EndEpisodeRequest(client_uuid=CLIENT, episode_uuid=claimed.uuid, task_id="t")
-        await self.life.intake.end_episode(end, reward, None)
+        await self.process.intake.end_episode(end, reward, None)
 
     async def crash(self) -> None:
         """Restart the server, which rolls back to the last checkpoint. No curves are written."""
-        self.life = self.life.next()
-        await self.life.boot_trainer()
+        self.process = self.process.restarted()
+        await self.process.boot_trainer()
         self.reopen_curves()
 
     def reopen_curves(self) -> None:
@@ -56,11 +56,11 @@ class Run:
         self.curves = Curves(self.folder)
 
     async def catch_up(self) -> None:
-        while await self.life.step():
+        while await self.process.step():
             pass
 
     def chart(self, *, is_last: bool = False) -> int:
-        assert self.life.journal.drain()
+        assert self.process.journal.drain()
         return self.curves.catch_up(time.time(), is_last=is_last)
 
     @property
@@ -80,10 +80,10 @@ class Run:
 @pytest.fixture
 async def run(tmp_path: Path) -> AsyncIterator[Run]:
     run = Run(tmp_path / "run")
-    await run.life.boot_trainer()
+    await run.process.boot_trainer()
     yield run
     run.curves.close()
-    run.life.close()
+    run.process.close()
 
 
 async def test_each_step_is_a_point_with_verls_names_and_the_time_of_its_weights(run: Run) -> None:
@@ -213,7 +213,7 @@ async def test_evaluations_of_a_step_that_was_given_up_do_not_return(run: Run) -
     await run.train("a", "b", "c")
     await run.evaluate(1.0)
     run.chart(is_last=True)
-    run.life.log.record_abandoned(2, 4, "gone_back")
+    run.process.log.record_abandoned(2, 4, "gone_back")
     await run.crash()
     await run.train("d")  # another step 3
     await run.evaluate(0.5)
@@ -253,7 +253,7 @@ async def test_a_follower_writes_during_the_run_and_the_rest_at_its_end(
     await until(lambda: run.files and run.charts.steps() == [1])
     await run.train("b")
     await run.evaluate(1.0)
-    assert run.life.journal.drain()
+    assert run.process.journal.drain()
     follower.close()
     assert run.charts.steps() == [1, 2]
     assert run.charts.points("val/reward/mean") == [(2, 1.0)]
@@ -264,7 +264,7 @@ async def test_a_repeated_error_of_a_follower_is_logged_once_and_retried(
 ) -> None:
     (run.folder / FOLDER).write_text("a file at the path of the folder")
     await run.train("a")
-    assert run.life.journal.drain()
+    assert run.process.journal.drain()
     follower = Follower(run.folder, every_s=0.01)
     follower.start()
     await until(lambda: "TensorBoard curves cannot be written" in caplog.text)
@@ -287,7 +287,7 @@ async def test_a_missing_package_is_logged_when_there_is_something_to_write(
     idle.close()
     assert "tensorboard" not in caplog.text.lower()  # nothing to write
     await run.train("a")
-    assert run.life.journal.drain()
+    assert run.process.journal.drain()
     follower = Follower(run.folder)
     follower.start()
     follower.close()
@@ -309,7 +309,7 @@ def test_a_follower_without_a_journal_ends_with_its_server(
 
 async def test_a_follower_takes_no_database_lock(run: Run) -> None:
     await run.train("a")
-    assert run.life.journal.drain()
+    assert run.process.journal.drain()
     writing = sqlite3.connect(run.folder / "journal.sqlite", isolation_level=None)
     writing.execute("BEGIN IMMEDIATE")
     assert run.curves.catch_up(time.time()) == 1

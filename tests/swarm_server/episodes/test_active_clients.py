@@ -1,11 +1,11 @@
-"""Who takes part, and when all agree."""
+"""Active clients: which clients take part in a step, and when they agree to start training."""
 
 from __future__ import annotations
 
 from fakevllm_server.episodes.active_clients import IDLE_LIMIT_S, MAX_SILENT, ActiveClients
 
 
-def test_one_client_that_agrees_is_any_and_not_all() -> None:
+def test_one_agreement_of_two_counts_for_any_but_not_for_all() -> None:
     clients = ActiveClients()
     assert not clients.any_agreed and not clients.all_agreed
     clients.add("a", 0.0)
@@ -16,7 +16,7 @@ def test_one_client_that_agrees_is_any_and_not_all() -> None:
     assert clients.all_agreed
 
 
-def test_a_client_that_has_ended_nothing_has_no_say() -> None:
+def test_a_client_that_has_ended_no_episode_cannot_agree() -> None:
     clients = ActiveClients()
     clients.touch("a", 0.0)
     refusal = clients.agree("a", 1.0)
@@ -27,7 +27,7 @@ def test_a_client_that_has_ended_nothing_has_no_say() -> None:
     assert not clients.any_agreed
 
 
-def test_a_client_that_is_silent_is_not_waited_for() -> None:
+def test_an_idle_client_is_not_waited_for() -> None:
     clients = ActiveClients()
     clients.add("a", 0.0)
     clients.add("gone", 0.0)
@@ -36,10 +36,10 @@ def test_a_client_that_is_silent_is_not_waited_for() -> None:
     assert not clients.all_agreed
     clients.sweep(IDLE_LIMIT_S + 1)
     assert [client.client_uuid for client in clients] == ["a"]
-    assert clients.all_agreed, "who has agreed has nothing more to say"
+    assert clients.all_agreed, "an idle client does not prevent the agreement"
 
 
-def test_a_client_that_is_heard_of_is_waited_for() -> None:
+def test_a_request_of_a_client_restarts_its_idle_limit() -> None:
     clients = ActiveClients()
     clients.add("a", 0.0)
     clients.touch("a", IDLE_LIMIT_S)
@@ -47,7 +47,7 @@ def test_a_client_that_is_heard_of_is_waited_for() -> None:
     assert [client.client_uuid for client in clients] == ["a"]
 
 
-def test_a_client_that_was_silent_for_too_long_may_still_agree() -> None:
+def test_an_idle_client_may_still_agree() -> None:
     clients = ActiveClients()
     clients.add("a", 0.0)
     clients.sweep(IDLE_LIMIT_S + 1)
@@ -58,7 +58,7 @@ def test_a_client_that_was_silent_for_too_long_may_still_agree() -> None:
     assert clients.agree("a", IDLE_LIMIT_S + 3) is not None
 
 
-def test_a_client_that_is_heard_of_no_more_has_no_say_in_the_next_step() -> None:
+def test_an_idle_client_cannot_agree_to_the_next_step() -> None:
     clients = ActiveClients()
     clients.add("a", 0.0)
     clients.sweep(IDLE_LIMIT_S + 1)
@@ -66,7 +66,7 @@ def test_a_client_that_is_heard_of_no_more_has_no_say_in_the_next_step() -> None
     assert clients.agree("a", IDLE_LIMIT_S + 2) is not None
 
 
-def test_owners_of_what_an_earlier_life_left_may_agree_and_are_not_waited_for() -> None:
+def test_restored_clients_may_agree_but_are_not_waited_for() -> None:
     clients = ActiveClients()
     clients.restore(["a", "b", "gone"])
     clients.add("b", 0.0)
@@ -76,7 +76,7 @@ def test_owners_of_what_an_earlier_life_left_may_agree_and_are_not_waited_for() 
     assert clients.all_agreed
 
 
-def test_no_more_silent_clients_are_remembered_than_there_is_room_for() -> None:
+def test_the_number_of_remembered_idle_clients_is_limited() -> None:
     clients = ActiveClients()
     clients.restore([str(number) for number in range(MAX_SILENT)])
     clients.add("last", 0.0)
@@ -85,7 +85,7 @@ def test_no_more_silent_clients_are_remembered_than_there_is_room_for() -> None:
     assert clients.agree("1", 0.0) is None and clients.agree("last", 0.0) is None
 
 
-def test_each_batch_is_agreed_on_anew() -> None:
+def test_agreements_are_reset_after_each_batch() -> None:
     clients = ActiveClients()
     clients.add("a", 0.0)
     clients.agree("a", 0.0)

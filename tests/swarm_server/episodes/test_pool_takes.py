@@ -1,4 +1,4 @@
-"""Which groups a step takes: the newest, fresh ones, ties or not."""
+"""The groups that a step takes from the pool: the newest fresh ones, with or without ties."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.types.calls import RecordedCall
 
 
-def test_the_newest_groups_are_taken_in_their_order_and_the_others_stay() -> None:
+def test_the_newest_groups_are_taken_in_order_and_the_others_stay() -> None:
     pool = pool_of(batch_size=2)
     for name in "abc":
         captured(pool, name)
@@ -22,7 +22,7 @@ def test_the_newest_groups_are_taken_in_their_order_and_the_others_stay() -> Non
     assert pool.num_finished == 1
 
 
-def test_groups_of_weights_too_many_versions_back_are_dropped_by_name() -> None:
+def test_groups_with_stale_weights_are_dropped_with_the_reason() -> None:
     pool = pool_of()
     for name, version in (("old", 0), ("fresh", 3)):
         captured(pool, name, version=version)
@@ -32,7 +32,7 @@ def test_groups_of_weights_too_many_versions_back_are_dropped_by_name() -> None:
     assert taken.dropped == {"old": "stale"}
 
 
-def test_of_a_group_of_several_versions_only_the_old_calls_are_dropped() -> None:
+def test_only_the_stale_calls_of_a_group_are_dropped() -> None:
     pool = pool_of(num_repeat=3)
     for reward, versions in ((0.0, (0, 4, 5)), (1.0, (4, 5)), (2.0, (0, 0))):
         episode_of(pool, "t", reward, *versions)
@@ -64,10 +64,10 @@ FRESH, MASKED = call(5), call(5, untrainable="missing_logprob")
         ({"filter_groups": True}, call(), [(1.0, FRESH), (1.0, FRESH)]),
     ],
 )
-def test_a_group_of_which_too_little_is_fresh_is_stale(
+def test_a_group_with_too_few_fresh_calls_is_dropped_as_stale(
     settings: dict[str, Any], old: RecordedCall, fresh: list[tuple[float, RecordedCall]]
 ) -> None:
-    """One reward, no trainable call, no greedy answer, or nothing to compare."""
+    """The fresh calls have one reward, no trainable call, no greedy answer, or only ties."""
     pool = pool_of(num_repeat=1 + len(fresh), **settings)
     for at, (reward, one) in enumerate([(0.5, old), *fresh]):
         pool.add_episode("t", reward, [one], str(at))
@@ -79,7 +79,7 @@ def test_a_group_of_which_too_little_is_fresh_is_stale(
     assert pool.take_excluded_counts() == {"stale_calls": 1}
 
 
-def test_what_is_left_of_a_batch_after_old_groups_are_dropped_waits_for_more() -> None:
+def test_the_rest_of_a_batch_waits_after_stale_groups_are_dropped() -> None:
     pool = pool_of(batch_size=2)
     for name, version in (("old", 0), ("fresh", 5)):
         captured(pool, name, version=version)
@@ -98,7 +98,7 @@ def test_a_tied_group_counts_unless_groups_are_filtered() -> None:
 
 
 @pytest.mark.parametrize(("settings", "num_seen"), [({}, 4), ({"max_num_gen_batches": 1}, 2)])
-def test_a_step_that_collects_waits_for_groups_with_signal_and_one_that_drops_does_not(
+def test_collect_waits_for_groups_with_signal_and_drop_does_not(
     settings: dict[str, Any], num_seen: int
 ) -> None:
     collecting = pool_of(
@@ -116,18 +116,18 @@ def test_a_step_that_collects_waits_for_groups_with_signal_and_one_that_drops_do
     assert [len(pool.take(version=0).groups) for pool in (dropping, keeping)] == [1, 2]
 
 
-def test_ties_count_to_the_step_they_came_before_however_long_it_takes() -> None:
+def test_a_dropped_tie_counts_towards_the_next_step() -> None:
     pool = pool_of(batch_size=2, filter_groups="drop")
     ended(pool, "a", 1.0, 0.0)
     ended(pool, "b", 1.0, 0.0)
     pool.take(version=0)
     ended(pool, "tied meanwhile", 1.0, 1.0)
-    pool.take_excluded_counts()  # the step is told of
+    pool.take_excluded_counts()  # the step has read the counts
     ended(pool, "c", 1.0, 0.0)
     assert pool.is_due
 
 
-def test_a_switch_is_read_as_verls() -> None:
+def test_filter_groups_accepts_booleans_as_verl_does() -> None:
     job = TrainJob.model_validate
     read = [job({"filter_groups": value}).filter_groups for value in (False, True, "drop")]
     assert read == ["keep", "collect", "drop"]
@@ -136,14 +136,14 @@ def test_a_switch_is_read_as_verls() -> None:
         job({"filter_groups": "some"})
 
 
-def test_a_tied_task_of_an_active_client_is_dropped_by_name_where_groups_are_filtered() -> None:
+def test_a_tied_task_is_dropped_if_groups_are_filtered() -> None:
     pool = pool_of(num_repeat=2, filter_groups=True)
     for _ in range(2):
         episode_of(pool, "t", 1.0, 0)
     assert list(pool.take_dropped().values()) == ["tied"]
 
 
-def test_rewards_are_tied_or_not_once_overlong_answers_have_paid() -> None:
+def test_ties_are_decided_after_overlong_penalties() -> None:
     pool = pool_of(filter_groups=True, max_response_length=4, overlong_buffer_len=2)
     pool.add_call(SiblingRef("g", 0), call(ids=(5, 6)), now=0.0)
     pool.add_call(SiblingRef("g", 1), call(ids=(5, 6, 7)), now=0.0)
@@ -153,12 +153,12 @@ def test_rewards_are_tied_or_not_once_overlong_answers_have_paid() -> None:
     assert pool.end_group("h", [0.5, 1.0], step=1).failure_reason == "tied"
 
 
-def test_ties_do_not_hold_a_step_up_for_ever() -> None:
+def test_ties_do_not_delay_a_step_forever() -> None:
     pool = pool_of(batch_size=2, filter_groups=True, max_num_gen_batches=2)
     for name in "abcd":
         assert ended(pool, name, 0.0, 0.0) == "tied"
-    assert not pool.is_due, "there is nothing to train on"
+    assert not pool.is_due, "no group can be trained"
     assert ended(pool, "e", 1.0, 0.0) == ""
     assert [group.group_id for group in pool.take(version=0).groups] == ["e"]
     pool.take_excluded_counts()
-    assert ended(pool, "f", 1.0, 0.0) == "" and not pool.is_due, "the count begins anew"
+    assert ended(pool, "f", 1.0, 0.0) == "" and not pool.is_due, "the count was reset"

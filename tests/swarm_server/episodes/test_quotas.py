@@ -1,4 +1,4 @@
-"""Shares of tasks, whoever is fast and whoever is slow."""
+"""Mixes of tasks get their shares of the training steps, however fast their clients are."""
 
 from __future__ import annotations
 
@@ -24,24 +24,27 @@ LEAD = 1.5
 RETRY_S = 2.0
 STALENESS = 4
 FOR_EVER_S = 20_000.0
-"""No simulation takes nearly so long."""
+"""Maximum simulated time in seconds. Every simulation needs far less."""
 
 
 @dataclass(frozen=True)
-class Kind:
+class MixClients:
     """Clients of one mix: how many episodes they run at once, and how long one takes."""
 
     name: str
     share: float
     num_workers: int
     seconds: float
-    yield_: float = 1.0
-    """Of its tasks, how many are pooled."""
+    pooled_share: float = 1.0
+    """Share of the tasks that are pooled."""
 
 
 class Steps:
-    """The newest of what waits makes a step, `seconds` after it is there; nobody may claim
-    meanwhile, so the mixes' clock stands. The rest waits on, and grows stale."""
+    """Training steps, each of which takes the newest waiting tasks.
+
+    A step takes `seconds`. No client may claim meanwhile, so that the clock of the mixes does not
+    advance. The other tasks keep waiting, and may become stale.
+    """
 
     def __init__(self, mixes: MixQuotas, batch_size: int, seconds: float) -> None:
         self._mixes, self._batch_size, self._seconds = mixes, batch_size, seconds
@@ -66,7 +69,7 @@ class Steps:
         if self._due_since is None and len(self._waiting) >= self._batch_size:
             self._due_since = now
 
-    def look(self, now: float) -> None:
+    def advance(self, now: float) -> None:
         if self._due_since is None or now < self._due_since + self._seconds:
             return
         self._stood_s += now - self._due_since
@@ -83,98 +86,110 @@ class Steps:
         self.num_made += 1
 
 
-def realised(
-    kinds: list[Kind],
+def simulated_shares(
+    mix_clients: list[MixClients],
     batch_size: int,
     num_steps: int,
     num_repeat: int,
     seed: int,
     step_s: float = 2.0,
 ) -> dict[str, float]:
-    """Shares of what the first steps were made of. Each worker asks for its next episode, again
-    after two seconds where it may not begin; as many are played at once as a step needs."""
-    drawn, mixes = random.Random(seed), MixQuotas(batch_size)
+    """Simulate clients, and return the share of each mix in the trained tasks.
+
+    A worker that may not begin its next episode tries again after RETRY_S. The episodes of one step
+    can run at the same time.
+    """
+    rng, mixes = random.Random(seed), MixQuotas(batch_size)
     steps = Steps(mixes, batch_size, step_s)
     repeats: Counter[str] = Counter()
     numbers: Counter[str] = Counter()
     num_running = 0
     events = [
-        (drawn.random(), one, kind.name, "") for kind in kinds for one in range(kind.num_workers)
+        (rng.random(), number, mix.name, "")
+        for mix in mix_clients
+        for number in range(mix.num_workers)
     ]
-    of = {kind.name: kind for kind in kinds}
+    by_name = {mix.name: mix for mix in mix_clients}
     heapq.heapify(events)
     while steps.num_made < num_steps:
         now, worker, name, task = heapq.heappop(events)
         assert now < FOR_EVER_S, f"{steps.num_made} steps, and then none"
-        kind = of[name]
-        steps.look(now)
+        mix = by_name[name]
+        steps.advance(now)
         if task:
             num_running -= 1
             mixes.ended(task, task, steps.clock(now))
             repeats[task] += 1
             if repeats[task] == num_repeat:
-                steps.completed(name, task, now, is_pooled=drawn.random() < kind.yield_)
+                steps.completed(name, task, now, is_pooled=rng.random() < mix.pooled_share)
         number = numbers[name]
         task = f"{name}-{number // num_repeat}"
         clock = steps.clock(now)
-        may_begin = not steps.is_due and mixes.may_begin(name, kind.share, LEAD, task, clock)
+        may_begin = not steps.is_due and mixes.may_begin(name, mix.share, LEAD, task, clock)
         if may_begin and num_running < batch_size * num_repeat:
             num_running += 1
             numbers[name] += 1
             steps.begun.setdefault(task, steps.num_made)
             mixes.claimed(name, task, clock)
-            heapq.heappush(events, (now + drawn.expovariate(1 / kind.seconds), worker, name, task))
+            heapq.heappush(events, (now + rng.expovariate(1 / mix.seconds), worker, name, task))
         else:
             heapq.heappush(events, (now + RETRY_S, worker, name, ""))
-    return {kind.name: steps.trained[kind.name] / (batch_size * num_steps) for kind in kinds}
+    return {mix.name: steps.trained[mix.name] / (batch_size * num_steps) for mix in mix_clients}
 
 
 FAST_AND_SLOW = [
-    Kind("math", 0.4, 64, 1.0),
-    Kind("code", 0.3, 16, 20.0),
-    Kind("chat", 0.3, 4, 2.0, yield_=0.6),
+    MixClients("math", 0.4, 64, 1.0),
+    MixClients("code", 0.3, 16, 20.0),
+    MixClients("chat", 0.3, 4, 2.0, pooled_share=0.6),
 ]
 
 
 @pytest.mark.parametrize("step_s", [2.0, 2 * REQUESTING_S])
 @pytest.mark.parametrize("seed", range(5))
-def test_twenty_steps_have_the_mix_that_was_asked_for(seed: int, step_s: float) -> None:
-    shares = realised(FAST_AND_SLOW, 8, num_steps=20, num_repeat=4, seed=seed, step_s=step_s)
-    for kind in FAST_AND_SLOW:
-        assert shares[kind.name] == pytest.approx(kind.share, abs=0.03)
+def test_the_tasks_of_twenty_steps_match_the_requested_shares(seed: int, step_s: float) -> None:
+    shares = simulated_shares(
+        FAST_AND_SLOW, 8, num_steps=20, num_repeat=4, seed=seed, step_s=step_s
+    )
+    for mix in FAST_AND_SLOW:
+        assert shares[mix.name] == pytest.approx(mix.share, abs=0.03)
 
 
 SHORT_AND_LONG = [
-    Kind("math", 0.4, 16, 0.05),
-    Kind("words", 0.3, 16, 0.2),
-    Kind("format", 0.3, 16, 0.8),
+    MixClients("math", 0.4, 16, 0.05),
+    MixClients("words", 0.3, 16, 0.2),
+    MixClients("format", 0.3, 16, 0.8),
 ]
-"""So many at once that some wait until they are stale."""
+"""Mixes with so many workers that some tasks become stale while they wait."""
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_grows_stale_changes_no_mix(seed: int) -> None:
-    shares = realised(SHORT_AND_LONG, batch_size=10, num_steps=20, num_repeat=2, seed=seed)
-    for kind in SHORT_AND_LONG:
-        assert shares[kind.name] == pytest.approx(kind.share, abs=0.03)
+def test_stale_groups_do_not_change_the_shares(seed: int) -> None:
+    shares = simulated_shares(SHORT_AND_LONG, batch_size=10, num_steps=20, num_repeat=2, seed=seed)
+    for mix in SHORT_AND_LONG:
+        assert shares[mix.name] == pytest.approx(mix.share, abs=0.03)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_mix_of_which_one_task_in_five_is_pooled_gets_its_share(seed: int) -> None:
-    kinds = [Kind("easy", 0.5, 16, 1.0), Kind("hard", 0.5, 16, 5.0, yield_=0.2)]
-    shares = realised(kinds, batch_size=8, num_steps=20, num_repeat=2, seed=seed)
+def test_a_mix_with_one_pooled_task_in_five_gets_its_share(seed: int) -> None:
+    mix_clients = [
+        MixClients("easy", 0.5, 16, 1.0),
+        MixClients("hard", 0.5, 16, 5.0, pooled_share=0.2),
+    ]
+    shares = simulated_shares(mix_clients, batch_size=8, num_steps=20, num_repeat=2, seed=seed)
     assert shares["hard"] == pytest.approx(0.5, abs=0.03)
 
 
 @pytest.mark.parametrize("num_workers", [1, 16, 64])
-def test_a_mix_that_gives_nothing_stops_nobodys_training(num_workers: int) -> None:
-    kinds = [
-        Kind("easy", 0.4, 16, 1.0),
-        Kind("other", 0.2, 16, 1.0),
-        Kind("hard", 0.4, num_workers, 5.0, yield_=0.0),
+def test_a_mix_without_pooled_tasks_does_not_block_the_others(num_workers: int) -> None:
+    mix_clients = [
+        MixClients("easy", 0.4, 16, 1.0),
+        MixClients("other", 0.2, 16, 1.0),
+        MixClients("hard", 0.4, num_workers, 5.0, pooled_share=0.0),
     ]
-    shares = realised(kinds, batch_size=8, num_steps=60, num_repeat=2, seed=0)
-    assert shares["easy"] == pytest.approx(2 / 3, abs=0.05), "of what there is"
+    shares = simulated_shares(mix_clients, batch_size=8, num_steps=60, num_repeat=2, seed=0)
+    assert shares["easy"] == pytest.approx(2 / 3, abs=0.05), (
+        "the share without the unproductive mix"
+    )
     assert shares["other"] == pytest.approx(1 / 3, abs=0.05)
 
 
@@ -183,24 +198,26 @@ def test_a_mix_that_gives_nothing_stops_nobodys_training(num_workers: int) -> No
     seconds=st.lists(st.floats(0.5, 30), min_size=4, max_size=4),
     seed=st.integers(0, 2**16),
 )
-def test_any_mix_of_any_speeds_is_within_three_points(
+def test_shares_are_within_three_points_at_any_speed(
     shares: list[int], seconds: list[float], seed: int
 ) -> None:
-    kinds = [Kind(str(i), share / sum(shares), 16, seconds[i]) for i, share in enumerate(shares)]
-    found = realised(kinds, batch_size=16, num_steps=20, num_repeat=2, seed=seed)
-    for kind in kinds:
-        assert found[kind.name] == pytest.approx(kind.share, abs=0.03)
+    mix_clients = [
+        MixClients(str(i), share / sum(shares), 16, seconds[i]) for i, share in enumerate(shares)
+    ]
+    found = simulated_shares(mix_clients, batch_size=16, num_steps=20, num_repeat=2, seed=seed)
+    for mix in mix_clients:
+        assert found[mix.name] == pytest.approx(mix.share, abs=0.03)
 
 
-def test_a_mix_that_is_alone_is_never_held_back() -> None:
+def test_a_single_mix_is_never_held_back() -> None:
     mixes = MixQuotas(4)
     for number in range(100):
         assert mixes.may_begin("math", 0.1, LEAD, f"t{number}", 0.0)
         mixes.claimed("math", f"t{number}", 0.0)
 
 
-def filled(mixes: MixQuotas, name: str, share: float, now: float) -> int:
-    """How many tasks it may begin at once."""
+def complete_tasks(mixes: MixQuotas, name: str, share: float, now: float) -> int:
+    """Complete tasks while the mix may begin another one; return their number."""
     for number in range(1000):
         task = f"{name}-{now}-{number}"
         if not mixes.may_begin(name, share, LEAD, task, now):
@@ -211,104 +228,105 @@ def filled(mixes: MixQuotas, name: str, share: float, now: float) -> int:
     return 1000
 
 
-def test_a_mix_that_has_gone_holds_nobody_back_and_has_nothing_to_make_up_for() -> None:
+def test_a_mix_without_requests_holds_no_other_back_and_does_not_catch_up() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
-    assert filled(mixes, "code", 0.5, 0.0) == 6
+    assert complete_tasks(mixes, "code", 0.5, 0.0) == 6
     later = REQUESTING_S + 1
-    assert filled(mixes, "code", 0.5, later) == 1000
+    assert complete_tasks(mixes, "code", 0.5, later) == 1000
     assert mixes.may_begin("math", 0.5, LEAD, "m", later)
-    assert filled(mixes, "code", 0.5, later) == 6
-    assert filled(mixes, "math", 0.5, later) == 12
+    assert complete_tasks(mixes, "code", 0.5, later) == 6
+    assert complete_tasks(mixes, "math", 0.5, later) == 12
 
 
-def test_who_comes_later_begins_where_the_others_are() -> None:
+def test_a_new_mix_starts_at_the_level_of_the_others() -> None:
     mixes = MixQuotas(8)
-    assert filled(mixes, "code", 0.5, 0.0) == 1000
+    assert complete_tasks(mixes, "code", 0.5, 0.0) == 1000
     assert mixes.may_begin("math", 0.5, LEAD, "m", 1.0)
-    assert filled(mixes, "code", 0.5, 1.0) == 6
+    assert complete_tasks(mixes, "code", 0.5, 1.0) == 6
 
 
-def test_a_mix_whose_episodes_run_is_waited_for_however_long_they_take() -> None:
+def test_a_mix_with_running_episodes_is_waited_for_without_a_time_limit() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     mixes.claimed("math", "m", 0.0)
-    assert filled(mixes, "code", 0.5, 10 * REQUESTING_S) < 20
+    assert complete_tasks(mixes, "code", 0.5, 10 * REQUESTING_S) < 20
     mixes.abandoned("m", 10 * REQUESTING_S)
-    assert filled(mixes, "code", 0.5, 20 * REQUESTING_S) == 1000
+    assert complete_tasks(mixes, "code", 0.5, 20 * REQUESTING_S) == 1000
 
 
-def test_repeats_of_a_task_that_has_begun_are_never_held_back() -> None:
+def test_repeats_of_a_task_that_has_begun_are_never_delayed() -> None:
     mixes = MixQuotas(2)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     mixes.claimed("math", "m", 0.0)
     assert mixes.may_begin("code", 0.5, LEAD, "first", 0.0)
     mixes.claimed("code", "first", 0.0)
-    assert filled(mixes, "code", 0.5, 0.0) < 1000
+    assert complete_tasks(mixes, "code", 0.5, 0.0) < 1000
     assert mixes.may_begin("code", 0.5, LEAD, "first", 0.0)
 
 
-def gives_up(mixes: MixQuotas, name: str, num: int, now: float) -> None:
+def abandon_num_tasks(mixes: MixQuotas, name: str, num: int, now: float) -> None:
     for number in range(num):
-        task = f"{name}-{now}-vain-{number}"
+        task = f"{name}-{now}-failed-{number}"
         assert mixes.may_begin(name, 0.5, LEAD, task, now)
         mixes.claimed(name, task, now)
         mixes.abandoned(task, now)
 
 
-def drops(mixes: MixQuotas, name: str, num: int, now: float) -> None:
+def drop_num_tasks(mixes: MixQuotas, name: str, num: int, now: float) -> None:
     for number in range(num):
-        task = f"{name}-{now}-vain-{number}"
+        task = f"{name}-{now}-failed-{number}"
         assert mixes.may_begin(name, 0.5, LEAD, task, now)
         mixes.claimed(name, task, now)
         mixes.ended(task, task, now)
         mixes.completed(task, task, is_pooled=False)
 
 
-@pytest.mark.parametrize("abandon_tasks", [drops, gives_up])
-def test_a_mix_whose_tasks_come_to_nothing_is_not_waited_for(
-    abandon_tasks: Callable[[MixQuotas, str, int, float], None],
+@pytest.mark.parametrize("fail_tasks", [drop_num_tasks, abandon_num_tasks])
+def test_a_mix_with_only_unproductive_tasks_is_not_waited_for(
+    fail_tasks: Callable[[MixQuotas, str, int, float], None],
 ) -> None:
     mixes = MixQuotas(8)
-    abandon_tasks(mixes, "hard", MIN_UNPRODUCTIVE_TASKS - 1, 0.0)
-    assert filled(mixes, "easy", 0.5, 0.0) == 6, "that may be bad luck"
-    abandon_tasks(mixes, "hard", 1, 1.0)
-    assert filled(mixes, "easy", 0.5, 1.0) == 1000
-    assert left_open(mixes, "hard", 1.0) == 6, "it tries on, and takes no place of the others"
+    fail_tasks(mixes, "hard", MIN_UNPRODUCTIVE_TASKS - 1, 0.0)
+    assert complete_tasks(mixes, "easy", 0.5, 0.0) == 6, "few failures are tolerated"
+    fail_tasks(mixes, "hard", 1, 1.0)
+    assert complete_tasks(mixes, "easy", 0.5, 1.0) == 1000
+    assert leave_tasks_incomplete(mixes, "hard", 1.0) == 6, "it may still try"
 
 
-def test_several_parts_of_a_large_batch_have_to_come_to_nothing() -> None:
+def test_a_large_batch_tolerates_more_unproductive_tasks() -> None:
     mixes = MixQuotas(100)
     assert mixes.may_begin("easy", 0.5, LEAD, "e", 0.0)
-    drops(mixes, "hard", UNPRODUCTIVE_BATCHES * 50 - 1, 0.0)
-    assert filled(mixes, "easy", 0.5, 0.0) == 75
-    drops(mixes, "hard", 1, 1.0)
-    assert filled(mixes, "easy", 0.5, 1.0) == 1000
+    drop_num_tasks(mixes, "hard", UNPRODUCTIVE_BATCHES * 50 - 1, 0.0)
+    assert complete_tasks(mixes, "easy", 0.5, 0.0) == 75
+    drop_num_tasks(mixes, "hard", 1, 1.0)
+    assert complete_tasks(mixes, "easy", 0.5, 1.0) == 1000
 
 
-def test_a_mix_that_gives_something_again_is_waited_for_with_nothing_to_make_up_for() -> None:
+def test_a_mix_that_is_productive_again_is_waited_for_and_does_not_catch_up() -> None:
     mixes = MixQuotas(8)
-    drops(mixes, "hard", MIN_UNPRODUCTIVE_TASKS, 0.0)
-    assert filled(mixes, "easy", 0.5, 0.0) == 1000
-    assert filled(mixes, "hard", 0.5, 0.0) == 6
-    assert filled(mixes, "easy", 0.5, 1.0) == 12
+    drop_num_tasks(mixes, "hard", MIN_UNPRODUCTIVE_TASKS, 0.0)
+    assert complete_tasks(mixes, "easy", 0.5, 0.0) == 1000
+    assert complete_tasks(mixes, "hard", 0.5, 0.0) == 6
+    assert complete_tasks(mixes, "easy", 0.5, 1.0) == 12
 
 
-def test_where_all_mixes_give_nothing_none_waits_for_another() -> None:
+def test_unproductive_mixes_do_not_wait_for_each_other() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("harder", 0.5, LEAD, "h", 0.0)
-    assert filled(mixes, "hard", 0.5, 0.0) == 6
-    assert filled(mixes, "harder", 0.5, 0.0) == 12
+    assert complete_tasks(mixes, "hard", 0.5, 0.0) == 6
+    assert complete_tasks(mixes, "harder", 0.5, 0.0) == 12
     for name in ("hard", "harder"):
-        drops(mixes, name, MIN_UNPRODUCTIVE_TASKS, 1.0)
+        drop_num_tasks(mixes, name, MIN_UNPRODUCTIVE_TASKS, 1.0)
     for number in range(12):
         mixes.dropped(f"harder-0.0-{number}")
     assert mixes.may_begin("hard", 0.5, LEAD, "h", 2.0)
     assert mixes.may_begin("harder", 0.5, LEAD, "i", 2.0)
 
 
-def left_open(mixes: MixQuotas, name: str, now: float) -> int:
-    """How many tasks it may begin and leave half done."""
+def leave_tasks_incomplete(mixes: MixQuotas, name: str, now: float) -> int:
+    """Begin tasks and leave them incomplete while the mix may begin another one; return their
+    number."""
     for number in range(1000):
         task = f"{name}-{now}-{number}"
         if not mixes.may_begin(name, 0.5, LEAD, task, now):
@@ -318,18 +336,18 @@ def left_open(mixes: MixQuotas, name: str, now: float) -> int:
     return 1000
 
 
-def test_a_task_that_lacks_episodes_nobody_plays_is_not_under_way_for_long() -> None:
+def test_an_incomplete_task_without_running_episodes_counts_for_a_limited_time() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
-    assert left_open(mixes, "code", 0.0) == 6
+    assert leave_tasks_incomplete(mixes, "code", 0.0) == 6
     later = UNDER_WAY_S + 1
     assert mixes.may_begin("math", 0.5, LEAD, "m", UNDER_WAY_S)
-    assert left_open(mixes, "code", UNDER_WAY_S) == 0
+    assert leave_tasks_incomplete(mixes, "code", UNDER_WAY_S) == 0
     assert mixes.may_begin("math", 0.5, LEAD, "m", later)
-    assert left_open(mixes, "code", later) == 6
+    assert leave_tasks_incomplete(mixes, "code", later) == 6
 
 
-def test_episodes_that_are_given_up_leave_nothing_under_way() -> None:
+def test_tasks_of_abandoned_episodes_do_not_count() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     for number in range(100):
@@ -338,18 +356,18 @@ def test_episodes_that_are_given_up_leave_nothing_under_way() -> None:
         mixes.abandoned(f"c{number}", 0.0)
 
 
-def test_another_share_holds_from_then_on_and_not_for_what_is_past() -> None:
+def test_a_changed_share_applies_only_to_later_tasks() -> None:
     mixes = MixQuotas(8)
     begun: Counter[str] = Counter()
     for rounds, shares in ((range(100), (0.6, 0.4)), (range(100, 200), (0.2, 0.4))):
         begun.clear()
         for now in rounds:
             for name, share in zip(("math", "code"), shares, strict=True):
-                begun[name] += filled(mixes, name, share, float(now) / 10)
+                begun[name] += complete_tasks(mixes, name, share, float(now) / 10)
     assert begun["math"] / begun.total() == pytest.approx(1 / 3, abs=0.02)
 
 
-def test_an_episode_handed_in_for_another_task_than_it_was_claimed_for_counts_there() -> None:
+def test_an_episode_counts_for_the_task_that_it_was_ended_with() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     num_begun = 0
@@ -361,7 +379,7 @@ def test_an_episode_handed_in_for_another_task_than_it_was_claimed_for_counts_th
     assert num_begun == 6
 
 
-def test_a_task_that_is_played_on_after_it_is_complete_counts_each_time() -> None:
+def test_a_task_that_is_completed_repeatedly_counts_each_time() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
     assert mixes.may_begin("code", 0.5, LEAD, "c", 0.0)
@@ -370,16 +388,16 @@ def test_a_task_that_is_played_on_after_it_is_complete_counts_each_time() -> Non
     for group in ("first", "second"):
         mixes.ended("c", "c", 0.0)
         mixes.completed("c", group, is_pooled=True)
-    assert filled(mixes, "code", 0.5, 0.0) == 4
+    assert complete_tasks(mixes, "code", 0.5, 0.0) == 4
 
 
-def test_who_comes_back_before_others_leaves_them_no_way_to_make_up() -> None:
-    """One is forgotten, the other has a task that lacks an episode."""
+def test_mixes_that_return_after_a_pause_can_both_begin() -> None:
+    """One mix was removed, and the other has an incomplete task."""
     mixes = MixQuotas(8)
     for now in range(20):
         for name in ("math", "code"):
-            filled(mixes, name, 0.5, float(now) / 10)
-    filled(mixes, "math", 0.5, 2.0)
+            complete_tasks(mixes, name, 0.5, float(now) / 10)
+    complete_tasks(mixes, "math", 0.5, 2.0)
     assert mixes.may_begin("code", 0.5, LEAD, "half", 2.0)
     mixes.claimed("code", "half", 2.0)
     mixes.ended("half", "half", 2.0)
@@ -390,7 +408,7 @@ def test_who_comes_back_before_others_leaves_them_no_way_to_make_up() -> None:
     assert mixes.may_begin("code", 0.5, LEAD, "c", later)
 
 
-def test_who_has_gone_is_forgotten() -> None:
+def test_a_mix_without_requests_or_tasks_is_removed() -> None:
     mixes = MixQuotas(8)
     for number in range(10):
         assert mixes.may_begin(f"client {number}", 0.5, LEAD, "t", 0.0)
@@ -405,12 +423,12 @@ def test_who_has_gone_is_forgotten() -> None:
     assert len(mixes) == 0
 
 
-def test_a_task_that_was_dropped_while_it_waited_leaves_its_place_to_another() -> None:
+def test_a_task_that_is_dropped_while_it_waits_no_longer_counts() -> None:
     mixes = MixQuotas(8)
     assert mixes.may_begin("math", 0.5, LEAD, "m", 0.0)
-    assert filled(mixes, "code", 0.5, 0.0) == 6
+    assert complete_tasks(mixes, "code", 0.5, 0.0) == 6
     mixes.taken("code-0.0-0")
     mixes.dropped("code-0.0-0")
-    assert filled(mixes, "code", 0.5, 1.0) == 0
+    assert complete_tasks(mixes, "code", 0.5, 1.0) == 0
     mixes.dropped("code-0.0-1")
-    assert filled(mixes, "code", 0.5, 2.0) == 1
+    assert complete_tasks(mixes, "code", 0.5, 2.0) == 1

@@ -28,19 +28,19 @@ def test_a_run_goes_through_its_states_in_order() -> None:
 
 
 @given(st.lists(statuses, max_size=30))
-def test_no_order_of_moves_reaches_a_state_the_table_forbids(moves: list[EngineStatus]) -> None:
+def test_only_the_transitions_of_the_table_are_possible(moves: list[EngineStatus]) -> None:
     engine = EngineLifecycle()
-    for to in moves:
+    for status in moves:
         before = engine.status
-        if to in TRANSITIONS[before]:
-            engine.move(to, now=0.0)
+        if status in TRANSITIONS[before]:
+            engine.move(status, now=0.0)
         else:
             with pytest.raises(IllegalTransition):
-                engine.move(to, now=0.0)
+                engine.move(status, now=0.0)
             assert engine.status is before
 
 
-def test_every_state_can_be_left_for_offline() -> None:
+def test_every_state_can_move_to_offline() -> None:
     assert all(
         EngineStatus.OFFLINE in to
         for status, to in TRANSITIONS.items()
@@ -70,7 +70,7 @@ def test_calls_are_answered_while_weights_sync() -> None:
     assert engine.is_serving
 
 
-def test_the_clock_of_rolling_stands_in_every_other_state() -> None:
+def test_the_rolling_time_only_advances_in_the_rolling_state() -> None:
     engine = EngineLifecycle()
     for status, now, rolled_s in (
         (EngineStatus.BOOTING, 5.0, 0.0),

@@ -7,7 +7,7 @@ from fakevllm_server.episodes.submissions import CachedReply, SubmissionCache, h
 REPLY = SuccessReply(success=True)
 
 
-def test_the_latest_are_found_with_their_words() -> None:
+def test_a_remembered_reply_is_found_by_its_key() -> None:
     known = SubmissionCache()
     acknowledged = CachedReply(b"x", REPLY, 1)
     known.remember("a", acknowledged, written_position=0)
@@ -15,7 +15,7 @@ def test_the_latest_are_found_with_their_words() -> None:
     assert known.find("b") is None
 
 
-def test_only_what_the_journal_can_be_asked_for_is_forgotten() -> None:
+def test_only_replies_that_are_in_the_journal_are_removed_from_the_cache() -> None:
     known = SubmissionCache()
     most = submissions.MAX_REMEMBERED
     for place in range(1, most + 11):
@@ -26,7 +26,7 @@ def test_only_what_the_journal_can_be_asked_for_is_forgotten() -> None:
     assert sum(known.find(str(place)) is not None for place in range(1, most + 11)) == most - 1
 
 
-def test_equal_bodies_have_equal_hashes_and_others_have_not() -> None:
+def test_equal_requests_have_equal_hashes_and_different_requests_do_not() -> None:
     body = EndGroupRequest(group_id="g", rewards=[1.0, None], metadata={"a": 1, "b": [2]})
     assert hash_of(body) == hash_of(body.model_copy(deep=True))
     others = (
@@ -39,7 +39,7 @@ def test_equal_bodies_have_equal_hashes_and_others_have_not() -> None:
     assert len(hashes) == len(others) and hash_of(body) not in hashes
 
 
-def test_what_decides_nothing_may_differ_and_be_deep() -> None:
+def test_metadata_does_not_change_the_hash_and_may_be_deeply_nested() -> None:
     deep: dict[str, Any] = {}
     for _ in range(400):
         deep = {"a": deep}
@@ -49,7 +49,7 @@ def test_what_decides_nothing_may_differ_and_be_deep() -> None:
 
 
 def test_only_the_newest_replies_keep_their_calls() -> None:
-    """They may be megabytes each."""
+    """The calls of a reply may be megabytes."""
     known = SubmissionCache()
     most = submissions.MAX_WITH_CALLS
     reply = EndGroupReply(success=True, pooled=True, calls=[[]])

@@ -10,7 +10,7 @@ import pytest
 from fakevllm_server.journal import writer
 from fakevllm_server.journal.store import Journal
 
-pytest.register_assert_rewrite("tests.swarm_server.journal.holds")
+pytest.register_assert_rewrite("tests.swarm_server.journal.run_invariants")
 
 
 @pytest.fixture

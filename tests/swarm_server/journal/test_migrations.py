@@ -1,4 +1,4 @@
-"""The migrations build the tables that tables.py describes, once; what is no journal is refused."""
+"""Migrations create the tables of tables.py, and files that are not journals are refused."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from sqlalchemy import create_engine
 
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal import reads, tables
-from fakevllm_server.journal.changes import meta_set
 from fakevllm_server.journal.migrations import MIGRATIONS
+from fakevllm_server.journal.row_changes import meta_set
 from fakevllm_server.journal.store import Journal
-from tests.swarm_server.journal.disks import rows
+from tests.swarm_server.journal.disk_faults import rows
 
 METADATA = tables.Meta.metadata
 
 
 def shape(path: Path) -> dict[str, Any]:
-    """Columns, keys and indexes of every table; of an index its columns and not its name where
-    SQLite made that up."""
+    """Return the columns and indexes of every table, with the columns of each index."""
     db = sqlite3.connect(path)
     try:
-        found: dict[str, Any] = {}
+        schema: dict[str, Any] = {}
         for table in METADATA.tables:
-            found[f"{table} columns"] = [
+            schema[f"{table} columns"] = [
                 row[1:] for row in db.execute(f"PRAGMA table_info({table})")
             ]
-            found[f"{table} indexes"] = {
+            schema[f"{table} indexes"] = {
                 (name, unique, tuple(row[2] for row in db.execute(f"PRAGMA index_info({name})")))
                 for _, name, unique, *_ in db.execute(f"PRAGMA index_list({table})")
             }
-        return found
+        return schema
     finally:
         db.close()
 
@@ -62,7 +61,7 @@ def test_migrations_are_in_the_order_of_their_names() -> None:
     assert [name[:4] for name in names] == [f"m{i:03}" for i in range(1, len(names) + 1)]
 
 
-async def test_opening_again_migrates_nothing_and_keeps_what_is_there(path: Path) -> None:
+async def test_opening_a_journal_again_migrates_nothing_and_keeps_its_rows(path: Path) -> None:
     journal = Journal(path)
     await journal.write(meta_set("a", "1"))
     journal.close()
@@ -75,10 +74,10 @@ async def test_opening_again_migrates_nothing_and_keeps_what_is_there(path: Path
     assert names == [migration.__name__ for migration in MIGRATIONS]
 
 
-def test_an_acknowledgement_outlives_a_power_cut(journal: Journal) -> None:
-    """What SQLite is asked for; that it does so is its own business."""
-    asked = {name: journal.read(_pragma, name) for name in ("journal_mode", "synchronous")}
-    assert asked == {"journal_mode": "wal", "synchronous": 2}  # FULL
+def test_acknowledged_changes_survive_a_power_cut(journal: Journal) -> None:
+    """Check the settings that SQLite documents as durable; its own durability is not tested."""
+    pragmas = {name: journal.read(_pragma, name) for name in ("journal_mode", "synchronous")}
+    assert pragmas == {"journal_mode": "wal", "synchronous": 2}  # FULL
 
 
 def test_a_newer_journal_is_refused(path: Path) -> None:
@@ -106,7 +105,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(
     Journal(path).close()
 
 
-def test_claims_from_before_there_were_owners_are_nobodys(
+def test_claims_from_before_the_owner_migration_have_no_owner(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
@@ -130,7 +129,7 @@ def test_an_empty_file_becomes_a_journal(path: Path) -> None:
     journal.close()
 
 
-def test_a_file_that_is_no_journal_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_refused_with_advice(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is not a database, it is a text of some length" * 50)
     (tmp_path / "folder").mkdir()
     for bad in (tmp_path / "text", tmp_path / "folder", tmp_path / "text" / "journal"):

@@ -1,4 +1,4 @@
-"""What is acknowledged is on disk, whatever the disk does."""
+"""Acknowledged changes are on disk, also when the disk fails."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sqlalchemy import event
 
 from fakevllm_server.journal import store
 from fakevllm_server.journal import writer as writing
-from fakevllm_server.journal.changes import meta_set
+from fakevllm_server.journal.row_changes import meta_set
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
-from tests.swarm_server.journal.disks import LIMIT_S, Disk, Held, rows
+from tests.swarm_server.journal.disk_faults import LIMIT_S, BlockedWriter, Disk, rows
 
 BIG = "x" * 1_000_000
 FACTS = 'SELECT "key" FROM meta ORDER BY rowid'
@@ -28,23 +28,25 @@ def facts(path: Path) -> list[str]:
     return [key for (key,) in rows(path, FACTS)]
 
 
-async def test_what_is_acknowledged_is_on_disk(journal: Journal, path: Path) -> None:
+async def test_an_acknowledged_change_is_on_disk(journal: Journal, path: Path) -> None:
     await journal.write(meta_set("a", "1"), meta_set("b", None))
     assert rows(path, "SELECT * FROM meta") == [("a", "1")]
 
 
-async def test_nothing_is_acknowledged_before_it_is_on_disk(journal: Journal, path: Path) -> None:
-    held = Held(journal)
+async def test_no_change_is_acknowledged_before_it_is_on_disk(journal: Journal, path: Path) -> None:
+    blocked = BlockedWriter(journal)
     place = journal.put(meta_set("a", "1"))
     with pytest.raises(JournalError, match="the disk is slow"):
         await journal.wait_written(place, 0.02)
     assert facts(path) == []
-    held.let_go()
+    blocked.release()
     await journal.wait_written(place)
     assert facts(path) == ["a"]
 
 
-async def test_a_full_disk_is_tried_again_until_it_has_room(journal: Journal, path: Path) -> None:
+async def test_writing_to_a_full_disk_is_retried_until_there_is_space(
+    journal: Journal, path: Path
+) -> None:
     disk = Disk(journal)
     disk.fill()
     patient = asyncio.ensure_future(journal.wait_written(journal.put(meta_set("big", BIG)), None))
@@ -53,14 +55,14 @@ async def test_a_full_disk_is_tried_again_until_it_has_room(journal: Journal, pa
         await journal.wait_written(behind, 0.1)
     assert journal.error is not None and not patient.done()
     assert facts(path) == []
-    disk.make_room()
+    disk.free_space()
     await journal.wait_written(behind, LIMIT_S)
     await patient
     assert facts(path) == ["big", "small"]
     assert journal.error is None
 
 
-async def test_a_file_that_somebody_locks_is_tried_again(
+async def test_writing_to_a_locked_file_is_retried(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "BUSY_TIMEOUT_S", 0.01)
@@ -78,7 +80,7 @@ async def test_a_file_that_somebody_locks_is_tried_again(
     assert facts(path) == ["a"]
 
 
-async def test_what_waits_goes_into_few_transactions_in_its_order(
+async def test_queued_changes_are_written_in_order_in_few_transactions(
     journal: Journal, path: Path
 ) -> None:
     commits: list[object] = []
@@ -88,18 +90,18 @@ async def test_what_waits_goes_into_few_transactions_in_its_order(
 
     journal.put(Change("count", count))
     assert journal.drain()
-    held = Held(journal)
+    blocked = BlockedWriter(journal)
     many = [str(number) for number in range(500)]
     waits = [asyncio.ensure_future(journal.write(meta_set(name, ""))) for name in many]
     await asyncio.sleep(0)
     commits.clear()
-    held.let_go()
+    blocked.release()
     await asyncio.gather(*waits)
     assert facts(path) == many
-    assert len(commits) == 2  # the held one, and all that came meanwhile
+    assert len(commits) == 2  # the blocking change, and all changes that were queued meanwhile
 
 
-async def test_a_place_is_reached_in_any_order_and_again(journal: Journal) -> None:
+async def test_positions_can_be_waited_for_in_any_order_and_repeatedly(journal: Journal) -> None:
     older = journal.put(meta_set("a", "1"))
     newer = journal.put(meta_set("b", "1"))
     await journal.wait_written(newer)
@@ -108,31 +110,33 @@ async def test_a_place_is_reached_in_any_order_and_again(journal: Journal) -> No
     await journal.flush()
 
 
-async def test_settled_is_not_said_while_something_waits(journal: Journal, path: Path) -> None:
-    held = Held(journal)
+async def test_flush_waits_until_the_queue_is_empty(journal: Journal, path: Path) -> None:
+    blocked = BlockedWriter(journal)
     journal.put(meta_set("a", "1"))
     settled = asyncio.ensure_future(journal.flush())
     await asyncio.sleep(0)
     journal.put(meta_set("b", "1"))
     assert not settled.done()
-    held.let_go()
+    blocked.release()
     await settled
     assert facts(path) == ["a", "b"]
 
 
-async def test_one_who_waits_no_more_takes_nobody_along(journal: Journal, path: Path) -> None:
-    held = Held(journal)
+async def test_a_cancelled_waiter_does_not_affect_other_waiters(
+    journal: Journal, path: Path
+) -> None:
+    blocked = BlockedWriter(journal)
     gone, stays = (asyncio.ensure_future(journal.write(meta_set(name, ""))) for name in "ab")
     await asyncio.sleep(0)
     gone.cancel()
-    held.let_go()
+    blocked.release()
     await stays
     assert gone.cancelled()
     assert facts(path) == ["a", "b"]
 
 
-def test_a_loop_that_is_closed_meanwhile_takes_nobody_along(journal: Journal, path: Path) -> None:
-    held = Held(journal)
+def test_a_closed_event_loop_does_not_affect_the_writer(journal: Journal, path: Path) -> None:
+    blocked = BlockedWriter(journal)
     waits: list[asyncio.Future[None]] = []
 
     async def wait() -> None:
@@ -141,22 +145,22 @@ def test_a_loop_that_is_closed_meanwhile_takes_nobody_along(journal: Journal, pa
 
     asyncio.run(wait())
     assert waits[0].cancelled()
-    held.let_go()
+    blocked.release()
     asyncio.run(journal.write(meta_set("b", "")))
     assert facts(path) == ["a", "b"]
 
 
-def test_closing_writes_what_waits(path: Path) -> None:
+def test_closing_writes_the_queued_changes(path: Path) -> None:
     journal = Journal(path)
-    held = Held(journal)
+    blocked = BlockedWriter(journal)
     for number in range(50):
         journal.put(meta_set(str(number), ""))
-    threading.Timer(0.02, held.let_go).start()
+    threading.Timer(0.02, blocked.release).start()
     journal.close()
     assert len(facts(path)) == 50
 
 
-async def test_closing_tries_once_more_what_the_disk_refused(
+async def test_closing_retries_a_refused_transaction_once(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "RETRY_S", LIMIT_S)
@@ -170,7 +174,7 @@ async def test_closing_tries_once_more_what_the_disk_refused(
     assert facts(path) == ["a"]
 
 
-async def test_a_close_that_cannot_write_tells_all_who_wait(
+async def test_a_close_that_cannot_write_fails_all_waiters(
     journal: Journal, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     Disk(journal).refuse()
@@ -183,7 +187,7 @@ async def test_a_close_that_cannot_write_tells_all_who_wait(
     assert "1 changes are lost" in caplog.text
 
 
-async def test_after_the_close_nothing_is_acknowledged(journal: Journal, path: Path) -> None:
+async def test_no_change_is_acknowledged_after_the_close(journal: Journal, path: Path) -> None:
     before = journal.put(meta_set("a", "1"))
     await asyncio.to_thread(journal.close)
     await journal.wait_written(before)
@@ -192,7 +196,7 @@ async def test_after_the_close_nothing_is_acknowledged(journal: Journal, path: P
     assert facts(path) == ["a"]
 
 
-async def test_an_unexpected_error_ends_the_writing_for_good() -> None:
+async def test_an_unexpected_error_stops_the_writer() -> None:
     started, may_go, broken = threading.Event(), threading.Event(), threading.Event()
     tried: list[Sequence[Change]] = []
 
@@ -224,10 +228,10 @@ async def test_a_broken_journal_ends_the_server(journal: Journal, path: Path) ->
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     try:
-        held = Held(journal)
+        blocked = BlockedWriter(journal)
         good = journal.put(meta_set("a", "1"))
         bad = journal.put(Change("bad", lambda db: db.exec_driver_sql("SELECT ?", (object(),))))
-        held.let_go()
+        blocked.release()
         for place in (good, bad):  # one transaction: all or nothing
             with pytest.raises(JournalError, match="is broken"):
                 await journal.wait_written(place)
@@ -237,17 +241,17 @@ async def test_a_broken_journal_ends_the_server(journal: Journal, path: Path) ->
     assert facts(path) == []
 
 
-async def test_a_journal_too_far_behind_takes_nothing_new(
+async def test_a_journal_with_too_many_queued_changes_refuses_new_ones(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writing, "MAX_WAITING", 3)
-    held = Held(journal)
+    blocked = BlockedWriter(journal)
     for number in range(3):
         journal.check_capacity()
         journal.put(meta_set(str(number), ""))
     assert journal.is_full
     with pytest.raises(JournalError, match="too many changes wait"):
         journal.check_capacity()
-    held.let_go()
+    blocked.release()
     await journal.flush()
     journal.check_capacity()

@@ -14,7 +14,7 @@ from fakevllm_server.rollout.capture.chat import ChatCapture
 from fakevllm_server.rollout.capture.completions import CompletionsCapture
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.token_masks import TokenMasks, packed
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 CAPTURES: list[type[CallCapture]] = [ChatCapture, CompletionsCapture]

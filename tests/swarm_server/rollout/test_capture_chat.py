@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from fakevllm_server.rollout.capture.chat import ChatCapture
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ import pytest
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from fakevllm_server.rollout.capture.completions import CompletionsCapture
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 STAMP = CallStamp([9])

@@ -6,7 +6,7 @@ import pytest
 
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, parse_event
 from fakevllm_server.rollout.capture.chat import ChatCapture
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 

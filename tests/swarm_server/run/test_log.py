@@ -11,7 +11,7 @@ from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.web.routes.control import router
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
 @pytest.fixture

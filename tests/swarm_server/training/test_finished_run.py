@@ -1,4 +1,4 @@
-"""A run that has taken its last step, and is started again."""
+"""A run that is started again after its last step."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 
 
-async def test_the_last_step_is_told_as_the_last_also_in_the_next_life(
+async def test_the_last_step_is_logged_as_the_last_also_after_a_restart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "fakevllm.server")
     job = JOB.model_copy(update={"total_training_steps": 1})
-    for life in (1, 2):
+    for num_starts in (1, 2):
         run = Run(tmp_path, LocalBackend(), job)
-        if life == 1:
+        if num_starts == 1:
             await run.finish_group("a")
             await run.trained("a")
         await run.rolling()
@@ -27,12 +27,12 @@ async def test_the_last_step_is_told_as_the_last_also_in_the_next_life(
                 "step 1 was the last (total_training_steps 1): calls are served, and "
                 "nothing is trained any more"
             ]
-            * life
+            * num_starts
         )
         await run.stop()
 
 
-async def test_groups_that_an_earlier_life_left_waiting_are_told_that_training_is_over(
+async def test_groups_that_wait_after_the_last_step_are_dropped_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     job = JOB.model_copy(update={"batch_size": 2})
@@ -40,7 +40,9 @@ async def test_groups_that_an_earlier_life_left_waiting_are_told_that_training_i
     for name in "abc":
         await run.finish_group(name)
     await run.trained("b")
-    await run.stop()  # a crash between the last step and what the rest is told comes to the same
+    await (
+        run.stop()
+    )  # a crash after the last step, before the other groups are dropped, has the same effect
     again = Run(tmp_path, LocalBackend(), job.model_copy(update={"total_training_steps": 1}))
     await again.rolling()
     assert again.trained_groups == {"a": 1, "b": 1}

@@ -1,4 +1,4 @@
-"""Tokens that could be no other, on their way from a call to a step's advantages."""
+"""Forced tokens, whose allowed set had one element: they are not trained."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
-from fakevllm_server.training.batch import PlannedStep, plan_step
+from fakevllm_server.training.step_plan import PlannedStep, plan_step
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.token_masks import TokenMasks, packed
@@ -17,19 +17,22 @@ from fakevllm_server.types.token_masks import TokenMasks, packed
 ONE, TWO = packed(bytes([0b100])), packed(bytes([0b1100]))
 
 
-def held(*chosen_from: bytes | None) -> RecordedCall:
-    plain = call(ids=tuple(range(2, 2 + len(chosen_from))))
-    return replace(plain, allowed=TokenMasks.from_packed_sets(chosen_from))
+def constrained_call(*allowed_sets: bytes | None) -> RecordedCall:
+    plain = call(ids=tuple(range(2, 2 + len(allowed_sets))))
+    return replace(plain, allowed=TokenMasks.from_packed_sets(allowed_sets))
 
 
 def planned(job: TrainJob) -> PlannedStep:
-    """Five choices in the first episode and one in the second."""
-    first = [held(ONE, TWO, None, ONE), call(ids=(5, 6)), held(None, ONE)]
-    episodes = [ScoredEpisode(0, 1.0, first), ScoredEpisode(1, 0.0, [held(ONE, ONE, TWO)])]
+    """Plan a step with five free tokens in the first episode and one in the second."""
+    first = [constrained_call(ONE, TWO, None, ONE), call(ids=(5, 6)), constrained_call(None, ONE)]
+    episodes = [
+        ScoredEpisode(0, 1.0, first),
+        ScoredEpisode(1, 0.0, [constrained_call(ONE, ONE, TWO)]),
+    ]
     return plan_step(1, [FinishedGroup("g", episodes)], job)
 
 
-def test_they_have_no_advantage_and_count_in_no_estimate() -> None:
+def test_forced_tokens_have_no_advantage_and_are_not_in_the_estimate() -> None:
     calls = planned(TrainJob(algorithm="reinforce_plus_plus", gamma=0.5)).batch.calls
     outcomes = [Outcome("g", 1.0, 5), Outcome("g", 0.0, 1)]
     of_first, of_second = reinforce_plus_plus(outcomes, AdvantageSpec(gamma=0.5))
@@ -41,7 +44,7 @@ def test_they_have_no_advantage_and_count_in_no_estimate() -> None:
     ]
 
 
-def test_they_are_counted_by_themselves() -> None:
+def test_forced_tokens_are_counted_separately() -> None:
     plan = planned(TrainJob())
     assert (plan.metrics["tokens_trained"], plan.metrics["tokens_forced"]) == (6, 5)
     assert [one.is_trained for one in plan.batch.calls] == [
@@ -52,6 +55,6 @@ def test_they_are_counted_by_themselves() -> None:
     ]
 
 
-def test_what_tokens_were_chosen_from_goes_to_the_trainer() -> None:
+def test_allowed_token_sets_are_sent_to_the_trainer() -> None:
     for one in planned(TrainJob()).batch.calls:
         assert Call.from_wire(one.to_wire()) == replace(one, logprobs=list(one.logprobs))

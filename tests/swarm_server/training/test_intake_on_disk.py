@@ -1,4 +1,4 @@
-"""What is handed in is acknowledged once it is on disk, whatever the disk does."""
+"""Requests are acknowledged only once their changes are on disk, also when the disk fails."""
 
 from __future__ import annotations
 
@@ -8,166 +8,170 @@ from collections.abc import Callable
 
 import pytest
 from swarm_server.samples import call
-from swarm_server.training.intake_asks import ABORTS, CALLS, ENDS, Prepare, claims
-from swarm_server.training.intakes import Lives, end_of
+from swarm_server.training.intake_requests import ABORTS, CALLS, ENDS, Prepare, claims
+from swarm_server.training.intake_server import IntakeServer, end_request
 
 from fakevllm_server.episodes import submissions
 from fakevllm_server.journal import writer
 from fakevllm_server.journal.writer import JournalError
-from fakevllm_server.training import intake
-from tests.swarm_server.journal.disks import Disk, Held
+from fakevllm_server.training import submission_intake
+from tests.swarm_server.journal.disk_faults import BlockedWriter, Disk
 
 
 @pytest.mark.parametrize("prepare", [claims, *ENDS, *ABORTS, *CALLS])
-async def test_nothing_is_answered_before_it_is_on_disk(lives: Lives, prepare: Prepare) -> None:
-    ask = await prepare(lives)
-    before = lives.now.content()
-    held = Held(lives.now.journal)
-    answer = asyncio.ensure_future(ask())
-    await _while_it_could()
+async def test_no_request_is_answered_before_its_change_is_on_disk(
+    server: IntakeServer, prepare: Prepare
+) -> None:
+    request = await prepare(server)
+    before = server.process.content()
+    blocked = BlockedWriter(server.process.journal)
+    answer = asyncio.ensure_future(request())
+    await _run_pending_tasks()
     assert not answer.done()
-    held.let_go()
+    blocked.release()
     await answer
-    assert lives.now.content() != before
+    assert server.process.content() != before
 
 
 @pytest.mark.parametrize("prepare", [*ENDS, *ABORTS])
-async def test_one_who_asks_again_waits_for_the_disk_as_well(
-    lives: Lives, prepare: Prepare
+async def test_a_repeated_request_waits_for_the_disk_too(
+    server: IntakeServer, prepare: Prepare
 ) -> None:
-    ask = await prepare(lives)
-    held = Held(lives.now.journal)
-    gone, again = asyncio.ensure_future(ask()), asyncio.ensure_future(ask())
+    request = await prepare(server)
+    blocked = BlockedWriter(server.process.journal)
+    first, again = asyncio.ensure_future(request()), asyncio.ensure_future(request())
     await asyncio.sleep(0)
-    gone.cancel()  # its client has left, or could not wait any longer
-    await _while_it_could()
+    first.cancel()  # the client has disconnected or timed out
+    await _run_pending_tasks()
     assert not again.done()
-    held.let_go()
+    blocked.release()
     await again
-    told = lives.now.content()
-    await ask()
-    assert lives.now.content() == told
+    written = server.process.content()
+    await request()
+    assert server.process.content() == written
 
 
 @pytest.mark.parametrize("prepare", [*ENDS, *ABORTS])
-async def test_what_a_disk_refuses_is_not_acknowledged_and_has_its_effect_when_it_is_asked_again(
-    lives: Lives, prepare: Prepare
+async def test_a_request_that_the_disk_refused_takes_effect_when_it_is_repeated(
+    server: IntakeServer, prepare: Prepare
 ) -> None:
-    ask = await prepare(lives)
-    disk = Disk(lives.now.journal)
+    request = await prepare(server)
+    disk = Disk(server.process.journal)
     disk.refuse()
-    refused = asyncio.ensure_future(ask())
-    await _while_it_could()
+    refused = asyncio.ensure_future(request())
+    await _run_pending_tasks()
     assert not refused.done()
     refused.cancel()
-    lives.kill()  # nothing of it was ever written
-    before = lives.now.content()
-    await ask()
-    assert lives.now.content() != before
+    server.kill_and_restart()  # no part of the request was written
+    before = server.process.content()
+    await request()
+    assert server.process.content() != before
 
 
-async def test_what_its_client_measured_counts_once_also_where_the_first_end_was_refused(
-    lives: Lives,
+async def test_client_metrics_count_once_also_if_the_first_end_was_not_acknowledged(
+    server: IntakeServer,
 ) -> None:
-    end = end_of((await lives.played()).uuid)
+    end = end_request((await server.play()).uuid)
     end.workflow_output.log_metrics = {"tools": 3.0}
-    disk = Disk(lives.now.journal)
+    disk = Disk(server.process.journal)
     disk.refuse()
-    first = asyncio.ensure_future(lives.now.intake.end_episode(end, 1.0, None))
-    await _while_it_could()
+    first = asyncio.ensure_future(server.process.intake.end_episode(end, 1.0, None))
+    await _run_pending_tasks()
     first.cancel()  # the server answered 503
     disk.accept()
     for _ in range(2):
-        await lives.now.intake.end_episode(end, 1.0, None)
-    await lives.now.log.record_step(1, 1, [], {})
-    (step,) = [entry for entry in lives.now.log.entries_after(0) if entry.kind == "step"]
+        await server.process.intake.end_episode(end, 1.0, None)
+    await server.process.log.record_step(1, 1, [], {})
+    (step,) = [entry for entry in server.process.log.entries_after(0) if entry.kind == "step"]
     assert step.metrics["train_tools"] == 3.0
 
 
-async def test_what_an_evaluation_measured_is_not_told_with_a_step(lives: Lives) -> None:
-    end = end_of((await lives.played(kind="eval")).uuid)
+async def test_client_metrics_of_an_evaluation_are_not_reported_with_a_step(
+    server: IntakeServer,
+) -> None:
+    end = end_request((await server.play(kind="eval")).uuid)
     end.workflow_output.log_metrics = {"tools": 3.0}
-    await lives.now.intake.end_episode(end, 1.0, None)
-    await lives.now.log.record_step(1, 1, [], {})
-    (step,) = [entry for entry in lives.now.log.entries_after(0) if entry.kind == "step"]
+    await server.process.intake.end_episode(end, 1.0, None)
+    await server.process.log.record_step(1, 1, [], {})
+    (step,) = [entry for entry in server.process.log.entries_after(0) if entry.kind == "step"]
     assert "train_tools" not in step.metrics
 
 
-async def test_what_waits_is_remembered_however_much_it_is(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
+async def test_replies_that_wait_for_the_disk_are_remembered_beyond_the_limit(
+    server: IntakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submissions, "MAX_REMEMBERED", 1)
     names = [f"g{number}" for number in range(4)]
     for name in names:
-        await lives.captured(name)
-    held = Held(lives.now.journal)
-    first = [asyncio.ensure_future(lives.end_group(name)) for name in names]
+        await server.capture(name)
+    blocked = BlockedWriter(server.process.journal)
+    first = [asyncio.ensure_future(server.end_group(name)) for name in names]
     await asyncio.sleep(0)
-    again = [asyncio.ensure_future(lives.end_group(name)) for name in names]
-    await _while_it_could()
-    held.let_go()
+    again = [asyncio.ensure_future(server.end_group(name)) for name in names]
+    await _run_pending_tasks()
+    blocked.release()
     assert await asyncio.gather(*first) == await asyncio.gather(*again)
 
 
-async def test_an_app_does_not_wait_for_a_disk_that_is_slow_or_in_trouble(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
+async def test_an_app_does_not_wait_for_a_slow_or_failing_disk(
+    server: IntakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "CALL_LIMIT_S", 0.01)
-    episode = await lives.claimed()
-    held = Held(lives.now.journal)
-    await lives.captured("g")
-    await lives.now.intake.add_episode_call(episode, call())
-    held.let_go()
-    await lives.now.journal.flush()
-    disk = Disk(lives.now.journal)
+    monkeypatch.setattr(submission_intake, "CALL_LIMIT_S", 0.01)
+    episode = await server.claim()
+    blocked = BlockedWriter(server.process.journal)
+    await server.capture("g")
+    await server.process.intake.add_episode_call(episode, call())
+    blocked.release()
+    await server.process.journal.flush()
+    disk = Disk(server.process.journal)
     disk.refuse()
-    await lives.captured("g")
-    await asyncio.to_thread(_until, lambda: lives.now.journal.error is not None)
-    monkeypatch.setattr(intake, "CALL_LIMIT_S", 1e6)
-    await lives.now.intake.add_episode_call(episode, call())
+    await server.capture("g")
+    await asyncio.to_thread(_until, lambda: server.process.journal.error is not None)
+    monkeypatch.setattr(submission_intake, "CALL_LIMIT_S", 1e6)
+    await server.process.intake.add_episode_call(episode, call())
     disk.accept()
-    found = lives.now.waiting()
+    found = server.process.waiting()
     assert {at: len(calls) for at, calls in found.open_groups["g"].items()} == {0: 2, 1: 2}
     assert found.claimed[0].calls == episode.calls == [call(), call()]
 
 
 @pytest.mark.parametrize("prepare", [claims, *ENDS])
-async def test_a_full_journal_refuses_and_takes_it_later(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
+async def test_a_full_journal_refuses_requests_and_accepts_them_later(
+    server: IntakeServer, monkeypatch: pytest.MonkeyPatch, prepare: Prepare
 ) -> None:
-    ask = await prepare(lives)
-    before = lives.now.content()
+    request = await prepare(server)
+    before = server.process.content()
     monkeypatch.setattr(writer, "MAX_WAITING", 0)
-    held = Held(lives.now.journal)
+    blocked = BlockedWriter(server.process.journal)
     with pytest.raises(JournalError, match="too many changes wait"):
-        await ask()
-    held.let_go()
-    assert lives.now.content() == before
-    await ask()
-    assert lives.now.content() != before
+        await request()
+    blocked.release()
+    assert server.process.content() == before
+    await request()
+    assert server.process.content() != before
 
 
-async def test_calls_that_a_full_journal_has_no_room_for_are_left_out_everywhere(
-    lives: Lives, monkeypatch: pytest.MonkeyPatch
+async def test_calls_that_a_full_journal_cannot_accept_are_not_kept_in_memory_either(
+    server: IntakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    episode = await lives.played(call(1))
-    await lives.captured("g", call(1), call(1))
+    episode = await server.play(call(1))
+    await server.capture("g", call(1), call(1))
     with monkeypatch.context() as patch:
         patch.setattr(writer, "MAX_WAITING", 0)
-        held = Held(lives.now.journal)
-        await lives.now.intake.add_episode_call(episode, call(2))
-        await lives.captured("g", call(2), call(2))
-        held.let_go()
-        await lives.now.journal.flush()
-    await lives.now.intake.add_episode_call(episode, call(3))
-    await lives.captured("g", call(3), call(3))
-    found = lives.now.waiting()
+        blocked = BlockedWriter(server.process.journal)
+        await server.process.intake.add_episode_call(episode, call(2))
+        await server.capture("g", call(2), call(2))
+        blocked.release()
+        await server.process.journal.flush()
+    await server.process.intake.add_episode_call(episode, call(3))
+    await server.capture("g", call(3), call(3))
+    found = server.process.waiting()
     assert found.claimed[0].calls == episode.calls == [call(1), call(3)]
     assert found.open_groups["g"][0] == [call(1), call(3)]
 
 
-async def _while_it_could() -> None:
-    """Turns of the loop enough for all that needs no disk."""
+async def _run_pending_tasks() -> None:
+    """Run the event loop until all tasks have ended that do not wait for the disk."""
     for _ in range(20):
         await asyncio.sleep(0)
 

@@ -1,4 +1,4 @@
-"""What a job in lockstep asks of the server beside its engine."""
+"""The server in lockstep: claims, engine support, the backlog, and shuffled rewards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.training import step
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import ActionFailed
 from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 from fakevllm_server.web.routes import control, episodes
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
-def rolling(folder: Path, job: TrainJob) -> ServerState:
+def rolling_server(folder: Path, job: TrainJob) -> ServerState:
     swarm = ServerState(ServerConfig("fake", folder))
     swarm.job = job
     swarm.intake.resume(job, now=0.0)
@@ -32,18 +32,18 @@ def rolling(folder: Path, job: TrainJob) -> ServerState:
     return swarm
 
 
-def asking(swarm: ServerState) -> httpx.AsyncClient:
+def http_client(swarm: ServerState) -> httpx.AsyncClient:
     app = FastAPI()
     for module in (control, episodes):
         app.include_router(module.router(swarm))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 
-async def test_the_status_tells_of_lockstep_and_claims_for_training_are_refused(
+async def test_the_status_reports_lockstep_and_training_claims_are_refused(
     tmp_path: Path,
 ) -> None:
-    swarm = rolling(tmp_path, TrainJob(lockstep=True))
-    async with asking(swarm) as http:
+    swarm = rolling_server(tmp_path, TrainJob(lockstep=True))
+    async with http_client(swarm) as http:
         status = EngineStatusReply.model_validate((await http.get("/get_engine_status")).json())
         claims = {
             kind: (
@@ -57,22 +57,22 @@ async def test_the_status_tells_of_lockstep_and_claims_for_training_are_refused(
     assert "lockstep" not in claims["eval"]["fail_cause"]
 
 
-async def test_an_engine_that_does_not_keep_to_lockstep_is_not_started(tmp_path: Path) -> None:
+async def test_an_engine_without_support_for_lockstep_is_not_started(tmp_path: Path) -> None:
     swarm = ServerState(ServerConfig("fake", tmp_path))
-    async with asking(swarm) as http:
+    async with http_client(swarm) as http:
         job = TrainJob(lockstep=True).as_yaml()
         assert (await http.post("/sync_train_config", json={"yaml_as_string": job})).json()[
             "success"
         ]
-        told = (await http.post("/start_engine")).json()
+        reply = (await http.post("/start_engine")).json()
     await swarm.close()
-    assert not told["success"] and "start the server with --backend embedded" in told["error"]
+    assert not reply["success"] and "start the server with --backend embedded" in reply["error"]
 
 
-async def test_a_step_that_is_due_with_few_groups_is_a_backlog_of_one(tmp_path: Path) -> None:
-    """Else what is asked next would be sampled while it is trained."""
+async def test_a_due_step_with_few_groups_is_a_backlog_of_one(tmp_path: Path) -> None:
+    """Otherwise the next request would be sampled while the step is trained."""
     job = TrainJob(batch_size=4, filter_groups="collect", max_num_gen_batches=1)
-    swarm = rolling(tmp_path, job)
+    swarm = rolling_server(tmp_path, job)
     for name in "abc":
         assert ended(swarm.pool, name, 0.0, 0.0) == "tied"
     assert swarm.backlog == 0
@@ -81,10 +81,12 @@ async def test_a_step_that_is_due_with_few_groups_is_a_backlog_of_one(tmp_path: 
     await swarm.close()
 
 
-async def test_what_waits_for_an_agreement_is_no_backlog(tmp_path: Path) -> None:
-    """Else who waits until nothing is due would wait for ever."""
+async def test_groups_that_wait_for_an_agreement_are_no_backlog(tmp_path: Path) -> None:
+    """Otherwise a client that waits until no step is due would wait forever."""
     method = "rollout_until_all_clients_agree_sync_weight"
-    swarm = rolling(tmp_path, TrainJob(batch_size=1, swarm_mode_sample_collection_method=method))
+    swarm = rolling_server(
+        tmp_path, TrainJob(batch_size=1, swarm_mode_sample_collection_method=method)
+    )
     for name in "ab":
         assert ended(swarm.pool, name, 1.0, 0.0) == ""
     assert swarm.backlog == 0
@@ -94,7 +96,7 @@ async def test_what_waits_for_an_agreement_is_no_backlog(tmp_path: Path) -> None
     await swarm.close()
 
 
-async def test_a_step_that_is_to_be_tried_again_is_a_backlog_of_one(
+async def test_a_step_that_will_be_retried_is_a_backlog_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step, "RETRY_STEP_AFTER_S", 3600.0)
@@ -103,7 +105,7 @@ async def test_a_step_that_is_to_be_tried_again_is_a_backlog_of_one(
     await run.finish_group("a")
     await run.backend.step_begun.wait()
     await run.rolling()
-    swarm = rolling(tmp_path / "server", JOB)
+    swarm = rolling_server(tmp_path / "server", JOB)
     assert swarm.backlog == 0
     swarm._loop = run.loop  # pyright: ignore[reportPrivateUsage]
     assert swarm.backlog == 1

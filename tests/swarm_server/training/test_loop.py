@@ -1,4 +1,4 @@
-"""The training loop against an engine that fails in every way it can."""
+"""The training loop with an engine that fails in many ways."""
 
 import asyncio
 import math
@@ -14,7 +14,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.backends.fake.engine import START_THETA
 from fakevllm_server.episodes import open_groups
-from fakevllm_server.training import guards, loop
+from fakevllm_server.training import loop, stop_and_restart
 from fakevllm_server.training import step as steps
 from fakevllm_server.types.backend import (
     ActionFailed,
@@ -27,7 +27,7 @@ from fakevllm_server.types.backend import (
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
@@ -37,7 +37,7 @@ def start(folder: Path, job: TrainJob = JOB) -> Run[LocalBackend]:
 
 
 @pytest.mark.parametrize(
-    ("action", "trouble"),
+    ("action", "failure"),
     [
         ("launch", OSError("no process")),
         ("boot", BackendError("gone")),
@@ -45,18 +45,20 @@ def start(folder: Path, job: TrainJob = JOB) -> Run[LocalBackend]:
         ("step", BackendError("connection lost")),
     ],
 )
-async def test_whatever_an_engine_raises_it_is_started_again_and_the_run_goes_on(
-    tmp_path: Path, action: str, trouble: Exception
+async def test_an_engine_is_restarted_after_any_error_and_the_run_continues(
+    tmp_path: Path, action: str, failure: Exception
 ) -> None:
     run = start(tmp_path)
-    run.backend.plan(action, trouble)
+    run.backend.plan(action, failure)
     await run.finish_group("a")
     await run.trained("a")
     assert run.backend.num_launched == 2 - (action == "launch")
     await run.stop()
 
 
-async def test_a_full_disk_costs_a_checkpoint_and_not_the_engine(tmp_path: Path) -> None:
+async def test_a_full_disk_delays_the_checkpoint_and_does_not_restart_the_engine(
+    tmp_path: Path,
+) -> None:
     run = start(tmp_path, JOB.model_copy(update={"save_freq": 2}))
     run.backend.plan("save", OSError("disk full"))
     for name in "abc":
@@ -67,7 +69,7 @@ async def test_a_full_disk_costs_a_checkpoint_and_not_the_engine(tmp_path: Path)
     await run.stop()
 
 
-async def test_a_step_the_engine_refuses_is_tried_again_without_a_restart(tmp_path: Path) -> None:
+async def test_a_step_that_the_engine_refuses_is_retried_without_a_restart(tmp_path: Path) -> None:
     run = start(tmp_path)
     run.backend.plan("step", ActionFailed("no"), ActionFailed("no"))
     await run.finish_group("a")
@@ -98,41 +100,41 @@ def with_kl(**settings: object) -> TrainJob:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "told"),
+    ("failure", "message"),
     [
         (ActionFailed("no"), "step 1 failed, the engine goes on: no"),
         (BackendError("gone"), "gone; starting it again in 0 s"),
     ],
 )
-async def test_a_step_whose_reference_cannot_be_had_is_tried_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, trouble: Exception, told: str
+async def test_a_step_is_retried_if_the_reference_logprobs_fail(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, failure: Exception, message: str
 ) -> None:
     run = start(tmp_path, with_kl())
-    run.backend.plan("log_probs", trouble)
+    run.backend.plan("log_probs", failure)
     await run.finish_group("a")
     await run.trained("a")
     assert run.backend.log_prob_policies == ["reference"]
-    assert told in caplog.messages
+    assert message in caplog.messages
     await run.stop()
 
 
 @pytest.mark.parametrize(
-    ("bypass_mode", "asked"), [(True, ["reference"]), (False, ["trained", "reference"])]
+    ("bypass_mode", "policies"), [(True, ["reference"]), (False, ["trained", "reference"])]
 )
-async def test_kl_in_the_reward_pulls_towards_the_starting_weights(
-    tmp_path: Path, bypass_mode: bool, asked: list[str]
+async def test_kl_in_the_reward_moves_the_weights_towards_the_reference(
+    tmp_path: Path, bypass_mode: bool, policies: list[str]
 ) -> None:
-    """Rewards are tied, so nothing else pulls; a yes has become likelier than it was."""
+    """Rewards are tied, so that only KL has a gradient. "y" is likelier than in the reference."""
     run = start(tmp_path, with_kl(bypass_mode=bypass_mode))
     await run.rolling()
     run.backend._theta = START_THETA + 1.0  # pyright: ignore[reportPrivateUsage]
     for index, token in enumerate("yn"):
-        said = replace(call(ids=(ord(token), 256)), logprobs=[math.log(0.5), 0.0])
-        await run.intake.add_call(SiblingRef("a", index), said)
+        answer = replace(call(ids=(ord(token), 256)), logprobs=[math.log(0.5), 0.0])
+        await run.intake.add_call(SiblingRef("a", index), answer)
     await run.end_group("a", 1.0, 1.0)
     await run.trained("a")
     (entry,) = [one for one in run.log.entries_after(0) if one.kind == "step"]
-    assert (entry.groups[0].siblings, run.backend.log_prob_policies) == ([0, 1], asked)
+    assert (entry.groups[0].siblings, run.backend.log_prob_policies) == ([0, 1], policies)
     # The two advantages are ∓1 / √2, and each answer's slope is ±1 / 2.
     expected = START_THETA + 1.0 - JOB.lr * 0.5 / math.sqrt(2)
     assert entry.metrics["theta"] == pytest.approx(expected)
@@ -140,7 +142,7 @@ async def test_kl_in_the_reward_pulls_towards_the_starting_weights(
 
 
 @pytest.mark.parametrize("job", [JOB, with_kl(control="frozen")])
-async def test_no_reference_is_asked_for_where_nothing_is_taken_from_rewards(
+async def test_no_reference_logprobs_are_requested_without_kl_in_the_reward(
     tmp_path: Path, job: TrainJob
 ) -> None:
     run = start(tmp_path, job)
@@ -150,7 +152,7 @@ async def test_no_reference_is_asked_for_where_nothing_is_taken_from_rewards(
     await run.stop()
 
 
-async def test_what_was_left_out_of_a_step_is_told_with_it(tmp_path: Path) -> None:
+async def test_a_step_reports_the_calls_and_groups_that_it_excluded(tmp_path: Path) -> None:
     run = start(tmp_path, JOB.model_copy(update={"filter_groups": "collect", "max_staleness": 0}))
     await run.finish_group("a")
     await run.trained("a")
@@ -159,15 +161,15 @@ async def test_what_was_left_out_of_a_step_is_told_with_it(tmp_path: Path) -> No
     await run.capture("b", call(version=0), call(version=1), call(version=1))
     await run.end_group("b", 0.0, 1.0, 2.0)
     await run.trained("b")
-    told = [one for one in run.log.entries_after(0) if one.kind == "step"][-1]
-    assert [group.siblings for group in told.groups] == [[1, 2]]
-    assert (told.metrics["stale_calls"], told.metrics["tied_groups"]) == (1, 1)
-    assert told.metrics["tie_rate"] == 0.5
+    entry = [one for one in run.log.entries_after(0) if one.kind == "step"][-1]
+    assert [group.siblings for group in entry.groups] == [[1, 2]]
+    assert (entry.metrics["stale_calls"], entry.metrics["tied_groups"]) == (1, 1)
+    assert entry.metrics["tie_rate"] == 0.5
     await run.stop()
 
 
 class FailsHalfWay(LocalBackend):
-    """Every other step changes the weights and fails then."""
+    """An engine of which every second step fails after it has changed the weights."""
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
         metrics = await super().step(batch, loss)
@@ -176,7 +178,7 @@ class FailsHalfWay(LocalBackend):
         return metrics
 
 
-async def test_a_step_that_failed_half_way_is_made_again_from_the_checkpoint(
+async def test_a_step_that_failed_half_way_is_repeated_from_the_checkpoint(
     tmp_path: Path,
 ) -> None:
     checkpoints: list[bytes] = []
@@ -210,7 +212,7 @@ async def test_groups_that_fail_every_step_are_dropped_and_the_next_are_trained(
     await run.stop()
 
 
-async def test_a_stop_waits_for_the_step_in_hand_and_saves_it(tmp_path: Path) -> None:
+async def test_a_stop_waits_for_the_running_step_and_saves_it(tmp_path: Path) -> None:
     run = start(tmp_path, JOB.model_copy(update={"save_freq": 100}))
     run.backend.may_step.clear()
     await run.finish_group("a")
@@ -219,9 +221,9 @@ async def test_a_stop_waits_for_the_step_in_hand_and_saves_it(tmp_path: Path) ->
     await asyncio.sleep(0)
     run.backend.may_step.set()
     await stopping
-    again = start(tmp_path)
-    assert (again.trained_groups, again.saved_steps) == ({"a": 1}, [1])
-    await again.stop()
+    restarted = start(tmp_path)
+    assert (restarted.trained_groups, restarted.saved_steps) == ({"a": 1}, [1])
+    await restarted.stop()
 
 
 async def test_a_step_that_does_not_end_in_time_is_not_saved(
@@ -249,20 +251,20 @@ async def test_a_stop_never_raises(tmp_path: Path) -> None:
     assert run.task.done()
 
 
-async def test_idle_episodes_go_while_groups_keep_coming(tmp_path: Path) -> None:
+async def test_idle_episodes_expire_while_groups_keep_arriving(tmp_path: Path) -> None:
     run = start(tmp_path, JOB.model_copy(update={"batch_size": 100}))
     await run.rolling()
     run.episodes.claim("me", "train", 1.0, now=-1e9)
 
     def is_swept() -> bool:
-        run.loop.notify()  # at each look: the loop is never left alone for its pause
+        run.loop.notify()  # keep the loop from waiting for its sweep interval
         return run.episodes.num_claimed == 0
 
     await run.until(is_swept)
     await run.stop()
 
 
-async def test_not_every_change_looks_at_all_episodes(
+async def test_not_every_change_causes_a_sweep_of_all_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 1000.0)
@@ -271,12 +273,12 @@ async def test_not_every_change_looks_at_all_episodes(
     run.episodes.claim("me", "train", 1.0, now=-1e9)
     run.pool.dropped["g"] = "odd"
     run.loop.notify()
-    await run.until(lambda: "g" in run.dropped_groups)  # it has looked
+    await run.until(lambda: "g" in run.dropped_groups)  # the loop has checked the pool
     assert run.episodes.num_claimed == 1
     await run.stop()
 
 
-async def test_a_checkpoint_the_engine_cannot_read_gives_way_to_the_one_before(
+async def test_the_previous_checkpoint_is_restored_if_the_newest_cannot_be_read(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path)
@@ -284,16 +286,16 @@ async def test_a_checkpoint_the_engine_cannot_read_gives_way_to_the_one_before(
         await run.finish_group(name)
         await run.trained(name)
     await run.stop()
-    again = start(tmp_path)
-    again.backend.plan("restore", ActionFailed("torn"))
-    await again.rolling()
-    await again.trained("b")
-    assert (again.trained_groups, again.dropped_groups) == ({"a": 1, "b": 2}, {})
-    assert again.backend.steps == [2]
-    await again.stop()
+    restarted = start(tmp_path)
+    restarted.backend.plan("restore", ActionFailed("torn"))
+    await restarted.rolling()
+    await restarted.trained("b")
+    assert (restarted.trained_groups, restarted.dropped_groups) == ({"a": 1, "b": 2}, {})
+    assert restarted.backend.steps == [2]
+    await restarted.stop()
 
 
-async def test_a_group_that_the_pool_drops_is_told_though_no_step_comes(
+async def test_a_group_that_the_pool_drops_is_logged_without_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = start(tmp_path)

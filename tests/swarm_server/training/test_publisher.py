@@ -1,4 +1,4 @@
-"""What is served where a trainer refuses: the last weights it can be given, and nothing trains."""
+"""If a trainer refuses, the last available weights are served and nothing is trained."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from swarm_server.loops import JOB, Parts, Run
 from swarm_server.samples import call
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.training import guards, loop
+from fakevllm_server.training import loop, stop_and_restart
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 
-WHY = "target_modules names 'nope': name another"
+REASON = "target_modules names 'nope': name another"
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
     monkeypatch.setattr(loop, "STEP_GRACE_S", 0.01)
 
@@ -29,24 +29,24 @@ def start(folder: Path) -> Run[LocalBackend]:
 
 
 async def trained_once(folder: Path) -> None:
-    """A run that has trained one group and waits with another."""
+    """Train one group, then stop the run."""
     run = start(folder)
     await run.finish_group("a")
     await run.trained("a")
     await run.stop()
 
 
-async def test_an_engine_serves_untrained_where_its_trainer_refuses_the_job(
+async def test_an_engine_serves_without_training_if_its_trainer_refuses_the_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = start(tmp_path)
-    run.backend.plan("boot", BackendRefused(WHY))
+    run.backend.plan("boot", BackendRefused(REASON))
     await run.rolling()
-    told = (
-        f"training is off, serving goes on: {WHY}. Fix the cause, then stop the "
+    message = (
+        f"training is off, serving goes on: {REASON}. Fix the cause, then stop the "
         "server and the proxy, and start both again"
     )
-    assert run.engine.detail == told and told in caplog.messages
+    assert run.engine.detail == message and message in caplog.messages
     assert (len(run.endpoints), run.backend.num_launched) == (1, 1)
     await run.capture("a", call(), call())
     reply = await run.end_group("a", 1.0, 0.0)
@@ -55,7 +55,7 @@ async def test_an_engine_serves_untrained_where_its_trainer_refuses_the_job(
     assert run.backend.steps == []
 
 
-async def test_a_refused_job_is_served_by_the_last_weights_and_keeps_what_waits(
+async def test_a_refused_job_is_served_with_the_last_weights_and_keeps_planned_steps(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path)
@@ -72,7 +72,7 @@ async def test_a_refused_job_is_served_by_the_last_weights_and_keeps_what_waits(
     await run.stop()
 
     refused = start(tmp_path)
-    refused.backend.plan("boot", BackendRefused(WHY))
+    refused.backend.plan("boot", BackendRefused(REASON))
     await refused.rolling()
     assert refused.engine.global_step == 3
     assert refused.engine.version == refused.log.version
@@ -81,14 +81,16 @@ async def test_a_refused_job_is_served_by_the_last_weights_and_keeps_what_waits(
     await refused.stop()
     assert refused.backend.steps == []
 
-    mended = start(tmp_path)
-    await mended.trained("d")
-    assert mended.trained_groups == {"a": 1, "b": 2, "c": 3, "d": 4}
-    assert (mended.dropped_groups, mended.backend.steps) == ({}, [3, 4])
-    await mended.stop()
+    restarted = start(tmp_path)
+    await restarted.trained("d")
+    assert restarted.trained_groups == {"a": 1, "b": 2, "c": 3, "d": 4}
+    assert (restarted.dropped_groups, restarted.backend.steps) == ({}, [3, 4])
+    await restarted.stop()
 
 
-async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_path: Path) -> None:
+async def test_a_run_whose_checkpoints_are_all_unreadable_does_not_start_from_scratch(
+    tmp_path: Path,
+) -> None:
     await trained_once(tmp_path)
     again = start(tmp_path)
     again.backend.plan("restore", ActionFailed("torn"))
@@ -98,14 +100,14 @@ async def test_a_run_whose_checkpoints_are_all_unreadable_is_not_begun_anew(tmp_
     assert (await again.end_group("b", 1.0, 0.0)).failure_reason == "training_refused"
     await again.stop()
     assert again.backend.steps == []
-    mended = start(tmp_path)
-    await mended.finish_group("c")
-    await mended.trained("c")
-    assert (mended.backend.steps, mended.trained_groups) == ([2], {"a": 1, "c": 2})
-    await mended.stop()
+    restarted = start(tmp_path)
+    await restarted.finish_group("c")
+    await restarted.trained("c")
+    assert (restarted.backend.steps, restarted.trained_groups) == ([2], {"a": 1, "c": 2})
+    await restarted.stop()
 
 
-async def test_a_trainer_that_cannot_be_had_at_all_stops_no_app(tmp_path: Path) -> None:
+async def test_apps_are_served_if_the_trainer_cannot_be_started(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     parts.trainer.plan("launch", *[BackendRefused("verl needs ray: install it")] * 2)
@@ -113,31 +115,31 @@ async def test_a_trainer_that_cannot_be_had_at_all_stops_no_app(tmp_path: Path) 
     await run.capture("a", call(), call())
     assert (await run.end_group("a", 1.0, 0.0)).failure_reason == "training_refused"
     assert "verl needs ray: install it" in (run.engine.detail or "")
-    assert len(parts.trainer.failures["launch"]) == 1, "it is not tried over and over"
+    assert len(parts.trainer.failures["launch"]) == 1, "the refused start is not retried"
     parts.trainer.failures.clear()
     parts.rollout.die("gone")
     await run.until(lambda: parts.rollout.num_launched == 2)
-    await run.finish_group("b")  # what was to be mended has been
+    await run.finish_group("b")  # the cause was fixed
     await run.trained("b")
     assert (run.engine.detail, parts.trainer.num_launched) == (None, 1)
     await run.stop()
 
 
-async def test_a_job_stays_refused_when_another_engine_samples(tmp_path: Path) -> None:
+async def test_a_job_stays_refused_after_a_restart_of_the_rollout_engine(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     run = parts.run
-    parts.trainer.plan("boot", *[BackendRefused(WHY)] * 2)
+    parts.trainer.plan("boot", *[BackendRefused(REASON)] * 2)
     await run.rolling()
     await run.capture("a", call(), call())
     parts.rollout.die("gone")
     await run.until(lambda: parts.rollout.num_launched == 2)
     await run.rolling()
-    assert WHY in (run.engine.detail or "")
+    assert REASON in (run.engine.detail or "")
     assert (await run.end_group("a", 1.0, 0.0)).failure_reason == "training_refused"
     await run.stop()
 
 
-async def test_a_trainer_that_refuses_after_a_death_leaves_the_last_weights_serving(
+async def test_the_last_weights_are_served_if_a_restarted_trainer_refuses(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
@@ -149,11 +151,11 @@ async def test_a_trainer_that_refuses_after_a_death_leaves_the_last_weights_serv
     await run.until(lambda: "no GPU is left" in (run.engine.detail or ""))
     assert (run.engine.status, run.engine.version) == (EngineStatus.ROLLING, 1)
     assert (parts.rollout.num_launched, parts.rollout.loaded) == (1, [0, 1])
-    assert len(run.endpoints) == 1, "calls in flight go on"
+    assert len(run.endpoints) == 1, "running calls continue"
     await run.stop()
 
 
-async def test_what_passes_is_no_refusal(tmp_path: Path) -> None:
+async def test_a_temporary_error_is_not_a_refusal(tmp_path: Path) -> None:
     run = start(tmp_path)
     run.backend.plan("boot", BackendError("gone"))
     await run.finish_group("a")
@@ -162,7 +164,7 @@ async def test_what_passes_is_no_refusal(tmp_path: Path) -> None:
     await run.stop()
 
 
-async def test_groups_that_a_finished_run_still_held_are_dropped_at_the_next_start(
+async def test_waiting_groups_of_a_finished_run_are_dropped_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     run = start(tmp_path)

@@ -1,5 +1,7 @@
-"""V10: what is served is never a candidate that did not pass: weights half way through a step, of a
-step that failed or that the log does not know."""
+"""V10: only weights of completed and logged steps are served.
+
+Weights from the middle of a step, or of a failed step, are never served.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Run
 
 from fakevllm_server.backends.fake.engine import START_THETA, FakeEngine
-from fakevllm_server.backends.process.backend_pairs import TwoProcesses
+from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR
-from fakevllm_server.training import guards, loop
+from fakevllm_server.training import loop, stop_and_restart
 from fakevllm_server.training import step as steps
 from fakevllm_server.types.backend import (
     ActionFailed,
@@ -30,10 +32,10 @@ from fakevllm_server.types.backend import (
 )
 
 LONG_JOB = JOB.model_copy(update={"max_staleness": 1000, "save_freq": 2, "max_mismatch_k3": 1.0})
-GARBLED = 666.0
-"""Weights no whole step has ended with."""
+PARTIAL_WEIGHTS = 666.0
+"""Weights that no completed step has produced."""
 FATES = (
-    "well",
+    "succeeds",
     "is refused",
     "is not finite",
     "is too far",
@@ -47,19 +49,19 @@ FATES = (
 )
 
 
-class Candidates(LocalTrainer):
-    """A trainer whose steps end as they are told to."""
+class FailingTrainer(LocalTrainer):
+    """A trainer whose steps end with the given fates."""
 
-    def __init__(self, fates: list[str], rollout: Serving) -> None:
+    def __init__(self, fates: list[str], rollout: CheckingRollout) -> None:
         super().__init__()
         self.fates = fates
         self.rollout = rollout
-        self.passed = {START_THETA}
-        """Weights that steps have ended with, and that are logged by now or about to be."""
+        self.known_weights = {START_THETA}
+        """Weights of completed steps, which are or will be in the log."""
         self.breaks_export = False
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        fate = self.fates.pop(0) if self.fates else "well"
+        fate = self.fates.pop(0) if self.fates else "succeeds"
         engine = self._engine_for("step")
         match fate:
             case "is refused":
@@ -69,7 +71,7 @@ class Candidates(LocalTrainer):
             case "is too far":
                 return {"mismatch_k3": 5.0, "theta": theta_of(engine), **TOO_FAR}
             case "fails half way" | "dies half way":
-                engine._theta = GARBLED  # pyright: ignore[reportPrivateUsage]
+                engine._theta = PARTIAL_WEIGHTS  # pyright: ignore[reportPrivateUsage]
                 if fate == "dies half way":
                     self.die("killed")
                 raise BackendError("step: PartialStep")
@@ -78,7 +80,7 @@ class Candidates(LocalTrainer):
 
     async def _whole(self, batch: Batch, loss: LossSpec, fate: str) -> StepMetrics:
         metrics = await super().step(batch, loss)
-        self.passed.add(metrics["theta"])
+        self.known_weights.add(metrics["theta"])
         match fate:
             case "dies when it is done":
                 self.die("killed")
@@ -96,11 +98,11 @@ class Candidates(LocalTrainer):
         await super().export(folder)
         if self.breaks_export:
             self.breaks_export = False
-            (folder / "theta.json").write_bytes(orjson.dumps({"theta": GARBLED}))
+            (folder / "theta.json").write_bytes(orjson.dumps({"theta": PARTIAL_WEIGHTS}))
             raise BackendError("killed while it wrote")
 
 
-class Serving(LocalRollout):
+class CheckingRollout(LocalRollout):
     def __init__(self) -> None:
         super().__init__()
         self.check: Callable[[float, int], None] = lambda theta, version: None
@@ -115,27 +117,27 @@ def theta_of(engine: FakeEngine) -> float:
     return engine._theta  # pyright: ignore[reportPrivateUsage]
 
 
-async def play(fates: list[str], folder: Path) -> None:
-    rollout = Serving()
-    candidates = Candidates(fates, rollout)
-    run = Run(folder, TwoProcesses(rollout, candidates, folder / "weights"), LONG_JOB)
+async def train_with_fates(fates: list[str], folder: Path) -> None:
+    rollout = CheckingRollout()
+    trainer = FailingTrainer(fates, rollout)
+    run = Run(folder, TwoProcesses(rollout, trainer, folder / "weights"), LONG_JOB)
     wrong: list[str] = []
 
     def check(theta: float, version: int) -> None:
-        """Known to have passed, and in the log under its version before any call can carry it."""
+        """Check that the weights are of a completed step, and that the log has their version."""
         assert run.journal.drain()
         known = {
             one.version: one for one in run.log.entries_after(0) if one.kind in ("step", "restored")
         }
         entry = known.get(version)
-        if theta not in candidates.passed:
+        if theta not in trainer.known_weights:
             wrong.append(f"version {version} has weights {theta} of no step")
         if version and entry is None:
-            wrong.append(f"version {version} is served and in no log")
+            wrong.append(f"version {version} is served and not in the log")
         elif entry is not None and entry.kind == "step" and entry.metrics["theta"] != theta:
             wrong.append(f"version {version} is {theta}, logged as {entry.metrics['theta']}")
         if run.engine.version > version:
-            wrong.append(f"version {run.engine.version} was told before it was served")
+            wrong.append(f"version {run.engine.version} was reported before it was served")
 
     rollout.check = check
     for name in ("a", "b", "c", "d"):
@@ -149,20 +151,20 @@ async def play(fates: list[str], folder: Path) -> None:
     await run.stop()
 
 
-def played(fates: list[str]) -> None:
+def run_with_fates(fates: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guards, "FIRST_S", 0.0)
+        patch.setattr(stop_and_restart, "FIRST_S", 0.0)
         patch.setattr(steps, "RETRY_STEP_AFTER_S", 0.0)
         patch.setattr(loop, "SWEEP_EVERY_S", 0.01)
-        asyncio.run(play([*fates], Path(folder)))
+        asyncio.run(train_with_fates([*fates], Path(folder)))
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_a_candidate_that_does_not_pass_is_not_served(fate: str) -> None:
-    played(["well", fate, fate])
+def test_weights_of_a_failed_step_are_not_served(fate: str) -> None:
+    run_with_fates(["succeeds", fate, fate])
 
 
 @settings(max_examples=15)
 @given(st.lists(st.sampled_from(FATES), max_size=6))
-def test_whatever_becomes_of_steps_only_what_passed_is_served(fates: list[str]) -> None:
-    played(fates)
+def test_only_weights_of_completed_steps_are_served_after_any_failures(fates: list[str]) -> None:
+    run_with_fates(fates)

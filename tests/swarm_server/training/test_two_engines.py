@@ -1,4 +1,4 @@
-"""The training loop over a rollout and a trainer apart: the loss of one is not the other's."""
+"""The training loop with separate rollout and trainer processes, of which one may die."""
 
 from __future__ import annotations
 
@@ -11,20 +11,24 @@ from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.loops import JOB, Parts
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
-from fakevllm_server.backends.process import backend_pairs
-from fakevllm_server.backends.process.backend_pairs import MEMORY, TwoProcesses, weights_folder
-from fakevllm_server.training import guards, loop, step
+from fakevllm_server.backends.process import rollout_trainer_pairs
+from fakevllm_server.backends.process.rollout_trainer_pairs import (
+    MEMORY,
+    TwoProcesses,
+    weights_folder,
+)
+from fakevllm_server.training import loop, step, stop_and_restart
 from fakevllm_server.types.backend import ActionFailed, BackendError
 
 
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guards, "FIRST_S", 0.0)
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
     monkeypatch.setattr(step, "RETRY_STEP_AFTER_S", 0.0)
     monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
 
 
-async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(
+async def test_a_dead_trainer_is_restarted_while_calls_are_answered(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
@@ -45,7 +49,7 @@ async def test_a_dead_trainer_is_started_again_while_calls_go_on_being_answered(
     await run.stop()
 
 
-async def test_what_a_dead_trainer_had_not_saved_is_trained_again_as_it_was_planned(
+async def test_unsaved_steps_of_a_dead_trainer_are_trained_again_as_planned(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
@@ -60,12 +64,12 @@ async def test_what_a_dead_trainer_had_not_saved_is_trained_again_as_it_was_plan
     await run.rolling()
     assert run.engine.global_step == 3 and parts.trainer.steps == [1, 2, 2]
     assert (run.trained_groups, run.dropped_groups) == ({"a": 1, "b": 2}, {})
-    told = [(entry.kind, entry.step, entry.version) for entry in run.log.entries_after(0)]
-    assert told == [("step", 1, 1), ("step", 2, 2), ("restored", 1, 3), ("step", 2, 4)]
+    entries = [(entry.kind, entry.step, entry.version) for entry in run.log.entries_after(0)]
+    assert entries == [("step", 1, 1), ("step", 2, 2), ("restored", 1, 3), ("step", 2, 4)]
     await run.stop()
 
 
-async def test_a_rollout_engine_that_dies_in_a_step_costs_no_step_and_no_group(
+async def test_no_step_or_group_is_lost_if_the_rollout_engine_dies_during_a_step(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
@@ -80,13 +84,13 @@ async def test_a_rollout_engine_that_dies_in_a_step_costs_no_step_and_no_group(
     await run.trained("b")
     assert (parts.rollout.num_launched, parts.trainer.num_launched) == (2, 1)
     assert parts.trainer.steps == [1, 2]
-    assert parts.rollout.loaded == [0, 1, 2], "the new engine samples what was trained meanwhile"
+    assert parts.rollout.loaded == [0, 1, 2], "the new engine gets the newest weights"
     assert run.dropped_groups == {}
     assert len(run.endpoints) == 2
     await run.stop()
 
 
-async def test_an_idle_rollout_engine_that_dies_gets_the_last_weights_again(tmp_path: Path) -> None:
+async def test_a_restarted_rollout_engine_gets_the_last_weights_again(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
@@ -101,7 +105,7 @@ async def test_an_idle_rollout_engine_that_dies_gets_the_last_weights_again(tmp_
     await run.stop()
 
 
-async def test_weights_that_cannot_be_pushed_are_pushed_again(tmp_path: Path) -> None:
+async def test_loading_weights_is_retried_after_a_failure(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     await run.rolling()
@@ -113,7 +117,7 @@ async def test_weights_that_cannot_be_pushed_are_pushed_again(tmp_path: Path) ->
     await run.stop()
 
 
-async def test_where_both_died_the_trainer_is_restored_however_often_the_other_fails(
+async def test_the_trainer_is_restored_while_the_rollout_engine_keeps_failing(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
@@ -130,7 +134,7 @@ async def test_where_both_died_the_trainer_is_restored_however_often_the_other_f
     await run.stop()
 
 
-async def test_a_stop_between_two_rollout_engines_saves_what_was_trained(tmp_path: Path) -> None:
+async def test_a_stop_without_a_rollout_engine_saves_the_trained_steps(tmp_path: Path) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     await run.rolling()
@@ -144,11 +148,11 @@ async def test_a_stop_between_two_rollout_engines_saves_what_was_trained(tmp_pat
     assert run.saved_steps == [1]
 
 
-async def test_weights_leave_nothing_behind_and_what_was_left_is_not_in_the_way(
+async def test_the_weights_folder_is_deleted_and_old_files_in_it_do_no_harm(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "old.safetensors").write_text("of a server that was killed")
+    (tmp_path / "weights" / "old.safetensors").write_text("left by a killed server")
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
@@ -158,7 +162,7 @@ async def test_weights_leave_nothing_behind_and_what_was_left_is_not_in_the_way(
     await run.stop()
 
 
-def test_the_folder_for_weights_is_the_runs_own_and_in_memory_unless_told(tmp_path: Path) -> None:
+def test_each_run_has_its_own_weights_folder_which_is_in_memory_by_default(tmp_path: Path) -> None:
     one, other = (weights_folder(tmp_path / name, tmp_path) for name in ("one", "other"))
     assert one != other
     assert one == weights_folder(tmp_path / "one", tmp_path)
@@ -167,7 +171,7 @@ def test_the_folder_for_weights_is_the_runs_own_and_in_memory_unless_told(tmp_pa
     assert in_memory == (MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir()))
 
 
-async def test_a_rollout_engine_that_dies_while_the_trainer_is_down_is_not_taken_for_serving(
+async def test_a_rollout_engine_that_dies_while_the_trainer_is_down_is_noticed(
     tmp_path: Path,
 ) -> None:
     parts = Parts(tmp_path)
@@ -188,7 +192,9 @@ async def test_a_rollout_engine_that_dies_while_the_trainer_is_down_is_not_taken
     await run.stop()
 
 
-async def test_the_last_step_is_saved_though_its_weights_arrived_late(tmp_path: Path) -> None:
+async def test_the_last_step_is_saved_even_if_loading_its_weights_is_retried(
+    tmp_path: Path,
+) -> None:
     job = JOB.model_copy(update={"total_training_steps": 1, "save_freq": 100})
     parts = Parts(tmp_path, job)
     run = parts.run
@@ -200,10 +206,10 @@ async def test_the_last_step_is_saved_though_its_weights_arrived_late(tmp_path: 
     await run.stop()
 
 
-async def test_an_engine_that_is_slow_to_say_it_is_well_is_asked_again(
+async def test_a_slow_health_check_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend_pairs, "QUICK_CHECK_S", local_engines.SLOW_CHECK_S / 2)
+    monkeypatch.setattr(rollout_trainer_pairs, "QUICK_CHECK_S", local_engines.SLOW_CHECK_S / 2)
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
@@ -217,7 +223,9 @@ async def test_an_engine_that_is_slow_to_say_it_is_well_is_asked_again(
     await run.stop()
 
 
-async def test_a_refusing_engine_serves_what_was_trained_before(tmp_path: Path) -> None:
+async def test_an_engine_that_cannot_be_trained_with_serves_the_last_weights(
+    tmp_path: Path,
+) -> None:
     parts = Parts(tmp_path)
     run = parts.run
     await run.finish_group("a")
@@ -230,8 +238,8 @@ async def test_a_refusing_engine_serves_what_was_trained_before(tmp_path: Path) 
     await run.stop()
 
 
-async def test_a_trainer_of_another_engine_is_handed_no_sets_of_tokens(tmp_path: Path) -> None:
-    """verl knows the whole vocabulary alone: calls that were held to a part are not trained."""
+async def test_a_trainer_in_another_process_gets_no_allowed_token_sets(tmp_path: Path) -> None:
+    """verl normalizes over the whole vocabulary, so grammar-constrained calls are not trained."""
     backend = TwoProcesses(LocalRollout(), LocalTrainer(), tmp_path / "weights")
     assert (await backend.start()).endpoint.reports_allowed is False
     await backend.close()

@@ -14,13 +14,13 @@ from aiohttp import web
 
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
-from fakevllm_adapters.protocol.reasons import REASON_HEADER
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
-from fakevllm_server.types.weight_gate import WeightGate
+from fakevllm_server.types.weight_versions import WeightGate
 from fakevllm_server.web.routes import inference
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 Json = dict[str, Any]
 Plan = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -10,7 +10,7 @@ import pytest
 from swarm_server.local_backend import LocalBackend
 from swarm_server.loops import JOB, Run
 from swarm_server.samples import call
-from swarm_server.training.intakes import Lives
+from swarm_server.training.intake_server import IntakeServer
 
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 from fakevllm_server.config.model import ServerConfig
@@ -22,25 +22,25 @@ from fakevllm_server.web.app import create_app
 
 
 async def test_each_dropped_group_is_counted_once_also_across_restarts(tmp_path: Path) -> None:
-    lives = Lives(tmp_path / "run")
-    lives.next(filter_groups="drop", entropy_coeff=0.0)
-    await lives.captured("tied")
-    assert (await lives.end_group("tied", 1.0, 1.0)).failure_reason == "tied"
-    await lives.end_group("tied", 1.0, 1.0)  # sent again
+    server = IntakeServer(tmp_path / "run")
+    server.restart(filter_groups="drop", entropy_coeff=0.0)
+    await server.capture("tied")
+    assert (await server.end_group("tied", 1.0, 1.0)).failure_reason == "tied"
+    await server.end_group("tied", 1.0, 1.0)  # sent again
     masked = call(untrainable="missing_logprob")
-    await lives.captured("masked", masked, masked)
-    await lives.end_group("masked", 1.0, 0.0)
-    await lives.captured("closed")
-    await lives.end_group("closed", 1.0, 0.0, closed="training_finished")
-    await lives.captured("aborted")
-    await lives.now.intake.abort_group("aborted")
-    lives.now.log.record_drops(1, {"dropped twice": "stale"})
-    lives.now.log.record_drops(1, {"dropped twice": "stale"})
-    await lives.captured("pooled")
-    await lives.end_group("pooled")
-    lives.now.log.record_drops(1, {"pooled": "stale"})
-    episode = await lives.played()
-    await lives.end(episode.uuid, closed="training_finished")
+    await server.capture("masked", masked, masked)
+    await server.end_group("masked", 1.0, 0.0)
+    await server.capture("closed")
+    await server.end_group("closed", 1.0, 0.0, closed="training_finished")
+    await server.capture("aborted")
+    await server.process.intake.abort_group("aborted")
+    server.process.log.record_drops(1, {"dropped twice": "stale"})
+    server.process.log.record_drops(1, {"dropped twice": "stale"})
+    await server.capture("pooled")
+    await server.end_group("pooled")
+    server.process.log.record_drops(1, {"pooled": "stale"})
+    episode = await server.play()
+    await server.end(episode.uuid, closed="training_finished")
 
     expected = {
         "stale": 2,
@@ -49,13 +49,13 @@ async def test_each_dropped_group_is_counted_once_also_across_restarts(tmp_path:
         "no_trainable_call": 1,
         "tied": 1,
     }
-    assert lives.now.journal.drain()
-    assert lives.now.log.drops == expected
-    lives.kill()
-    assert lives.now.log.drops == expected
-    lives.next()
-    assert lives.now.log.drops == expected
-    lives.now.close()
+    assert server.process.journal.drain()
+    assert server.process.log.drops == expected
+    server.kill_and_restart()
+    assert server.process.log.drops == expected
+    server.restart()
+    assert server.process.log.drops == expected
+    server.process.close()
 
 
 async def test_groups_that_an_older_version_dropped_are_counted(

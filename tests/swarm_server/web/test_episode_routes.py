@@ -12,9 +12,9 @@ import httpx
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.episodes.registry import MAX_CLAIMED
+from fakevllm_server.episodes.episode_registry import MAX_CLAIMED
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 CLAIM = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}
 

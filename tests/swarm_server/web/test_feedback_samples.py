@@ -18,9 +18,9 @@ from fakevllm_adapters.protocol.packed_numbers import pack_floats
 from fakevllm_adapters.protocol.swarm import AddSampleRequest, CapturedCall, SiblingRef
 from fakevllm_server.algorithms import ESTIMATORS
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.episodes.pool import Pool
-from fakevllm_server.run.coverage import coverage
-from fakevllm_server.training.batch import PlannedStep, plan_step, with_excluded_counts
+from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.run.trained_token_share import coverage
+from fakevllm_server.training.step_plan import PlannedStep, plan_step, with_excluded_counts
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.token_masks import TokenMasks, packed
 from fakevllm_server.web.app import create_app

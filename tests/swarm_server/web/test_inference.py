@@ -27,11 +27,11 @@ from swarm_server.web.planned_engine import (
 
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.protocol.errors import internal_error
-from fakevllm_adapters.protocol.reasons import REASON_HEADER
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply, EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.routes import inference
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 SIBLING = {SIBLING_HEADER: "g/0"}
 REASON = REASON_HEADER.lower().encode()

@@ -16,7 +16,7 @@ from swarm_server.team_server import (
 
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.latest_call import LatestCall
+from fakevllm_server.web.latest_call_recorder import LatestCall
 from tests.e2e.processes import Processes
 
 

@@ -16,7 +16,7 @@ from fakevllm_adapters.http.asgi import MAX_BODY_BYTES
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 Json = dict[str, Any]
 CLAIM: Json = {"client_uuid": "me", "episode_type": "train", "discard_episode_timeout": 60}

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from swarm_server.team_server import Member, TeamServer, write_keys
 
-from fakevllm_server.web.train_code import MAX_ZIP_BYTES
+from fakevllm_server.web.uploaded_code import MAX_ZIP_BYTES
 from tests.e2e.processes import Processes
 
 HARM = "raise SystemExit('this was imported')\n"

@@ -11,7 +11,6 @@ import orjson
 
 from fakevllm_adapters.formats.base import Answer, EngineInfo, Exchange, History, Json
 from fakevllm_adapters.formats.chat import ChatAdapter
-from fakevllm_adapters.formats.dialect import Dialect, dialect_of
 from fakevllm_adapters.formats.messages.answer import (
     as_object,
     has_valid_calls,
@@ -23,6 +22,7 @@ from fakevllm_adapters.formats.messages.answer import (
 from fakevllm_adapters.formats.messages.request import chat_body, tokenize_body
 from fakevllm_adapters.formats.messages.schema import CountBody, MessagesBody, parse
 from fakevllm_adapters.formats.messages.stream import PING, MessageStream, encode
+from fakevllm_adapters.formats.vllm_versions import Dialect, dialect_of
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"

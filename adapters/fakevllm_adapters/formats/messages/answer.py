@@ -10,7 +10,7 @@ import secrets
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.dialect import Dialect
+from fakevllm_adapters.formats.vllm_versions import Dialect
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """The stop_reason of each finish_reason; any other has none. A stop string ends with `end_turn`

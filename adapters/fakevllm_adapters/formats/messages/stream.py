@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import orjson
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.messages.answer import (
     STOP_REASONS,
     as_list,
@@ -22,6 +21,7 @@ from fakevllm_adapters.formats.messages.answer import (
     usage_counts,
 )
 from fakevllm_adapters.formats.sse import DONE, data_of, parse_event
+from fakevllm_adapters.formats.vllm_versions import Dialect
 
 
 def encode(event: Json) -> bytes:

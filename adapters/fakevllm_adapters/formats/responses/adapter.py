@@ -15,7 +15,6 @@ import orjson
 
 from fakevllm_adapters.formats.base import Answer, EngineInfo, History, Json, NotTranslated
 from fakevllm_adapters.formats.chat import ChatAdapter
-from fakevllm_adapters.formats.dialect import dialect_of
 from fakevllm_adapters.formats.responses.input import with_history
 from fakevllm_adapters.formats.responses.items import (
     COMPLETED,
@@ -34,6 +33,7 @@ from fakevllm_adapters.formats.responses.request import (
 from fakevllm_adapters.formats.responses.resource import Resource, usage_counts
 from fakevllm_adapters.formats.responses.stream import Event, EventWriter, ItemStream
 from fakevllm_adapters.formats.sse import DONE, parse_event
+from fakevllm_adapters.formats.vllm_versions import dialect_of
 from fakevllm_adapters.protocol.errors import WireError, error_body, internal_error
 
 FAILED = "failed"

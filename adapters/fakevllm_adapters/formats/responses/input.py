@@ -149,7 +149,11 @@ _READERS: dict[str, Callable[[list[Json], Json], None]] = {
 
 
 def _set(messages: list[Json], key: str, text: str) -> None:
-    """Set a key of the last message if it is an assistant message without it, else of a new one."""
+    """Set `key` of the current assistant message to `text`.
+
+    The current assistant message is the last message, if it is an assistant message that does not
+    have the key yet. Otherwise, a new assistant message is appended.
+    """
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and last.get(key) is None:
         last[key] = text

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.tools import CallName, Tools
+from fakevllm_adapters.formats.vllm_versions import Dialect
 
 COMPLETED = "completed"
 INCOMPLETE = "incomplete"

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fakevllm_adapters.formats.base import Json, NotTranslated
-from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.input import Input, continues, messages_of
 from fakevllm_adapters.formats.responses.tools import Tools, tools_of
+from fakevllm_adapters.formats.vllm_versions import Dialect
 
 PASSED_ON = (
     *("model", "temperature", "top_p", "top_k", "logit_bias", "seed", "stop", "ignore_eos"),

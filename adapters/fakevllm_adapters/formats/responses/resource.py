@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fakevllm_adapters.formats.base import EngineInfo, Json
-from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.items import INCOMPLETE
 from fakevllm_adapters.formats.responses.request import ResponsesRequest
 from fakevllm_adapters.formats.responses.tools import Tools
+from fakevllm_adapters.formats.vllm_versions import Dialect
 
 LOWEST_TEMPERATURE = 0.01
 """Lowest temperature above 0 with which vLLM samples. The response reports the value used."""

@@ -12,7 +12,6 @@ from typing import Any, Protocol, cast
 import orjson
 
 from fakevllm_adapters.formats.base import Json
-from fakevllm_adapters.formats.dialect import Dialect
 from fakevllm_adapters.formats.responses.items import (
     COMPLETED,
     IN_PROGRESS,
@@ -26,6 +25,7 @@ from fakevllm_adapters.formats.responses.items import (
     text_part,
 )
 from fakevllm_adapters.formats.responses.tools import CallName, Tools
+from fakevllm_adapters.formats.vllm_versions import Dialect
 
 ITEM_ADDED, ITEM_DONE = "response.output_item.added", "response.output_item.done"
 

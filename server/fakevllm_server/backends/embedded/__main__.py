@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-    from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
+    from fakevllm_server.backends.embedded.train.standalone_trainer import StandaloneTrainer
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def _engine(options: argparse.Namespace) -> EmbeddedEngine:
 
 def _trainer(options: argparse.Namespace) -> StandaloneTrainer:
     from fakevllm_server.backends.embedded.model_folder import resolve_model_folder
-    from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
+    from fakevllm_server.backends.embedded.train.standalone_trainer import StandaloneTrainer
 
     return StandaloneTrainer(
         resolve_model_folder(options.model, options.allow_hub),

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, allowed_new_tokens
 from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape

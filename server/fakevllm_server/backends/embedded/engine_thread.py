@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.types.backend import BackendError

@@ -2,5 +2,5 @@
 
 engine.py         the engine, and the entry point of its process
 script.py         directives in a user message that determine the answer
-minimal_value.py  the minimal value that a JSON schema allows
+minimal_json_value.py  the minimal value that a JSON schema allows
 """

@@ -33,7 +33,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, prompt_too_large
 from fakevllm_adapters.vllm_compat.grammar import Grammar
-from fakevllm_server.backends.fake.minimal_value import minimal_value
+from fakevllm_server.backends.fake.minimal_json_value import minimal_value
 from fakevllm_server.backends.fake.script import Script, Turn, read_script
 from fakevllm_server.backends.http.engine_server import serve
 from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics

@@ -7,11 +7,11 @@ control_routes.py      `/control/…`: train, publish, save
 preparation.py         threads that parse, check and tokenize requests
 chat_completion.py     one /v1/chat/completions request
 text_completion.py     one /v1/completions request
-choice_sampling.py     sampling of one choice: text, stop strings, finish reason
-concurrent_choices.py  several choices of one request at once
+completion_choice.py     sampling of one choice: text, stop strings, finish reason
+multiple_choices.py  several choices of one request at once
 detokenizer.py         token ids to text, stop strings
 tool_calls.py          tool calls in an answer's text
-requested_sampling.py  a request's sampling parameters
+sampling_parameters.py  a request's sampling parameters
 tokenization.py        /tokenize and /detokenize
 engine_metrics.py      Prometheus metrics by vLLM's names
 """

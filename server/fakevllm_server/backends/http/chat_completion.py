@@ -20,7 +20,7 @@ from fakevllm_adapters.vllm_compat.chat_response import (
     new_response_id,
     usage_counts,
 )
-from fakevllm_server.backends.http.choice_sampling import (
+from fakevllm_server.backends.http.completion_choice import (
     Piece,
     SampledChoice,
     requested_allowed_sets,
@@ -28,8 +28,8 @@ from fakevllm_server.backends.http.choice_sampling import (
     requested_version_spans,
     sample_choice,
 )
-from fakevllm_server.backends.http.concurrent_choices import drain, run_all, stream_all
-from fakevllm_server.backends.http.requested_sampling import (
+from fakevllm_server.backends.http.multiple_choices import drain, run_all, stream_all
+from fakevllm_server.backends.http.sampling_parameters import (
     check_model,
     sampling_for_choice,
     sampling_for_request,

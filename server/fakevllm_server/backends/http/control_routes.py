@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers, pack_floats
-from fakevllm_server.backends.training.partial_step import PartialStep
+from fakevllm_server.backends.training.failed_step import PartialStep
 from fakevllm_server.types.backend import (
     BackendRefused,
     Batch,

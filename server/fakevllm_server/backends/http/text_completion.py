@@ -24,7 +24,7 @@ from fakevllm_adapters.vllm_compat.completions import (
     legacy_logprobs,
 )
 from fakevllm_server.backends.http.chat_completion import FINGERPRINT
-from fakevllm_server.backends.http.choice_sampling import (
+from fakevllm_server.backends.http.completion_choice import (
     Piece,
     SampledChoice,
     requested_allowed_sets,
@@ -32,8 +32,8 @@ from fakevllm_server.backends.http.choice_sampling import (
     requested_version_spans,
     sample_choice,
 )
-from fakevllm_server.backends.http.concurrent_choices import drain, run_all, stream_all
-from fakevllm_server.backends.http.requested_sampling import (
+from fakevllm_server.backends.http.multiple_choices import drain, run_all, stream_all
+from fakevllm_server.backends.http.sampling_parameters import (
     check_model,
     sampling_for_choice,
     sampling_for_request,

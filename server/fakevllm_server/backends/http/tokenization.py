@@ -15,7 +15,7 @@ from fakevllm_adapters.vllm_compat.chat_checks import (
     check_num_token_ids,
 )
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, type_refusal
-from fakevllm_server.backends.http.requested_sampling import check_model
+from fakevllm_server.backends.http.sampling_parameters import check_model
 from fakevllm_server.types.backend import TokenEngine
 
 Json = dict[str, Any]

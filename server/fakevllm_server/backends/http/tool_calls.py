@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import orjson
 
@@ -264,7 +264,11 @@ def _split_tool_calls(text: str) -> ParsedAnswer:
     return ParsedAnswer(text[: text.index(TOOL_OPEN)] or None, calls)
 
 
-def _hermes_call(body: Json) -> Json:
+def _hermes_call(body: object) -> Json:
+    """Return one tool call. Raises ValueError or KeyError if `body` is not the object of a call."""
+    if not isinstance(body, dict):
+        raise ValueError("a tool call is a JSON object")
+    body = cast(Json, body)
     arguments = body.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return _tool_call(str(body["name"]), text)

@@ -33,7 +33,7 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_gate import WeightGate
+from fakevllm_server.types.weight_versions import WeightGate
 
 Json = dict[str, Any]
 

@@ -25,7 +25,7 @@ from fakevllm_server.backends.torch_forest.attention.flex import BLOCK
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
 from fakevllm_server.backends.torch_forest.autocast import compute_dtype
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_forest.supported_models import sharing_refusal
 from fakevllm_server.forest import CallTokens, build_forest
 

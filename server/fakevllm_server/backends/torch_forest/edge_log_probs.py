@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.types.token_masks import unpacked
 
 

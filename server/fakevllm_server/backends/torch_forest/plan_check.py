@@ -24,7 +24,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 from fakevllm_server.forest import Forest
 from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 

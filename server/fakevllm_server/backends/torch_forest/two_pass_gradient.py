@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.edge_log_probs import EdgeValues, edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 
 LossOfEdges = Callable[[Sequence[EdgeValues]], Tensor]
 """The values of every piece, in the order of the pieces -> the loss, a scalar."""

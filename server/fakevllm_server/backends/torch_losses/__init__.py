@@ -1,18 +1,18 @@
 """Policy losses by verl's names, as pure functions of log-probabilities.
 
     step_loss.py   the function that a trainer calls: one micro-batch's part of a step's loss
-    tokens.py      the trained tokens of some calls as flat tensors
-    vanilla.py     PPO clip with dual clip
+    trained_tokens.py      the trained tokens of some calls as flat tensors
+    ppo_clip.py     PPO clip with dual clip
     gspo.py cispo.py sapo.py geo_mean.py gpg.py
     policy_loss.py arithmetic that the losses share
     kl.py          distance to a reference policy
-    correction.py  importance weights and rejection where trainer and engine differ
-    mismatch.py    metrics of that difference
+    importance_correction.py  importance weights and rejection where trainer and engine differ
+    mismatch_metrics.py    metrics of that difference
     aggregate.py   from a number per token to one number
 
 A loss takes [tokens] tensors and returns a loss per token. It never averages:
-`algorithms.loss_units` decides the mean. A new loss is a new file, one entry in LOSSES and one in
-`loss_spec.LOSS_DEFAULTS`.
+`algorithms.loss_sequences` decides the mean. A new loss is a new file, one entry in LOSSES and one
+in `loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fakevllm_server.backends.torch_losses.geo_mean import geo_mean
 from fakevllm_server.backends.torch_losses.gpg import gpg
 from fakevllm_server.backends.torch_losses.gspo import gspo
 from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss
+from fakevllm_server.backends.torch_losses.ppo_clip import vanilla
 from fakevllm_server.backends.torch_losses.sapo import sapo
-from fakevllm_server.backends.torch_losses.vanilla import vanilla
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor, Any], PolicyLoss]
 """(log_prob, old_log_prob, advantages, units, spec) -> PolicyLoss; each tensor is [tokens]."""

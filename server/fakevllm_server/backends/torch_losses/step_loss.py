@@ -15,13 +15,13 @@ from torch import Tensor
 
 from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses import LOSSES
-from fakevllm_server.backends.torch_losses.correction import (
+from fakevllm_server.backends.torch_losses.importance_correction import (
     importance_weights,
     is_kept,
     mean_weight,
 )
 from fakevllm_server.backends.torch_losses.kl import kl_loss
-from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
+from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):

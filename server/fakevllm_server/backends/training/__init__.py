@@ -2,7 +2,7 @@
 
     epochs.py          a step's metrics from those of its epochs
     mismatch_limit.py  when a step makes no update
-    partial_step.py    how a step that failed after an update is reported
+    failed_step.py    how a step that failed after an update is reported
 
 Every trainer backend applies these rules, so a job behaves alike on each. This folder never
 computes a loss or a gradient.

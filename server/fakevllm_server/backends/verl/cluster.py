@@ -30,10 +30,11 @@ and the kernel allows 108 characters for a socket's path."""
 
 
 class Cluster:
-    """A connection to the cluster.
+    """A connection to a Ray cluster.
 
-    Create it on a thread that lives as long as the process, because the kernel ends a private
-    cluster together with the thread that started it. The cleanup process ends the rest.
+    Create the connection on a thread that lives as long as this process, because the kernel ends a
+    private cluster together with the thread that started it. A separate cleanup process then kills
+    the cluster's processes that are still running.
     """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:
@@ -62,7 +63,7 @@ class Cluster:
             raise _cannot_join(address, error) from None
 
     @property
-    def is_private_settings(self) -> bool:
+    def is_private(self) -> bool:
         return self._folder is not None
 
     def num_gpus_per_node(self) -> list[int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fakevllm_server.backends.torch_losses.aggregate import token_mean
 from fakevllm_server.backends.torch_losses.kl import k3
-from fakevllm_server.backends.torch_losses.mismatch import Mismatch
+from fakevllm_server.backends.torch_losses.mismatch_metrics import Mismatch
 from fakevllm_server.backends.verl.batch_split import token_weights, total_weight
 from fakevllm_server.types.backend import Call, StepMetrics
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.checkpoint import copy_model_files
-from fakevllm_server.backends.process.single_thread import SingleThread
+from fakevllm_server.backends.process.trainer_thread import SingleThread
 from fakevllm_server.backends.training.epochs import mean_of_epochs
+from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.verl.batch_split import split_batch
 from fakevllm_server.backends.verl.cluster import Cluster
 from fakevllm_server.backends.verl.policy_loss import VerlPolicyLoss

@@ -28,7 +28,7 @@ from fakevllm_server.backends.vllm.startup_errors import explain_startup_error
 from fakevllm_server.backends.vllm.watchdog import wait_until_hung
 from fakevllm_server.types.backend import BackendError, BackendRefused, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
-from fakevllm_server.types.weight_gate import WeightGate
+from fakevllm_server.types.weight_versions import WeightGate
 
 log = logging.getLogger("fakevllm.server")
 

@@ -27,7 +27,7 @@ from fakevllm_server.rollout.sampling_rules import (
 )
 from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 

@@ -13,7 +13,7 @@ from fakevllm_adapters.http.asgi import Scope, header_map
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 ADMIN_PATHS = frozenset(
     {

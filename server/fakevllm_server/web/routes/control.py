@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob, parse_job
-from fakevllm_adapters.job.rules import check_job
+from fakevllm_adapters.job.validation import check_job
 from fakevllm_adapters.protocol.swarm import (
     EngineStatus,
     EngineStatusReply,
@@ -20,9 +20,9 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ConfigError
-from fakevllm_server.run.coverage import run_totals
+from fakevllm_server.run.trained_token_share import run_totals
 from fakevllm_server.web.routes.refusals import StrictRoute
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 log = logging.getLogger("fakevllm.server")
 

@@ -17,7 +17,7 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.web.routes.refusals import StrictRoute
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 
 def router(state: ServerState) -> APIRouter:

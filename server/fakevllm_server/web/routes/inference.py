@@ -34,19 +34,19 @@ from fakevllm_adapters.http.passthrough import path_with_query
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
-from fakevllm_adapters.protocol.reasons import OutageReason
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
     SiblingRef,
     parse_sibling,
 )
-from fakevllm_server.episodes.registry import Episode, EpisodeRefused
+from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
-from fakevllm_server.types.weight_gate import CallStamp, GateAbandoned
+from fakevllm_server.types.weight_versions import CallStamp, GateAbandoned
 from fakevllm_server.web.routes.access import caller_of, not_found, unclaimed_key
-from fakevllm_server.web.routes.client_call import Attempt, ClientCall
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.routes.model_call import Attempt, ClientCall
+from fakevllm_server.web.server_state import ServerState
 
 log = logging.getLogger("fakevllm.server")
 

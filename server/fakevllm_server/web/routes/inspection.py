@@ -10,26 +10,26 @@ from fastapi import APIRouter, HTTPException, Request, Response
 from pydantic import BaseModel, Field
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.pool import (
+from fakevllm_adapters.protocol.batch_status import (
     AgreeRequest,
     EpisodeBuffer,
     EpisodeStatus,
     ExperimentDirReply,
     PoolInformation,
 )
+from fakevllm_adapters.protocol.group_tokens import GroupView
 from fakevllm_adapters.protocol.swarm import SuccessReply
-from fakevllm_adapters.protocol.token_view import GroupView
 from fakevllm_server.config.model import ConfigError
-from fakevllm_server.episodes.group_policy import method_of
-from fakevllm_server.episodes.registry import Episode
-from fakevllm_server.journal.offline import read_journal_file
+from fakevllm_server.episodes.batch_selection import method_of
+from fakevllm_server.episodes.episode_registry import Episode
+from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.rows import CorruptCall
-from fakevllm_server.run.group_view import read_group_view
-from fakevllm_server.web.latest_call import LatestCall
+from fakevllm_server.run.group_display import read_group_view
+from fakevllm_server.web.latest_call_recorder import LatestCall
 from fakevllm_server.web.pool_view import pool_information
 from fakevllm_server.web.routes.access import caller_of, is_admin
 from fakevllm_server.web.routes.refusals import StrictRoute
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
 
 MASKED = "***"

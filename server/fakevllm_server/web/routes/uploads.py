@@ -16,8 +16,8 @@ from fakevllm_adapters.http.asgi import read_body
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.web.routes.refusals import StrictRoute
-from fakevllm_server.web.state import ServerState
-from fakevllm_server.web.train_code import MAX_ZIP_BYTES, BadArchive, unpack
+from fakevllm_server.web.server_state import ServerState
+from fakevllm_server.web.uploaded_code import MAX_ZIP_BYTES, BadArchive, unpack
 
 _NOT_ALLOWED = (
     "This server accepts no training code, because it trains as its job says. If a client must "

@@ -19,7 +19,7 @@ from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.embedded.model_folder import load_weights
-from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
+from fakevllm_server.backends.embedded.train.micro_batches import StepPieces, cut_into_pieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.sampling import Sampling, Token

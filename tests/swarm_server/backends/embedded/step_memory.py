@@ -96,10 +96,10 @@ def main() -> None:
         ]
         command += ["--layers", str(options.layers)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
+        outcome = json.loads(done.stdout)
         print(
-            f"{name:28} {found['mib']:6.0f} MiB  {found['seconds']:5.1f} s  "
-            f"grad_norm {found['grad_norm']:.6f}",
+            f"{name:28} {outcome['mib']:6.0f} MiB  {outcome['seconds']:5.1f} s  "
+            f"grad_norm {outcome['grad_norm']:.6f}",
             flush=True,
         )
 

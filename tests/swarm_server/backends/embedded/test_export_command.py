@@ -19,7 +19,7 @@ from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.journal.changes import saved
+from fakevllm_server.journal.row_changes import saved
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders

@@ -10,7 +10,7 @@ from swarm_server.backends.embedded.train.test_trainer import sampled_calls
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode, VersionSpan
 

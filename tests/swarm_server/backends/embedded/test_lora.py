@@ -118,12 +118,12 @@ def test_the_reference_is_the_same_model_without_its_adapters(tiny_folder: Path)
 
     full, calls = new_trainer(tiny_folder), random_calls(6)
     full.boot(TrainJob())
-    found = finish_log_probs(trainer.log_probs(calls, "reference"))
+    actual = finish_log_probs(trainer.log_probs(calls, "reference"))
     expected = finish_log_probs(full.log_probs(calls, "reference"))
     own = finish_log_probs(trainer.log_probs(calls, "trained"))
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-5)
-    assert own[0] != pytest.approx(found[0], abs=1e-2), "and the adapters are back"
+    assert own[0] != pytest.approx(actual[0], abs=1e-2), "and the adapters are back"
 
 
 def finish_log_probs(running: Any) -> list[list[float]]:

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_adapters.protocol.errors import unavailable
-from fakevllm_adapters.protocol.reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.backends.http.preparation import PreparationThreads

@@ -17,7 +17,7 @@ from swarm_server.forest.call_sets import packed_set
 from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.edge_log_probs import HeadTokenSets, edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
 CLOSE: dict[str, Any] = {"rtol": 0.0, "atol": 1e-9}

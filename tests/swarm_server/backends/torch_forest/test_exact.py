@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs, edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
 DIFFERENTIABLE = sorted(ATTENTIONS.keys() - {"flex"})

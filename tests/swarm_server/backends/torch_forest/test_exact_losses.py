@@ -19,10 +19,10 @@ from torch import Tensor
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, UNITS, LossSpec
 from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_losses import LOSSES
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
-from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
+from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 from fakevllm_server.forest import CallTokens, build_forest
 
 Gather = Callable[[Plan, Tensor], Tensor]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm_server.backends.embedded.engine_helpers import SPEC, pieces, random_calls
 
-from fakevllm_server.backends.embedded.train.step_pieces import StepPiece, cut_into_pieces
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.embedded.train.micro_batches import StepPiece, cut_into_pieces
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_forest.plan_check import PlanCheck, check_plan
 from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.backend import Call

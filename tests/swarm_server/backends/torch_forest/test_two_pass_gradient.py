@@ -23,7 +23,7 @@ from swarm_server.forest.call_sets import GOLDEN, call_sets
 from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.edge_log_probs import EdgeValues, edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_forest.two_pass_gradient import (
     LossOfEdges,
     backward_piece,

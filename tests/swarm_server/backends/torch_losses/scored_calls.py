@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fakevllm_adapters.job.loss_spec import LossSpec, loss_defaults
-from fakevllm_server.algorithms.loss_units import CallShare, LossCall, call_shares
+from fakevllm_server.algorithms.loss_sequences import CallShare, LossCall, call_shares
 from fakevllm_server.backends.torch_losses.step_loss import StepLoss, step_loss
-from fakevllm_server.backends.torch_losses.tokens import TrainedTokens
+from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 
 
 @dataclass(frozen=True)

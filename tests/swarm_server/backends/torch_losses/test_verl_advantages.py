@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.job.rewards import DISCOUNTS
+from fakevllm_adapters.job.reward_settings import DISCOUNTS
 from fakevllm_server.algorithms import ESTIMATORS
-from fakevllm_server.algorithms.outcome import AdvantageSpec, Outcome
-from fakevllm_server.algorithms.shaping import kl_penalties
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.reward_penalties import kl_penalties
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
 pytestmark = pytest.mark.real

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LOSS_DEFAULTS, REJECTIONS, LossSpec
-from fakevllm_server.backends.torch_losses.correction import importance_weights, is_kept
+from fakevllm_server.backends.torch_losses.importance_correction import importance_weights, is_kept
 from fakevllm_server.backends.torch_losses.kl import kl_loss
 
 pytestmark = pytest.mark.real

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.training.partial_step import PartialStep
+from fakevllm_server.backends.training.failed_step import PartialStep
 from fakevllm_server.types.backend import BackendError, BackendRefused, Batch, Call, LossSpec
 
 if TYPE_CHECKING:

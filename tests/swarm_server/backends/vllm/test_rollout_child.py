@@ -20,7 +20,7 @@ from fakevllm_server.backends.vllm.control_client import ControlClient
 from fakevllm_server.backends.vllm.rollout import VllmRollout, find_install
 from fakevllm_server.backends.vllm.simulated_vllm import Fault
 from fakevllm_server.types.backend import BackendError, BackendRefused
-from fakevllm_server.types.weight_gate import GateAbandoned
+from fakevllm_server.types.weight_versions import GateAbandoned
 
 pytestmark = pytest.mark.usefixtures("short_drain")
 

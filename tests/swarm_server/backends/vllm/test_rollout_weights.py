@@ -13,7 +13,7 @@ from swarm_server.backends.vllm.rollouts import ExternalVllm, complete
 
 from fakevllm_server.backends.vllm.simulated_vllm import Fault
 from fakevllm_server.types.backend import ActionFailed, BackendError
-from fakevllm_server.types.weight_gate import GateAbandoned
+from fakevllm_server.types.weight_versions import GateAbandoned
 
 pytestmark = pytest.mark.usefixtures("short_drain")
 

@@ -2,5 +2,5 @@
 
 The gradient is that of the step's loss, however the batch is cut and whether or not calls share
 prefixes. A step first checks that its tokens are those that were sampled. Nothing here knows HTTP,
-tokenizers or asyncio, except `standalone`, which runs the trainer without a sampler.
+tokenizers or asyncio, except `standalone_trainer`, which runs the trainer without a sampler.
 """

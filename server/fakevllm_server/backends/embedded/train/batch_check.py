@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fakevllm_server.backends.embedded.train.step_pieces import StepPieces
+from fakevllm_server.backends.embedded.train.micro_batches import StepPieces
 from fakevllm_server.backends.torch_forest.plan_check import check_plan
 from fakevllm_server.types.backend import BackendError, Call
 

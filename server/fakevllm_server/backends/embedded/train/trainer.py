@@ -25,17 +25,17 @@ from fakevllm_server.backends.embedded.lora import (
 )
 from fakevllm_server.backends.embedded.train.attention_choice import AttentionChoice
 from fakevllm_server.backends.embedded.train.batch_check import token_fidelity
+from fakevllm_server.backends.embedded.train.forward_backward import Passes
 from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
     set_gradient_checkpointing,
 )
-from fakevllm_server.backends.embedded.train.passes import Passes
-from fakevllm_server.backends.embedded.train.sharing_speedup import SharingSpeedup
-from fakevllm_server.backends.embedded.train.step_pieces import StepPieces, cut_into_pieces
+from fakevllm_server.backends.embedded.train.micro_batches import StepPieces, cut_into_pieces
+from fakevllm_server.backends.embedded.train.prefix_sharing_speedup import SharingSpeedup
 from fakevllm_server.backends.torch_forest.attention.registry import ROWS
 from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
 from fakevllm_server.backends.training.epochs import mean_of_epochs
+from fakevllm_server.backends.training.failed_step import UpdateTracker, partial_step_guard
 from fakevllm_server.backends.training.mismatch_limit import NO_UPDATE, TOO_FAR, is_too_far
-from fakevllm_server.backends.training.partial_step import UpdateTracker, partial_step_guard
 from fakevllm_server.types.backend import (
     BackendRefused,
     Batch,

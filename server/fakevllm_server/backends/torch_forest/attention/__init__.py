@@ -2,11 +2,11 @@
 
     registry.py           the table ATTENTIONS, and the fastest method for a piece
     transformers_hook.py  the attention implementation that transformers calls
-    chains.py             for CPUs
-    segments.py           for any device, and for layers with a window
+    chain_attention.py             for CPUs
+    segment_attention.py           for any device, and for layers with a window
     flex.py               for CUDA: FlexAttention
     dense.py              one mask of nodes times nodes; the reference for tests
-    rows.py               no sharing: calls one by one
+    padded_rows.py               no sharing: calls one by one
 
 A method takes a model and a plan, and returns the hidden states on which the LM head runs.
 """

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
-from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:

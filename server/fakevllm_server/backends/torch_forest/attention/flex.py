@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import node_states
-from fakevllm_server.backends.torch_forest.plan import Plan, as_tensor
+from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 BLOCK = 128
 """Block size of the kernels, in nodes. The number of nodes is padded to a multiple of it."""

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fakevllm_server.backends.torch_forest.attention.chains import chains, is_available
+from fakevllm_server.backends.torch_forest.attention.chain_attention import chains, is_available
 from fakevllm_server.backends.torch_forest.attention.dense import dense
 from fakevllm_server.backends.torch_forest.attention.flex import flex
-from fakevllm_server.backends.torch_forest.attention.rows import rows
-from fakevllm_server.backends.torch_forest.attention.segments import segments
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.attention.padded_rows import rows
+from fakevllm_server.backends.torch_forest.attention.segment_attention import segments
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 
 ROWS = "rows"
 """Name of the method that computes calls one by one and shares nothing."""

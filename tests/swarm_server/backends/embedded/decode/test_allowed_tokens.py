@@ -18,12 +18,12 @@ from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
 from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.backends.http.preparation import PreparationThreads
-from fakevllm_server.rollout.capture.table import CAPTURES
-from fakevllm_server.training.batch import plan_step
+from fakevllm_server.rollout.capture.capture_registry import CAPTURES
+from fakevllm_server.training.step_plan import plan_step
 from fakevllm_server.types.backend import Batch, LossSpec, StepMetrics
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 from fakevllm_server.types.token_masks import TokenMasks
-from fakevllm_server.types.weight_gate import CallStamp
+from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -118,8 +118,8 @@ async def test_the_trainer_computes_the_sampled_log_probs_of_a_constrained_call(
         calls.append(await client.call(**fields, stream=True))
     assert [call.untrainable for call in calls] == [None] * 5
     batch = planned(calls, [0.0, 1.0] * 2 + [0.5], job)
-    found = await engine.log_probs(batch.calls, "trained")
-    apart = [one for call, own in zip(calls, found, strict=True) for one in mismatches(call, own)]
+    rows = await engine.log_probs(batch.calls, "trained")
+    apart = [one for call, own in zip(calls, rows, strict=True) for one in mismatches(call, own)]
     assert sum(call.num_trained for call in calls) == len(apart) > 0
     assert max(apart) < 1e-4
     metrics = await engine.step(batch, LossSpec.of(job))

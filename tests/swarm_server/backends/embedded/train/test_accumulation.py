@@ -78,7 +78,7 @@ def test_the_accumulated_gradient_is_that_of_the_whole_and_makes_one_update(
     tiny_folder: Path, loss: str, lora: dict[str, Any]
 ) -> None:
     spec = LossSpec(loss, 0.2, 0.28, kl_loss_coef=0.1, entropy_coeff=0.01)
-    found: list[Tensor] = []
+    all_updates: list[Tensor] = []
     for micro_batch_tokens in (100_000, 150, 40, 1):
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         job: dict[str, Any] = {"max_mismatch_k3": None, "grad_clip": 1e9, **lora}
@@ -91,7 +91,7 @@ def test_the_accumulated_gradient_is_that_of_the_whole_and_makes_one_update(
 
         trainer.optimizer.register_step_pre_hook(look)
         finish(trainer.step(Batch(1, groups()), spec))
-        found += updates
-    assert len(found) == 4 and found[0].norm() > 0
-    for other in found[1:]:
-        assert (other - found[0]).norm() < 1e-5 * found[0].norm()
+        all_updates += updates
+    assert len(all_updates) == 4 and all_updates[0].norm() > 0
+    for other in all_updates[1:]:
+        assert (other - all_updates[0]).norm() < 1e-5 * all_updates[0].norm()

@@ -22,11 +22,11 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.torch_forest.attention.registry import ATTENTIONS, sharing_attentions
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.types.backend import BackendRefused, Call
 
 CPU_WAYS = sharing_attentions(torch.device("cpu"))
-Seen = list[tuple[str, int]]
+RecordedPasses = list[tuple[str, int]]
 
 
 def family() -> list[Call]:
@@ -34,68 +34,72 @@ def family() -> list[Call]:
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+def passes(monkeypatch: pytest.MonkeyPatch) -> RecordedPasses:
     """Record the attention of each pass, and the number of adapters in the model."""
-    found: Seen = []
+    passes: RecordedPasses = []
 
-    def noting(name: str, way: Callable[[Any, Plan], Tensor]) -> Callable[[Any, Plan], Tensor]:
-        def noted(model: Any, plan: Plan) -> Tensor:
-            found.append((name, len(adapters_of(model))))
+    def recording(name: str, way: Callable[[Any, Plan], Tensor]) -> Callable[[Any, Plan], Tensor]:
+        def recorded(model: Any, plan: Plan) -> Tensor:
+            passes.append((name, len(adapters_of(model))))
             return way(model, plan)
 
-        return noted
+        return recorded
 
     for name, way in list(ATTENTIONS.items()):
-        monkeypatch.setitem(ATTENTIONS, name, noting(name, way))
-    return found
+        monkeypatch.setitem(ATTENTIONS, name, recording(name, way))
+    return passes
 
 
-def test_a_boot_checks_rows_and_the_preferred_attention(trainer: PolicyTrainer, seen: Seen) -> None:
+def test_a_boot_checks_rows_and_the_preferred_attention(
+    trainer: PolicyTrainer, passes: RecordedPasses
+) -> None:
     trainer.boot(TrainJob())
-    assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
+    assert passes == [("rows", 0), (CPU_WAYS[0], 0)]
 
 
 def test_a_boot_without_sharing_checks_only_rows_until_a_job_shares(
-    trainer: PolicyTrainer, seen: Seen
+    trainer: PolicyTrainer, passes: RecordedPasses
 ) -> None:
     trainer.boot(TrainJob(forest=False))
-    assert seen == [("rows", 0)]
+    assert passes == [("rows", 0)]
     trainer.boot(TrainJob())
-    assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
+    assert passes == [("rows", 0), (CPU_WAYS[0], 0)]
 
 
 def test_a_boot_checks_again_only_if_the_model_computes_differently(
-    trainer: PolicyTrainer, seen: Seen
+    trainer: PolicyTrainer, passes: RecordedPasses
 ) -> None:
     trainer.boot(TrainJob())
-    checked = len(seen)
+    checked = len(passes)
     trainer.boot(TrainJob(lr=1.0))
-    assert len(seen) == checked
+    assert len(passes) == checked
     trainer.boot(TrainJob(gradient_checkpointing=True))
-    assert len(seen) == 2 * checked
+    assert len(passes) == 2 * checked
 
 
-def test_the_checked_model_has_the_adapters_of_the_job(trainer: PolicyTrainer, seen: Seen) -> None:
+def test_the_checked_model_has_the_adapters_of_the_job(
+    trainer: PolicyTrainer, passes: RecordedPasses
+) -> None:
     trainer.boot(TrainJob(lora_rank=2, target_modules="q_proj"))
-    assert seen == [("rows", 2), (CPU_WAYS[0], 2)]
+    assert passes == [("rows", 2), (CPU_WAYS[0], 2)]
 
 
 def test_new_adapters_are_checked_although_the_model_without_them_passed(
-    trainer: PolicyTrainer, seen: Seen
+    trainer: PolicyTrainer, passes: RecordedPasses
 ) -> None:
     finish(trainer.log_probs([], "trained"))
-    assert seen == [("rows", 0), (CPU_WAYS[0], 0)]
-    seen.clear()
+    assert passes == [("rows", 0), (CPU_WAYS[0], 0)]
+    passes.clear()
     trainer.boot(TrainJob(lora_rank=2, target_modules="q_proj"))
-    assert seen == [("rows", 2), (CPU_WAYS[0], 2)]
+    assert passes == [("rows", 2), (CPU_WAYS[0], 2)]
 
 
 def doubles_its_logits(model: Any) -> None:
     """Double the model's logits, like an LM head that the forward code does not know."""
     plain = model.forward
 
-    def doubled(*given: Any, **named: Any) -> Any:
-        output = plain(*given, **named)
+    def doubled(*args: Any, **kwargs: Any) -> Any:
+        output = plain(*args, **kwargs)
         output.logits = output.logits * 2
         return output
 
@@ -134,7 +138,10 @@ def failing(model: Any, plan: Plan) -> Tensor:
 
 
 def test_the_next_attention_is_used_and_logged_if_the_fastest_fails(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seen: Seen
+    tiny_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    passes: RecordedPasses,
 ) -> None:
     assert CPU_WAYS == ["chains", "segments"]
     monkeypatch.setitem(ATTENTIONS, "chains", failing)
@@ -142,10 +149,10 @@ def test_the_next_attention_is_used_and_logged_if_the_fastest_fails(
     trainer.boot(TrainJob())
     (message,) = caplog.messages
     assert message.startswith("calls share prefixes by attention segments: attention chains fails")
-    seen.clear()
+    passes.clear()
     for _ in range(2):
         assert train(trainer, family())["rho"] > 2
-    assert ("segments", 0) in seen
+    assert ("segments", 0) in passes
     assert len(caplog.messages) == 1
 
 

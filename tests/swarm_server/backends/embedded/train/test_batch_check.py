@@ -22,9 +22,9 @@ from swarm_server.backends.embedded.engine_helpers import (
 from swarm_server.backends.embedded.train.test_trainer_forest import siblings
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train import sharing_speedup
+from fakevllm_server.backends.embedded.train import prefix_sharing_speedup
 from fakevllm_server.backends.embedded.train import trainer as trainer_module
-from fakevllm_server.backends.embedded.train.step_pieces import StepPieces
+from fakevllm_server.backends.embedded.train.micro_batches import StepPieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import BackendError, Batch, Call, LossSpec, StepMetrics
 
@@ -167,8 +167,8 @@ def test_tokens_that_differ_from_the_record_are_not_trained(
     calls = sampled(tiny_folder)
     plain = trainer_module.cut_into_pieces
 
-    def spoilt(*given: Any, **named: Any) -> StepPieces:
-        return spoil(plain(*given, **named))
+    def spoilt(*args: Any, **kwargs: Any) -> StepPieces:
+        return spoil(plain(*args, **kwargs))
 
     before = weights(trainer)
     monkeypatch.setattr(trainer_module, "cut_into_pieces", spoilt)
@@ -203,11 +203,13 @@ def counted(made: Generator[None, None, StepMetrics]) -> tuple[int, float]:
 def test_the_speedup_is_measured_at_the_first_sharing_step_and_rarely_afterwards(
     trainer: PolicyTrainer, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing_speedup, "EVERY", 3)
+    monkeypatch.setattr(prefix_sharing_speedup, "EVERY", 3)
     trainer.boot(TrainJob(max_mismatch_k3=None))
     calls = sampled(tiny_folder)
     alone = [calls[0]]
-    results = [counted(trainer.step(Batch(1, given), SPEC)) for given in (alone, *[calls] * 4)]
+    results = [
+        counted(trainer.step(Batch(1, batch_calls), SPEC)) for batch_calls in (alone, *[calls] * 4)
+    ]
     measuring = [1, 4]
     assert results[0] == (1, 0.0), "one call shares nothing"
     assert [at for at, (num_pauses, _) in enumerate(results) if num_pauses > 1] == measuring
@@ -215,7 +217,7 @@ def test_the_speedup_is_measured_at_the_first_sharing_step_and_rarely_afterwards
     assert speedups[0] > 0 and speedups[:3] == [speedups[0]] * 3
 
 
-def never(*given: Any) -> Generator[None, None, None]:
+def never(*args: Any) -> Generator[None, None, None]:
     yield from ()
 
 
@@ -225,7 +227,7 @@ def test_measuring_the_speedup_changes_no_weight(
     trained: list[torch.Tensor] = []
     for is_measured in (True, False):
         if not is_measured:
-            monkeypatch.setattr(sharing_speedup.SharingSpeedup, "measure", never)
+            monkeypatch.setattr(prefix_sharing_speedup.SharingSpeedup, "measure", never)
         trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
         train(trainer, sampled(tiny_folder), lr=1e-3)
         metrics = train(trainer, sampled(tiny_folder), lr=1e-3)
@@ -240,10 +242,10 @@ def test_a_failed_speedup_measurement_does_not_fail_the_step(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fails(*given: Any, **named: Any) -> None:
+    def fails(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(sharing_speedup, "cut_into_pieces", fails)
+    monkeypatch.setattr(prefix_sharing_speedup, "cut_into_pieces", fails)
     before = weights(trainer)
     metrics = train(trainer, sampled(tiny_folder), lr=1e-3)
 

@@ -46,16 +46,16 @@ def calls() -> list[Call]:
 
 def gradient(trainer: PolicyTrainer, **job: Any) -> Tensor:
     """Return the gradient of one step, flat, of the weights that train."""
-    found: list[Tensor] = []
+    gradients: list[Tensor] = []
 
     def look(*_: object) -> None:
         trained = [one for one in trainer.model.parameters() if one.requires_grad]
-        found.append(torch.cat([one.grad.flatten() for one in trained if one.grad is not None]))
+        gradients.append(torch.cat([one.grad.flatten() for one in trained if one.grad is not None]))
 
     trainer.boot(TrainJob(max_mismatch_k3=None, grad_clip=1e9, **job))
     trainer.optimizer.register_step_pre_hook(look)
     finish(trainer.step(Batch(1, calls()), SPEC))
-    (only,) = found
+    (only,) = gradients
     return only
 
 

@@ -15,13 +15,13 @@ import uvicorn
 from swarm_server.backends.embedded.engine_helpers import SPEC, load, random_calls, train, weights
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.standalone import StandaloneTrainer
+from fakevllm_server.backends.embedded.train.standalone_trainer import StandaloneTrainer
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.backends.process.child_engine import URL, ChildEngine
 from fakevllm_server.backends.torch_losses import LOSSES
-from fakevllm_server.backends.training.partial_step import PartialStep
+from fakevllm_server.backends.training.failed_step import PartialStep
 from fakevllm_server.types.backend import ActionFailed, BackendError, Batch
 from fakevllm_server.types.engine_spec import EngineSpec
 

@@ -30,7 +30,7 @@ from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import causal_model
 from fakevllm_server.backends.torch_forest.autocast import compute_dtype, set_compute_dtype
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_values
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.backends.torch_losses.step_loss import step_loss
 from fakevllm_server.forest import CallTokens, build_forest
 from fakevllm_server.types.backend import Batch, Call, LossSpec
@@ -101,12 +101,12 @@ def test_a_bfloat16_forest_is_as_close_to_float32_as_the_bfloat16_model(
     calls = family()
     exact = naive(load(demo_folder), calls)
     model = in_bf16(demo_folder, device)
-    of_naive, found = naive(model, calls), flat(model, calls, way)
-    noise, ours = (of_naive - exact).abs(), (found - exact).abs()
+    of_naive, actual = naive(model, calls), flat(model, calls, way)
+    noise, ours = (of_naive - exact).abs(), (actual - exact).abs()
 
     assert 0 < noise.mean() < 0.05, "it does compute in bfloat16"
     assert ours.mean() < 1.5 * noise.mean() and ours.max() < 2 * noise.max()
-    assert (found - of_naive).abs().mean() < 2 * noise.mean()
+    assert (actual - of_naive).abs().mean() < 2 * noise.mean()
 
 
 def test_matrix_products_are_in_bfloat16_and_the_rest_in_float32(tiny_folder: Path) -> None:

@@ -24,7 +24,7 @@ from swarm_server.backends.embedded.engine_helpers import (
 )
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.backends.embedded.train.step_pieces import cut_into_pieces
+from fakevllm_server.backends.embedded.train.micro_batches import cut_into_pieces
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.types.backend import Batch, Call, LossSpec, StepMetrics
 from fakevllm_server.types.sampling import Sampling
@@ -70,9 +70,9 @@ def test_the_gradient_is_that_of_the_plain_sum_over_calls(trainer: PolicyTrainer
     for _ in range(num_pieces):
         next(step)
 
-    found = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])  # pyright: ignore[reportOptionalMemberAccess]
+    actual = torch.cat([parameter.grad.flatten() for parameter in trainer.model.parameters()])  # pyright: ignore[reportOptionalMemberAccess]
     assert num_pieces > 3
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
 
 
 def test_the_result_does_not_depend_on_how_a_batch_is_cut(tiny_folder: Path) -> None:

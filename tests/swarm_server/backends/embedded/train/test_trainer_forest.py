@@ -223,16 +223,16 @@ def test_log_probabilities_are_those_of_each_call_alone(tiny_folder: Path, fores
     trainer = PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder))
     train(trainer, calls, lr=1e-2, forest=forest, micro_batch_tokens=60)
 
-    found = {
+    rows_by_policy = {
         policy: finish(trainer.log_probs(calls, policy)) for policy in ("trained", "reference")
     }
 
     for policy, model in (("trained", trainer.model), ("reference", start)):
-        for call, row in zip(calls, found[policy], strict=True):
+        for call, row in zip(calls, rows_by_policy[policy], strict=True):
             ids = [*call.prompt_ids, *call.response_ids]
             plain = plain_logprobs(model, ids, call.temperature)[len(call.prompt_ids) - 1 :]
             expected = [plain[at, token].item() for at, token in enumerate(call.response_ids)]
             assert row == pytest.approx(expected, abs=1e-4)
-    now, before = (list(chain.from_iterable(rows)) for rows in found.values())
+    now, before = (list(chain.from_iterable(rows)) for rows in rows_by_policy.values())
     assert max(abs(a - b) for a, b in zip(now, before, strict=True)) > 0.1
     assert finish(trainer.log_probs([], "reference")) == []

@@ -29,7 +29,7 @@ from fakevllm_server.backends.torch_forest.attention_check import (
 )
 from fakevllm_server.backends.torch_forest.autocast import set_compute_dtype
 from fakevllm_server.backends.torch_forest.edge_log_probs import edge_log_probs
-from fakevllm_server.backends.torch_forest.plan import Plan
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import CallTokens, build_forest
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

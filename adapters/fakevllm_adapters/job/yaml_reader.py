@@ -1,0 +1,95 @@
+"""A job's YAML: a mapping `job:` with TrainJob's names, or AgentJet's mapping `ajet:`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import yaml
+from pydantic import ValidationError
+
+from fakevllm_adapters.http.validation_messages import SHOWN_CHARS, closest_name, problem_text
+from fakevllm_adapters.job import ajet_yaml, strict_yaml_loader
+
+Settings = dict[str, Any]
+
+_TARGETS, _AJET_TARGETS = "target_modules", "lora_target_modules"
+
+
+@dataclass(frozen=True, slots=True)
+class RawJob:
+    """The settings of a job's YAML before validation."""
+
+    settings: Settings
+    keys: Mapping[str, str]
+    """Key in the YAML for each setting whose key differs from its name."""
+    warnings: list[str] = field(default_factory=list[str])
+
+
+def parse_job_yaml(text: str) -> RawJob:
+    """Read the settings of a job's YAML without validating them.
+
+    Raises ValueError, in one line, unless the text is a YAML mapping with the key `job` or `ajet`.
+    """
+    whole = _mapping_of(text)
+    if len({"job", "ajet"} & whole.keys()) != 1:
+        raise ValueError(
+            "expected a YAML mapping with the key `job`, or AgentJet's `ajet`, not both"
+        )
+    if "ajet" in whole:
+        settings, warnings = ajet_yaml.read_ajet_settings(whole)
+        return RawJob(settings, ajet_yaml.AJET_KEYS, warnings)
+    if not isinstance(whole["job"], dict):
+        raise ValueError("expected a mapping below `job`")
+    return RawJob(cast(Settings, whole["job"]), {})
+
+
+def merge_target_modules(value: Any) -> Any:
+    """Rename AgentJet's `lora_target_modules` to `target_modules`.
+
+    A value that is not a dict is returned unchanged. Raises ValueError if both names are set to
+    different values.
+
+    >>> merge_target_modules({"lora_target_modules": "q_proj"})
+    {'target_modules': 'q_proj'}
+    """
+    if not isinstance(value, dict) or _AJET_TARGETS not in value:
+        return cast(object, value)
+    settings = cast(Settings, value)
+    rest = {name: value for name, value in settings.items() if name != _AJET_TARGETS}
+    if rest.setdefault(_TARGETS, settings[_AJET_TARGETS]) != settings[_AJET_TARGETS]:
+        raise ValueError(f"{_TARGETS} and {_AJET_TARGETS} are one setting: set only one")
+    return rest
+
+
+def describe_errors(
+    error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
+) -> str:
+    """Describe every validation error in one line, with each setting as the user spelt it.
+
+    `settings` are the names of all settings; `keys` are the spellings that differ from them.
+    """
+    return "; ".join(
+        _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)
+    )
+
+
+def _describe(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) -> str:
+    name, *inside = [str(part) for part in problem["loc"]] or [""]
+    if not name:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:SHOWN_CHARS]
+    if problem["type"] == "extra_forbidden":
+        closest = closest_name(name, settings)
+        fix = "take it out" if closest is None else f"take it out, or write {closest}"
+        return f"{where} is no setting of a job: {fix}"
+    return f"{where}: {problem_text(problem)}"
+
+
+def _mapping_of(text: str) -> dict[str, Any]:
+    try:
+        loaded: Any = strict_yaml_loader.loads(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"not YAML: {' '.join(str(error).split())}") from None
+    return cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}

@@ -1,0 +1,321 @@
+"""Execution of one request with several siblings: the asyncio side of `sibling_scheduler.py`.
+
+The request's own task waits for the app's answer and sends it. Siblings, the scoring and the
+relayed lead run in tasks of their own, which may outlive the request's task. Whenever such a task
+ends, the executor reports the event to its `GroupScheduler` and carries out the returned decisions
+at once. The executor itself decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from fakevllm.admission.rules import is_shadow
+from fakevllm.groups import sibling_scheduler
+from fakevllm.groups.group_context import GroupContext
+from fakevllm.groups.group_record import ScoredSiblings
+from fakevllm.groups.sampler import Sampler
+from fakevllm.groups.scoring import score
+from fakevllm.groups.sibling_scheduler import (
+    AppState,
+    BreakOff,
+    Decision,
+    GroupScheduler,
+    Refuse,
+    Serve,
+)
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.results import RewardOutcome
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.transport.engine_client import EngineResponse
+from fakevllm.transport.relay import pass_on
+from fakevllm.transport.request import SiblingResult, outcome_of, read_answer, with_app_id
+from fakevllm.transport.sibling_limit import SiblingLimit
+from fakevllm_adapters.http.asgi import wait_for_disconnect
+from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+
+log = logging.getLogger("fakevllm.groups.request_pipeline")
+
+LINGER_S = 0.25
+"""Seconds that an answer may still take to end after its app has disconnected. Some clients
+disconnect at the event that ends an answer, before the last byte."""
+STOPPING = unavailable("The proxy is stopping. Try again shortly.")
+"""The error for apps whose requests are cancelled by the proxy's stop."""
+
+_STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachable": 503}
+"""HTTP status that the ledger records for an aborted group, by the reason; 500 for any other
+reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupServices:
+    """The objects that all groups share."""
+
+    sampler: Sampler
+    hooks: HookWorker
+    sibling_limit: SiblingLimit
+    rng: random.Random
+    on_end: Callable[[GroupExecutor, GroupRecord], None]
+    """Called once per group, with the group's record."""
+    failure_floor: float | None = None
+
+
+class GroupExecutor:
+    """The run of one group: calls, scoring, the app's answer and the record.
+
+    The caller has already acquired capacity for `plan.num - 1` siblings from
+    `services.sibling_limit`; the executor releases it as siblings end.
+    """
+
+    def __init__(self, services: GroupServices, context: GroupContext) -> None:
+        self._services = services
+        self._context = context
+        self._request = context.request
+        self._draft = context.draft
+        self._plan = context.plan
+        self._app = context.app
+        self._log = logging.LoggerAdapter(log, {"group": self._request.id})
+        can_stream = self._request.streamed or is_shadow(self._request.ruling)
+        self._scheduler = GroupScheduler(
+            context.plan.num, context.rules, services.rng, can_stream=can_stream
+        )
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._scoring: asyncio.Task[None] | None = None
+        self._results: dict[int, SiblingResult] = {}
+        self._outcome: RewardOutcome | None = None
+        self._annotations: dict[int, dict[str, Any]] = {}
+        loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
+        """The scheduler's decision about the app's answer. None if the app has its answer already,
+        or has disconnected."""
+        self._fallback_reply: tuple[EngineResponse, OutageReason] | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def has_overrides(self) -> bool:
+        return bool(self._plan.overrides)
+
+    async def answer_app(self) -> None:
+        """Run the group, and return when the app has its answer or cannot get an answer any more.
+        The rest of the group continues in the background.
+        """
+        watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
+        watch.add_done_callback(self._on_disconnect)
+        try:
+            self._begin()
+            await self._send_answer(await self._answer)
+        except asyncio.CancelledError:
+            # Only a stop of the proxy cancels a request. The app gets an error, and the task ends.
+            self.stop()
+            await self.wait_closed()
+            await self._app.end_with_error(STOPPING)
+        except WireError as error:
+            await self._app.refuse(error)
+            self._execute(self._scheduler.abort("upstream_unreachable"))
+        except Exception:  # isolates: a proxy bug must not leave the app without an answer
+            self._log.exception("request %s failed", self._request.id)
+            self._execute(self._scheduler.abort("internal_error"))
+            await self._app.end_with_error(internal_error())
+        finally:
+            watch.remove_done_callback(self._on_disconnect)
+            watch.cancel()
+        self._draft.mark_answered()
+        self._execute(self._scheduler.answer_sent())
+
+    def stop(self) -> None:
+        """Abort the group, because the proxy is stopping."""
+        self._execute(self._scheduler.abort("proxy_stopped"))
+
+    def pass_deadline(self) -> None:
+        """Report that the deadline for the quorum has passed."""
+        self._execute(self._scheduler.deadline_passed())
+
+    async def wait_closed(self) -> None:
+        """Wait for all tasks of the group, including cancelled ones."""
+        tasks = [task for task in [*self._tasks.values(), self._scoring] if task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- events
+
+    def _begin(self) -> None:
+        deadline_s = self._context.rules.deadline_s
+        if deadline_s is not None:
+            self._call_later(deadline_s, self.pass_deadline)
+        self._execute(self._scheduler.begin())
+
+    def _on_disconnect(self, watch: asyncio.Task[None]) -> None:
+        if watch.cancelled():
+            return
+        linger_s = LINGER_S if self._scheduler.app is AppState.RELAYED else 0.0
+        self._call_later(linger_s, self._report_disconnect)
+
+    def _report_disconnect(self) -> None:
+        self._execute(self._scheduler.app_disconnected())
+
+    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(delay_s, callback))
+
+    async def _run_sibling(self, index: int, *, is_relayed: bool) -> None:
+        sampler = self._services.sampler
+        try:
+            if is_relayed:
+                result = await self._relay_lead()
+            else:
+                result = await sampler.sample(self._request, self._plan, index, self._app)
+            outcome = outcome_of(self._request, result)
+        except Exception:  # isolates: a proxy bug must not leave the app without an answer
+            self._log.exception("sibling %d of request %s failed", index, self._request.id)
+            return self._execute(self._scheduler.abort("internal_error"))
+        self._results[index] = result
+        if is_relayed:
+            self._draft.mark_answered()
+            # The group was not aborted when its app disconnected. The app may have left all the
+            # same if the rule is to `finish`: a resend of the request then gets the answer.
+            if self._scheduler.app is AppState.RELAYED:
+                self._draft.serve(result)
+            self._resolve_answer(None)
+        self._execute(self._scheduler.sibling_finished(index, outcome))
+
+    async def _relay_lead(self) -> SiblingResult:
+        """Relay the lead's answer to the app while it arrives."""
+        try:
+            reply = await self._services.sampler.relay(
+                self._request, self._plan, self._app, self._on_lead_token
+            )
+        except WireError as error:
+            await self._refuse(error)
+            return SiblingResult(0, error=error)
+        return SiblingResult(0, reply, read_answer(self._request, reply))
+
+    def _on_lead_token(self) -> None:
+        self._execute(self._scheduler.lead_began())
+
+    async def _refuse(self, error: WireError) -> None:
+        """Send the fallback's answer if there is one, else `error`. The fallback's answer is not a
+        sibling."""
+        try:
+            self._fallback_reply = await self._services.sampler.retry_handler.use_fallback(
+                self._request, self._app, error
+            )
+            self._draft.is_answered_well = True
+        except WireError as refusal:
+            await self._app.refuse(refusal)
+
+    async def _score(self, indices: tuple[int, ...]) -> None:
+        results = [self._results[index] for index in indices]
+        try:
+            services = self._services
+            outcome = await score(services.hooks, self._draft, results, services.failure_floor)
+        except Exception:  # isolates, as above
+            self._log.exception("request %s could not be scored", self._request.id)
+            return self._execute(self._scheduler.abort("internal_error"))
+        self._scoring = None
+        self._outcome = outcome
+        rewards = outcome.rewards or [None] * len(indices)
+        self._annotations = dict(zip(indices, outcome.annotations, strict=False))
+        self._execute(self._scheduler.scoring_finished(dict(zip(indices, rewards, strict=True))))
+
+    # --- decisions
+
+    def _execute(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            match decision:
+                case sibling_scheduler.Relay():
+                    self._start(0, is_relayed=True)
+                case sibling_scheduler.Start(indices):
+                    for index in indices:
+                        self._start(index)
+                case sibling_scheduler.Cancel(indices):
+                    for index in indices:
+                        self._tasks[index].cancel()
+                case sibling_scheduler.Score(indices):
+                    self._scoring = asyncio.create_task(self._score(indices))
+                case sibling_scheduler.Settle():
+                    self._end(None)
+                case sibling_scheduler.Abort(reason):
+                    self._end(reason)
+                case Serve() | Refuse() | BreakOff():
+                    self._resolve_answer(decision)
+
+    def _start(self, index: int, *, is_relayed: bool = False) -> None:
+        task = asyncio.create_task(self._run_sibling(index, is_relayed=is_relayed))
+        self._tasks[index] = task
+        if index > 0:
+            task.add_done_callback(lambda _: self._services.sibling_limit.release())
+
+    def _resolve_answer(self, answer: Serve | Refuse | BreakOff | None) -> None:
+        if not self._answer.done():
+            self._answer.set_result(answer)
+
+    async def _send_answer(self, answer: Serve | Refuse | BreakOff | None) -> None:
+        match answer:
+            case Serve(index):
+                result = self._results[index]
+                self._draft.serve(result)
+            case Refuse():
+                index, result = 0, self._results[0]
+            case BreakOff(reason):
+                await self.wait_closed()  # after it, a relayed lead writes no more
+                error = STOPPING if reason == "proxy_stopped" else internal_error()
+                return await self._app.end_with_error(error)
+            case None:
+                return
+        if (outage := result.outage) is not None:
+            return await self._refuse(outage)
+        assert result.reply is not None
+        reply = with_app_id(result.reply, self._request, index)
+        await pass_on(self._services.sampler.upstream, self._request, self._app, reply)
+
+    def _end(self, reason: str | None) -> None:
+        """Release timers and capacity, and hand the group's record to `services.on_end`.
+
+        `reason` is the reason for which the group is aborted; None for a settled group.
+        """
+        self._resolve_answer(None)
+        for timer in self._timers:
+            timer.cancel()
+        if self._scoring is not None:
+            self._scoring.cancel()
+        sibling_limit = self._services.sibling_limit
+        num_never_started = self._plan.num - max(1, len(self._tasks))
+        sibling_limit.release(num_never_started)
+        lead = self._results.get(0)
+        is_answered = lead is not None and lead.answer is not None
+        if is_answered and not any(result.is_busy for result in self._results.values()):
+            sibling_limit.request_succeeded()
+        try:
+            record = self._record(reason)
+        except Exception:  # isolates: the server must be sent the group's end in any case
+            self._log.exception("request %s could not be recorded", self._request.id)
+            record = self._draft.failed("internal_error", 500)
+        self._services.on_end(self, record)
+
+    def _record(self, reason: str | None) -> GroupRecord:
+        if self._fallback_reply is not None:
+            return self._draft.fell_back(*self._fallback_reply)
+        if reason is not None and self._scheduler.app is not AppState.ANSWERED:
+            return self._draft.failed(reason, _STATUS.get(reason, 500))
+        return self._draft.scored(self._scored_siblings(reason))
+
+    def _scored_siblings(self, abort_reason: str | None) -> ScoredSiblings:
+        num_answered = sum(result.answer is not None for result in self._results.values())
+        outcome = self._outcome or RewardOutcome(None, "no_group" if num_answered else "no_answer")
+        return ScoredSiblings(
+            results=[
+                self._results.get(index, SiblingResult(index)) for index in sorted(self._tasks)
+            ],
+            rewards=self._scheduler.rewards,
+            annotations=self._annotations,
+            reason=abort_reason or outcome.reason,
+            hook_hash=outcome.hook_hash or None,
+            selection=self._scheduler.selection,
+            policy=self._context.rules.policy,
+            is_dropped=abort_reason is not None,
+        )

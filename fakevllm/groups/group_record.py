@@ -1,0 +1,334 @@
+"""The draft of a group's ledger record, from the request's arrival to the group's end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from fakevllm.admission.rules import ServeOnly
+from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
+from fakevllm.groups.selection import Selection, failure_of, is_broken_off
+from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
+from fakevllm.sessions.request_placement import Placement
+from fakevllm.sessions.types import Place
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.request import Request, SiblingResult, read_answer
+from fakevllm.transport.retry import failure_reason
+from fakevllm_adapters.formats.base import Answer, Json
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.swarm import Task
+
+if TYPE_CHECKING:
+    from fakevllm.transport.engine_client import EngineResponse
+
+NOT_SHOWN = "not_told_in_the_apps_format"
+"""Reason slug for an answer that cannot be rendered in the app's format, such as a tool call that
+was cut off, in the Messages API."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSiblings:
+    """The siblings of a group with the result of the reward hook and the served sibling."""
+
+    results: list[SiblingResult]
+    rewards: Mapping[int, float | None]
+    """Rewards by sibling index."""
+    annotations: Mapping[int, Mapping[str, Any]]
+    """The hook's annotations by sibling index."""
+    reason: str | None
+    """The reason slug if there are no rewards, or if the group is dropped."""
+    hook_hash: str | None
+    selection: Selection
+    policy: str
+    """The serve policy that chose the served sibling."""
+    is_dropped: bool = False
+    """Whether the group will not be trained, whatever its rewards."""
+
+
+@dataclass(slots=True)
+class GroupDraft:
+    """The data about a request from its arrival to its answer.
+
+    Each of the methods `failed`, `served_once`, `fell_back` and `scored` returns the ledger record
+    for one way in which the group can end.
+    """
+
+    request: Request
+    task: Task
+    question: str
+    """The text of the last user message."""
+    app_key: str | None
+    """Fingerprint of the app's API key."""
+    num_siblings: int = 1
+    cut_reason: str | None = None
+    """Reason slug if the group has fewer siblings than requested."""
+    placement: Placement | None = None
+    """The place of the request in the session tree."""
+    attempt: ResendEntry | None = None
+    """The request's entry in the resend cache, if it may be sent again."""
+    app: AppResponse | None = None
+    """The response to the app. It is set after construction, because its constructor takes the
+    draft's `stream_began`."""
+    is_answered_well: bool = False
+    """Whether the app gets an answer of a model, and no error."""
+    on_answer_id: Callable[[str, str | None, str | None, Place | None], None] | None = None
+    """Callback with the group's id, the answer's id as the app reads it, the app's key and the
+    request's place. It is called before the app can send feedback about the answer."""
+    answer_id: str | None = None
+    received_at: float = field(default_factory=time.time)
+    """Unix time in seconds."""
+    _started: float = field(default_factory=time.monotonic)
+    _answered: float | None = None
+
+    def mark_answered(self) -> None:
+        """Stop the clock of the request's latency; the first call counts. The group's later work
+        is not part of the latency."""
+        self._answered = self._answered or time.monotonic()
+
+    def place(self) -> Place | None:
+        """Return the request's place in its session.
+
+        The place is computed at the first call. The last chance is the record, which is made when
+        the app has its answer.
+        """
+        if self.placement is None:
+            return None
+        ruling = self.request.ruling
+        is_side = isinstance(ruling, ServeOnly) and ruling.is_side_call
+        return self.placement.place(is_side=is_side)
+
+    def stream_began(self, engine_id: str | None) -> None:
+        """Announce the answer's id when the app has read the first part of a stream: the app can
+        already send feedback. `engine_id` is the engine's id of the answer."""
+        answer_id = self.request.response_id or engine_id
+        if answer_id is not None and self.answer_id is None:
+            self._announce_answer(answer_id)
+
+    def _announce_answer(self, answer_id: str | None) -> None:
+        self.answer_id = answer_id
+        if self.on_answer_id is not None:
+            self.on_answer_id(self.request.id, answer_id, self.app_key, self.place())
+
+    def serve(self, result: SiblingResult) -> None:
+        """Record that the app gets this sibling's answer.
+
+        The app's next request may contain the answer. If the group ends later than the answer's
+        last byte, call this before that byte is sent.
+        """
+        self.place()  # before the place of the app's next request is computed
+        self.is_answered_well = result.answer is not None
+        if result.answer is not None and self.answer_id is None:
+            self._announce_answer(result.answer_id(self.request))
+        if self.placement is None or result.answer is None:
+            return
+        if not self._is_cut:
+            self._add_to_session(self.placement, result.answer)
+        elif self.attempt is not None:
+            # Nobody has the answer until the request is sent again. The callback is assigned here,
+            # after construction, because only now the answer is known.
+            self.attempt.pending.on_delivery = partial(
+                self._add_to_session, self.placement, result.answer
+            )
+
+    def _add_to_session(self, placement: Placement, answer: Answer) -> None:
+        placement.served(answer.message, time.time(), self.request.response_id)
+
+    def failed(self, reason: str, status: int) -> GroupRecord:
+        """Return the record of a request without an answer."""
+        return self._record("failed", reason, status, [])
+
+    def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
+        """Return the record of a request that got the fallback's reply.
+
+        Its reason names `outage`, the reason for the fallback, even if the reply was an error.
+        """
+        reason = f"fallback: {outage}"
+        return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
+
+    def served_once(
+        self, reply: EngineResponse, reason: str, failure_prefix: str = ""
+    ) -> GroupRecord:
+        """Return the record of a request that got one answer without a group.
+
+        `failure_prefix` is the beginning of the record's reason if the reply was an error.
+        """
+        is_read = self.request.exchange is not None
+        answer = read_answer(self.request, reply) if is_read else None
+        result = SiblingResult(0, reply, answer)
+        if answer is not None and not self.request.can_show(result):
+            rows = [_sibling(result, None, {})]
+            return self._record("failed", failure_prefix + NOT_SHOWN, 500, rows)
+        is_served = answer is not None or (reply.status == 200 and not is_read)
+        sibling = _sibling(result, None, {}, served=is_served)
+        if not is_served:
+            reason = "no_answer" if reply.status == 200 else f"upstream_{reply.status}"
+            reason = failure_prefix + reason
+        state, served = ("served", 0) if is_served else ("failed", None)
+        if is_served:
+            self.serve(result)
+        return self._record(state, reason, reply.status, [sibling], served=served)
+
+    def scored(self, scored: ScoredSiblings) -> GroupRecord:
+        """Return the record of a group whose siblings have ended."""
+        selection = scored.selection
+        rows = [
+            _sibling(
+                result,
+                scored.rewards.get(result.index),
+                scored.annotations.get(result.index, {}),
+                served=result.index == selection.served,
+                best=result.index == selection.best,
+                failure=_failure(result, self.request.body),
+            )
+            for result in scored.results
+        ]
+        num_rewards = sum(reward is not None for reward in scored.rewards.values())
+        state, reason = "scored", None
+        if selection.served is None:
+            state, reason = "failed", _failure_reason(scored.results[0])
+        elif num_rewards < 2 or scored.is_dropped:
+            state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
+        for result in scored.results:
+            if result.index == selection.served:
+                self.serve(result)
+        record = self._record(
+            state, reason, self._status(scored), rows, selection.served, selection.best
+        )
+        served_by = "random" if selection.is_random else scored.policy
+        return replace(
+            record,
+            hook_hash=scored.hook_hash,
+            served_by=None if selection.served is None else served_by,
+            propensity=selection.propensity,
+        )
+
+    def _status(self, scored: ScoredSiblings) -> int:
+        """Return the HTTP status as the app saw it."""
+        result = scored.results[scored.selection.served or 0]
+        is_lost = result.answer is not None and not self.request.can_show(result)
+        return 500 if is_lost else result.status
+
+    @property
+    def _is_cut(self) -> bool:
+        """Return whether the app disconnected early and no resend has got the answer since."""
+        is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
+        return self.app is not None and self.app.is_cut_short and not is_delivered
+
+    def _kept_answer(self) -> KeptAnswer | None:
+        if self.attempt is None or self.app is None or not self.is_answered_well:
+            return None
+        return undelivered_answer(self.attempt, self.app, time.time())
+
+    def _record(
+        self,
+        state: str,
+        reason: str | None,
+        status: int,
+        siblings: list[SiblingRecord],
+        served: int | None = None,
+        best: int | None = None,
+    ) -> GroupRecord:
+        request, place = self.request, self.place()
+        if self.placement is not None:
+            self.placement.failed(time.time())  # no effect if it was served
+        return GroupRecord(
+            group_id=request.id,
+            received_at=self.received_at,
+            route=request.adapter.path,
+            model=str(request.body.get("model") or ""),
+            response_id=request.response_id,
+            streamed=request.streamed,
+            task_id=self.task.task_id or None,
+            app_key=self.app_key,
+            request_json=request.raw.decode(errors="replace"),
+            question=self.question,
+            num_siblings=self.num_siblings,
+            status=499 if status == 200 and self._is_cut else status,
+            latency_s=(self._answered or time.monotonic()) - self._started,
+            served_index=served,
+            best_index=best,
+            state=state,
+            reason=reason,
+            hook_hash=None,
+            siblings=siblings,
+            cut=self.cut_reason,
+            answer_id=self.answer_id,
+            num_resent=0 if self.attempt is None else self.attempt.pending.num_resent,
+            kept_answer=self._kept_answer(),
+            **_columns(place),
+        )
+
+
+def _columns(place: Place | None) -> dict[str, Any]:
+    if place is None:
+        return {}
+    return {
+        "session_id": place.session_id,
+        "parent_session_id": place.parent_session_id,
+        "parent_id": place.parent_id,
+        "turn": place.turn,
+        "kind": place.kind.value,
+        "evidence": place.evidence.value,
+        "asked_key": place.asked_key or None,
+    }
+
+
+def _sibling(
+    result: SiblingResult,
+    reward: float | None,
+    annotations: Mapping[str, Any],
+    *,
+    served: bool = False,
+    best: bool = False,
+    failure: str | None = None,
+) -> SiblingRecord:
+    answer = result.answer or Answer({}, None)
+    tool_calls = answer.message.get("tool_calls")
+    return SiblingRecord(
+        index=result.index,
+        served=served,
+        best=best,
+        status=result.status,
+        message_json=orjson.dumps(answer.message).decode() if result.answer else None,
+        text=answer.text if result.answer else None,
+        tool_calls_json=orjson.dumps(tool_calls).decode() if tool_calls else None,
+        finish_reason=answer.finish_reason,
+        prompt_tokens=answer.usage.get("prompt_tokens"),
+        completion_tokens=answer.usage.get("completion_tokens"),
+        reward=reward,
+        annotations_json=orjson.dumps(dict(annotations)).decode() if annotations else None,
+        error=None if result.answer else _error_text(result),
+        failure=failure,
+    )
+
+
+def _failure(result: SiblingResult, body: Json) -> str | None:
+    """Return the failure slug of an answer, or None. A sibling without an answer has no failure
+    slug; its `error` column has the cause."""
+    if result.answer is None:
+        return None
+    return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)
+
+
+def _failure_reason(lead: SiblingResult) -> str:
+    if lead.answer is not None:
+        return NOT_SHOWN
+    if lead.error is not None:
+        return failure_reason(lead.error)
+    is_refused = lead.reply is not None and lead.status >= 400
+    return f"upstream_{lead.status}" if is_refused else "no_answer"
+
+
+def _error_text(result: SiblingResult) -> str:
+    if result.error is not None:
+        return result.error.message
+    return (
+        result.reply.body[:500].decode(errors="replace")
+        if result.reply is not None
+        else "cancelled"
+    )

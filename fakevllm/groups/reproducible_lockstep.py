@@ -1,0 +1,92 @@
+"""`job.lockstep`: reproducible runs by processing groups one after another.
+
+Each group is sampled by the weights that all groups before it have produced, with seeds derived
+from its dataset row. If the engine also decodes each call alone, two runs are identical.
+
+Events whose time of arrival varies can still make runs differ: feedback, apps that send requests
+concurrently, hooks that use randomness, and a server or proxy that resumes after a crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+
+from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
+
+POLL_EVERY_S = 0.02
+"""Seconds between two requests for the server's status during a training step."""
+SEED_BYTES = 6
+"""Size of a seed. The index of a sibling is added to the seed. 48 bits stay exact in JSON readers
+that store numbers as doubles."""
+
+
+def seed_of(run_seed: int, row: str, nth: int) -> int:
+    """Return the seed of the nth request of a dataset row; sibling i is sampled with seed + i.
+
+    >>> seed_of(0, "sum-1-2", nth=0) == seed_of(0, "sum-1-2", nth=0) != seed_of(0, "sum-1-2", nth=1)
+    True
+    """
+    text = f"{run_seed} {nth} {row}".encode(errors="replace")
+    return int.from_bytes(hashlib.sha256(text).digest()[:SEED_BYTES], "big")
+
+
+def is_idle(status: EngineStatusReply | None) -> bool:
+    """Return whether no training step is in progress or due. A server that is unreachable, or that
+    trains nothing, counts as idle."""
+    if status is None:
+        return True
+    if status.engine_status is EngineStatus.ROLLING:
+        return status.backlog < 1
+    return status.engine_status in (EngineStatus.OFFLINE, EngineStatus.BOOTING)
+
+
+class Lockstep:
+    """The lock and the seeds that make groups run one after another."""
+
+    def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
+        self._run_seed = run_seed
+        self._delivery = delivery
+        self._link = link
+        self._group_lock = asyncio.Lock()
+        """Lock of the group that is being sampled and scored. Waiting groups get it in the order of
+        their requests."""
+        self._num_requests: Counter[str] = Counter()
+        """Number of requests for each dataset row; bounded by the size of the dataset."""
+
+    @contextlib.asynccontextmanager
+    async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
+        """Hold the slot of a request while it is processed, and yield its seed.
+
+        A request that is only served does not wait for a group, because it may be a request that
+        the reward hook of the running group makes.
+        """
+        async with self._group_lock if is_group else contextlib.nullcontext():
+            await self._wait_until_idle()
+            row = f"{task.task_id or task.main_query}{'' if is_group else ' served'}"
+            self._num_requests[row] += 1
+            yield seed_of(self._run_seed, row, self._num_requests[row] - 1)
+
+    async def _wait_until_idle(self) -> None:
+        """Wait until the server has accepted all scored groups and is publishing no weights.
+
+        This wait ends if the server is unreachable. Requests then fail, or are held by the retry
+        policy.
+        """
+
+        def is_accepted() -> bool:
+            return self._delivery.num_unsettled == 0 or not self._link.reached.is_set()
+
+        await _wait_until(is_accepted)
+        while not is_idle(await self._link.fetch_status()):
+            await asyncio.sleep(POLL_EVERY_S)
+
+
+async def _wait_until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(POLL_EVERY_S)

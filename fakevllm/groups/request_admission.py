@@ -1,0 +1,70 @@
+"""The admission of each request when it arrives: the admission rules with the state they need."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from fakevllm.admission.kill_switch import KillSwitch
+from fakevllm.admission.rules import AdmissionRules, RequestFacts, Ruling
+from fakevllm.admission.side_calls import SessionSummaries, SessionSummary
+from fakevllm.config.policy import PolicySection
+from fakevllm.sessions.request_placement import Placement
+from fakevllm.transport.request import Request
+
+log = logging.getLogger("fakevllm.admission.rules")
+
+
+class TrafficGate:
+    """The admission rules, the kill switch and the session summaries of one proxy."""
+
+    def __init__(
+        self,
+        settings: PolicySection,
+        pause: KillSwitch,
+        key_names: Callable[[str | None], tuple[str, ...]] = lambda _: (),
+        *,
+        trains: bool = True,
+    ) -> None:
+        """Create the gate. `key_names` returns the names by which a rule may refer to an API key.
+        `trains` says whether any request becomes a group. If it is false, no session is looked up
+        before the answer."""
+        self.pause = pause
+        self._rules = AdmissionRules(settings)
+        for name, route in settings.likely_misspelt_routes:
+            log.warning(
+                "[policy] n: %r is not a route and is used as a model name; did you mean route %s?",
+                name,
+                route,
+            )
+        self._rules_use_keys = any(rule.key is not None for rule in settings.skip)
+        self._key_names = key_names
+        self._trains = trains
+        self._sessions = SessionSummaries()
+
+    def ruling(self, request: Request, placement: Placement, key: str | None) -> Ruling:
+        """Return the ruling for a request, and place the request in its session if it can train.
+
+        `key` is the app's API key.
+        """
+        facts = RequestFacts(
+            route=request.adapter.name,
+            model=request.model,
+            headers=request.app_headers,
+            body=request.body,
+            # looking up a name costs a hash
+            key_names=self._key_names(key) if self._rules_use_keys else (),
+        )
+        side_call = self._rules.side_call(facts, self._session(placement))
+        if side_call is not None:
+            return side_call
+        subject = request.id
+        if self._trains and (place := placement.place(is_side=False)) is not None:
+            subject = place.session_id
+            self._sessions.note(subject, request.body)
+        return self._rules.decide(facts, subject, is_paused=self.pause.is_on)
+
+    def _session(self, placement: Placement) -> SessionSummary | None:
+        """Return the summary of the session's earlier main calls, or None if there are none."""
+        session_id = placement.session_id() if self._trains else None
+        return None if session_id is None else self._sessions.get(session_id)

@@ -1,0 +1,319 @@
+"""The pipeline of a passive request: plan the group, then relay one answer or run siblings.
+
+A request that is only served is relayed to the engine once. A request that trains becomes a group
+of siblings, which a `GroupExecutor` runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fakevllm.admission.rules import ServeOnly, is_shadow, why_only_served
+from fakevllm.config.model import Config
+from fakevllm.config.serving import ServeRules
+from fakevllm.groups.group_context import GroupContext
+from fakevllm.groups.group_executor import LINGER_S, STOPPING, GroupExecutor, GroupServices
+from fakevllm.groups.group_record import GroupDraft
+from fakevllm.groups.hook_warnings import (
+    OVERRIDES,
+    REWARD,
+    SUBMIT,
+    HookKind,
+    HookWarnings,
+    refused_override,
+)
+from fakevllm.groups.reproducible_lockstep import Lockstep
+from fakevllm.groups.resend_cache import ResendCache, ResendEntry
+from fakevllm.groups.sampler import Sampler
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.results import HookFailure
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.metrics import Metrics
+from fakevllm.runtime.disconnect import CancelOnDisconnect
+from fakevllm.sessions.types import Place
+from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient
+from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.retry import RetryHandler, failure_reason
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Send
+from fakevllm_adapters.protocol.errors import WireError, internal_error
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, Task
+
+log = logging.getLogger("fakevllm.groups.request_pipeline")
+
+CLOSE_GRACE_S = 2.0
+"""Seconds that a stopping proxy waits while it sends an error to the apps of open requests."""
+
+
+class Pipeline:
+    """The handler of every request on an inference route, from its draft to the app's answer."""
+
+    def __init__(
+        self,
+        config: Config,
+        upstream: EngineClient,
+        hooks: HookWorker | None,
+        ledger: Ledger,
+        delivery: Delivery,
+        retry_handler: RetryHandler,
+        resends: ResendCache,
+        metrics: Metrics,
+        *,
+        lockstep: Lockstep | None = None,
+        on_placed: Callable[[str, Place | None, str], None] | None = None,
+    ) -> None:
+        """Create the pipeline. `on_placed` is called before each request is answered, with the
+        request's id, its place in its session and its question. It is called only if there are
+        hooks."""
+        serve = config.serve
+        self._rules = {name: serve.rules(name) for name in ADAPTERS}
+        self._retry_handler = retry_handler
+        self._sibling_limit = retry_handler.sibling_limit
+        self._metrics = metrics
+        self._num_siblings = config.job.num_repeat
+        self._hooks = hooks
+        self._hook_warnings = HookWarnings(config.hooks.path or Path(), config.ledger_file)
+        self._ledger = ledger
+        self._delivery = delivery
+        self._resends = resends
+        self._lockstep = lockstep
+        self._on_placed = on_placed
+        # The asyncio tasks of open requests; bounded by the apps' connections.
+        self._request_tasks: set[asyncio.Task[Any]] = set()
+        self._executors: set[GroupExecutor] = set()
+        self._num_awaited = 0
+        """Number of siblings that apps wait for."""
+        self._services: GroupServices | None = None
+        if hooks is not None:
+            self._services = GroupServices(
+                sampler=Sampler(upstream, retry_handler, config.job.temperature),
+                hooks=hooks,
+                sibling_limit=self._sibling_limit,
+                rng=random.Random(config.job.seed),
+                on_end=self._on_group_end,
+                failure_floor=config.reward.failure_floor,
+            )
+
+    @property
+    def num_open(self) -> int:
+        """Number of requests that are being answered."""
+        return len(self._request_tasks)
+
+    async def handle(self, draft: GroupDraft, receive: Receive, send: Send) -> None:
+        """Handle one request. The app gets an answer, or an error if no answer is possible."""
+        request, attempt = draft.request, draft.attempt
+        own_task = self._track_task()
+        try:
+            async with AppResponse(
+                send, request.adapter, request.exchange, on_stream_started=draft.stream_began
+            ) as app:
+                draft.app = app
+                try:
+                    watched = app.watching(
+                        receive, partial(self._resends.client_disconnected, attempt)
+                    )
+                    await self._handle(GroupContext(draft, self._rules_for(request), app, watched))
+                except asyncio.CancelledError:
+                    # Only a stop of the proxy cancels a request. The app gets an error, and the
+                    # task ends. A group has sent that error itself.
+                    await app.end_with_error(STOPPING)
+                    self._record(draft.failed("proxy_stopped", 503))
+                finally:
+                    self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
+        finally:
+            self._request_tasks.discard(own_task)
+
+    async def answer_resend(
+        self, request: Request, entry: ResendEntry, receive: Receive, send: Send
+    ) -> bool:
+        """Answer a request that was sent again with the answer to its first attempt.
+
+        Return False if that attempt has no answer. The request must then be handled as a new one.
+        """
+        own_task = self._track_task()
+        try:
+            async with AppResponse(send, request.adapter, request.exchange) as app:
+                try:
+                    is_answered = await self._resends.deliver(entry, app, app.watching(receive))
+                except ClientDisconnected:
+                    return True
+                except asyncio.CancelledError:
+                    await app.end_with_error(STOPPING)
+                    return True
+        finally:
+            self._request_tasks.discard(own_task)
+        if is_answered:
+            self._metrics.request_resent(request.adapter.path)
+        return is_answered
+
+    def _track_task(self) -> asyncio.Task[Any]:
+        """Return the current task, after adding it to those that `close` cancels."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._request_tasks.add(task)
+        return task
+
+    async def close(self) -> None:
+        """Cancel open requests and groups, and wait for them.
+
+        Uvicorn cancels requests when it stops, but does not wait for them.
+        """
+        if self._request_tasks:
+            for task in self._request_tasks:
+                if not task.cancelling():  # a second cancel would interrupt the error to the app
+                    task.cancel()
+            await asyncio.wait(self._request_tasks, timeout=CLOSE_GRACE_S)
+        executors = list(self._executors)
+        for executor in executors:  # their apps have been answered
+            executor.stop()
+        await asyncio.gather(*(executor.wait_closed() for executor in executors))
+
+    async def _handle(self, context: GroupContext) -> None:
+        draft = context.draft
+        if self._hooks is not None:  # without hooks, the place is computed after the answer
+            place = draft.place()
+            if self._on_placed is not None:
+                self._on_placed(draft.request.id, place, draft.question)
+        plan, reason = await self._plan(context.request, draft.task, context.rules)
+        is_group = reason is None
+        lockstep = self._lockstep
+        slot = lockstep.slot(draft.task, is_group=is_group) if lockstep else nullcontext()
+        async with slot as seed:
+            if is_group:
+                plan, reason = self._limit_siblings(plan, context)
+            context.plan = replace(plan, seed=seed)
+            draft.num_siblings = plan.num
+            if reason is not None:
+                await self._serve_single(context, reason)
+            else:
+                await self._run_group(context)
+
+    async def _run_group(self, context: GroupContext) -> None:
+        assert self._services is not None, "without hooks, every request is only served"
+        executor = GroupExecutor(self._services, context)
+        self._executors.add(executor)
+        num_awaited = _num_awaited(context.plan, context.rules)
+        self._num_awaited += num_awaited
+        try:
+            await executor.answer_app()
+        finally:
+            self._num_awaited -= num_awaited
+
+    def _rules_for(self, request: Request) -> ServeRules:
+        rules = self._rules[request.adapter.name]
+        if is_shadow(request.ruling):
+            return ServeRules(policy="lead", on_disconnect=rules.on_disconnect)
+        return rules
+
+    async def _plan(
+        self, request: Request, task: Task, rules: ServeRules
+    ) -> tuple[SiblingPlan, str | None]:
+        """Return the request's plan, and a reason slug if the request is served without training,
+        else None."""
+        if isinstance(request.ruling, ServeOnly):
+            return SiblingPlan(1), request.ruling.recorded_reason
+        if request.exchange is None:
+            return SiblingPlan(1), request.no_exchange_reason or "not_translated"
+        num = request.ruling.num or self._num_siblings
+        if self._hooks is None:
+            return SiblingPlan(1), why_only_served(request.body, 1)
+        overrides: list[Json] = []
+        if self._hooks.info.has_submit:
+            submitted = await self._hooks.submit(request.id, task)
+            if isinstance(submitted, HookFailure):
+                self._log_hook_failure(SUBMIT, submitted.reason, request.id)
+                return SiblingPlan(1), submitted.reason
+            overrides = submitted.overrides or []
+            num = len(overrides) or submitted.num or num
+        is_greedy = rules.policy == "greedy"
+        body = request.body
+        if is_greedy:  # the lead is sampled greedily, whatever temperature the app sends
+            body = {name: value for name, value in body.items() if name != "temperature"}
+        reason = why_only_served(body, num)
+        if is_greedy and not overrides:
+            num = min(num + 1, MAX_GROUP_SIZE)  # the greedy lead is added to those that explore
+        return (
+            (SiblingPlan(num, overrides, is_greedy), None)
+            if reason is None
+            else (SiblingPlan(1), reason)
+        )
+
+    def _limit_siblings(
+        self, plan: SiblingPlan, context: GroupContext
+    ) -> tuple[SiblingPlan, str | None]:
+        """Reduce a plan to as many siblings as the engine has capacity for. Return the plan, and a
+        reason slug if the request is served without training. A lead without siblings is not
+        trained, but it is sampled as it would be within a group.
+        """
+        granted = self._sibling_limit.acquire(
+            plan.num - 1,
+            num_awaited=self._num_awaited + _num_awaited(plan, context.rules),
+            num_waiting=self._retry_handler.num_waiting,
+        )
+        if granted.num == 0:
+            return replace(plan, num=1), granted.cut_reason
+        context.draft.cut_reason = granted.cut_reason
+        return replace(plan, num=granted.num + 1), None
+
+    async def _serve_single(self, context: GroupContext, reason: str) -> None:
+        """Relay one answer to the app while it arrives. `reason` is the reason slug for which no
+        group is sampled."""
+        request, draft, app = context.request, context.draft, context.app
+        try:
+            async with CancelOnDisconnect(context.receive, LINGER_S):
+                reply, trouble = await self._retry_handler.relay(request, app, context.plan)
+            draft.mark_answered()
+            if reply.status == 200:
+                self._sibling_limit.request_succeeded()
+            if trouble is None:
+                self._record(draft.served_once(reply, reason))
+            else:
+                self._record(draft.fell_back(reply, trouble))
+        except ClientDisconnected:
+            self._record(draft.failed("client_disconnected", 499))
+        except WireError as error:
+            await app.refuse(error)
+            self._record(draft.failed(failure_reason(error), error.status))
+        except Exception:  # isolates: a proxy bug must not leave the app without an answer
+            log.exception("request %s failed", request.id, extra={"group": request.id})
+            await app.end_with_error(internal_error())
+            self._record(draft.failed("internal_error", 500))
+
+    def _on_group_end(self, executor: GroupExecutor, group: GroupRecord) -> None:
+        self._executors.discard(executor)
+        if group.state == "dropped":
+            self._log_hook_failure(REWARD, group.reason, group.group_id)
+        if executor.has_overrides:
+            self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
+        self._metrics.group_ended(group)
+        self._delivery.settle(group)
+
+    def _log_hook_failure(self, hook: HookKind, reason: str | None, group_id: str) -> None:
+        line = self._hook_warnings.line(hook, reason, time.monotonic())
+        if line is not None:
+            log.warning("%s", line, extra={"group": group_id})
+
+    def _record(self, group: GroupRecord) -> None:
+        """Write a group that is not trained into the ledger."""
+        self._metrics.group_ended(group)
+        self._ledger.record(group)
+        self._delivery.forget(group.group_id)
+
+
+def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:
+    """Return the number of siblings that the app waits for: 0 if the lead is streamed to the
+    app."""
+    return 0 if rules.streams_lead else plan.num - 1

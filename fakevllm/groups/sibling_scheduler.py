@@ -1,0 +1,275 @@
+"""The decisions for one request with several siblings, as a state machine without I/O.
+
+The methods of `GroupScheduler` take events and return decisions; `group_executor.py` carries them
+out. Randomness is passed in.
+
+Two things are guaranteed, independently of each other. The app gets one answer: a sibling's
+answer, the lead's error, or an error that breaks the answer off. The group ends once, settled or
+aborted, and nothing is started afterwards. The executor reports the end of every sibling that was
+started and not cancelled, the end of every scoring, and the end of the app's answer. Events may
+arrive in any order, and late events change nothing.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from fakevllm.config.serving import ServeRules
+from fakevllm.groups.selection import Selection, best_sibling, select
+from fakevllm.transport.request import SiblingOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start these siblings."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """Start the lead and relay its answer to the app while it arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel these siblings."""
+
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Compute the rewards of these siblings."""
+
+    indices: tuple[int, ...]
+    """At least two sibling indices, in ascending order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """Send this sibling's answer to the app."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send the lead's error to the app."""
+
+
+@dataclass(frozen=True, slots=True)
+class BreakOff:
+    """End the app's answer with an error, even in the middle of a stream."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """End the group with the rewards of the last scoring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End the group without training it."""
+
+    reason: str
+
+
+Decision = Start | Relay | Cancel | Score | Serve | Refuse | BreakOff | Settle | Abort
+
+
+class AppState(StrEnum):
+    """The state of the app's answer."""
+
+    WAITING = "waiting"
+    RELAYED = "relayed"
+    """The app gets the lead's answer while it arrives."""
+    CHOSEN = "chosen"
+    """The answer is chosen and is being sent."""
+    ANSWERED = "answered"
+    LEFT = "left"
+    """The app disconnected before it had an answer."""
+
+
+class GroupScheduler:
+    """The state of one group. `selection` is final once the group is settled."""
+
+    def __init__(
+        self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
+    ) -> None:
+        """Create the state machine. If `can_stream` is true and the serve policy serves the lead,
+        the lead's answer is relayed to the app while it arrives."""
+        assert num >= 2, "a group has at least two siblings"
+        self._rules = rules
+        self._rng = rng
+        self._is_relayed = rules.streams_lead and can_stream
+        self._unstarted = set(range(num))
+        self._running: set[int] = set()
+        self._answered: set[int] = set()
+        self._servable: set[int] = set()
+        """Siblings whose answers can be rendered in the app's format."""
+        self._scoring: frozenset[int] | None = None
+        """The siblings that are being scored."""
+        self._scored: frozenset[int] = frozenset()
+        """The siblings of the last scoring."""
+        self.rewards: Mapping[int, float | None] = {}
+        """Rewards of the last scoring by sibling index."""
+        self._quorum = num if rules.quorum is None else min(rules.quorum, num)
+        self.app = AppState.WAITING
+        self.selection = Selection(None, None)
+        self.is_over = False
+
+    # --- events
+
+    def begin(self) -> list[Decision]:
+        """Return the decisions that start the group."""
+        if self._is_relayed:
+            self.app = AppState.RELAYED
+            self._unstarted.discard(0)
+            self._running.add(0)
+            return [Relay()]
+        return self._start()
+
+    def lead_began(self) -> list[Decision]:
+        """Handle the first token of a relayed lead: its prompt is in the engine's prefix cache."""
+        return self._start() if self._is_relayed and not self.is_over else []
+
+    def sibling_finished(self, index: int, outcome: SiblingOutcome) -> list[Decision]:
+        """Handle the end of a sibling that was started and not cancelled."""
+        if self.is_over or index not in self._running:
+            return []
+        self._running.remove(index)
+        if outcome in (SiblingOutcome.ANSWERED, SiblingOutcome.HIDDEN):
+            self._answered.add(index)
+        if outcome is SiblingOutcome.ANSWERED:
+            self._servable.add(index)
+        if index == 0 and self._is_relayed:
+            return self._on_relay_end(outcome)
+        if index == 0 and outcome is SiblingOutcome.REFUSED and self.app is AppState.WAITING:
+            return self._on_lead_refused()
+        return self._advance()
+
+    def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
+        """Handle the end of a scoring. `rewards` has the rewards by sibling index. A sibling that
+        is missing there has no reward."""
+        if self.is_over or self._scoring is None:
+            return []
+        self._scored, self._scoring = self._scoring, None
+        self.rewards = dict(rewards)
+        return self._advance()
+
+    def deadline_passed(self) -> list[Decision]:
+        """Handle the deadline: from now on one answer is a quorum."""
+        self._quorum = 1
+        return self._advance()
+
+    def answer_sent(self) -> list[Decision]:
+        """Handle the last byte of a chosen answer."""
+        if self.is_over or self.app is not AppState.CHOSEN:
+            return []
+        self.app = AppState.ANSWERED
+        return self._advance()
+
+    def app_disconnected(self) -> list[Decision]:
+        """Handle the app's disconnect.
+
+        Only a disconnect before the answer was chosen can abort the group. An answer that was
+        chosen before counts as being sent. If `on_disconnect` is `finish`, an answer is still
+        chosen, because the app may send the request again.
+        """
+        is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
+        if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
+            return []
+        self.app = AppState.LEFT
+        return self._abort("client_disconnected")
+
+    def abort(self, reason: str) -> list[Decision]:
+        """Abort the group, because the proxy stops or has a bug."""
+        if self.is_over:
+            return []
+        decisions: list[Decision] = []
+        if self.app is not AppState.ANSWERED:
+            decisions.append(BreakOff(reason))
+        return [*decisions, *self._abort(reason)]
+
+    # --- transitions
+
+    def _start(self) -> list[Decision]:
+        indices = tuple(sorted(self._unstarted))
+        self._running |= self._unstarted
+        self._unstarted.clear()
+        return [Start(indices)] if indices else []
+
+    def _cancel(self) -> list[Decision]:
+        indices = tuple(sorted(self._running))
+        self._running.clear()
+        self._unstarted.clear()
+        return [Cancel(indices)] if indices else []
+
+    def _abort(self, reason: str) -> list[Decision]:
+        cancellations = self._cancel()
+        self.is_over = True
+        return [*cancellations, Abort(reason)]
+
+    def _settle(self) -> list[Decision]:
+        served = self.selection.served
+        best = best_sibling(sorted(self._scored), self.rewards, self._rng, served)
+        self.selection = replace(self.selection, best=best)
+        self.is_over = True
+        return [Settle()]
+
+    def _on_relay_end(self, outcome: SiblingOutcome) -> list[Decision]:
+        """Handle the end of a relayed lead, which is the end of the app's answer."""
+        self.app = AppState.ANSWERED
+        if outcome is SiblingOutcome.ANSWERED:
+            self.selection = Selection(0, None, 1.0)
+            return [*self._start(), *self._advance()]
+        return [*self._cancel(), *self._settle()]
+
+    def _on_lead_refused(self) -> list[Decision]:
+        """Send the lead's error without waiting for the siblings: an engine that refuses one
+        sibling as a bad request refuses all of them."""
+        self._answered.clear()
+        self._servable.clear()
+        self._scoring = None
+        self.app = AppState.CHOSEN
+        return [*self._cancel(), Refuse()]
+
+    def _advance(self) -> list[Decision]:
+        """Return the decisions that the state allows now."""
+        if self.is_over or self._scoring is not None:
+            return []
+        all_ended = not self._running and not self._unstarted
+        needs_scoring = len(self._answered) >= 2 and not self._answered <= self._scored
+        if self.app is AppState.WAITING and (all_ended or self._has_quorum()):
+            # Answers that arrived while others were scored do not delay the app's answer.
+            if self._scored or not needs_scoring or self._rules.streams_lead:
+                return [self._choose(), *self._advance()]
+        elif not all_ended:
+            return []
+        if needs_scoring:
+            self._scoring = frozenset(self._answered)
+            return [Score(tuple(sorted(self._scoring)))]
+        return self._settle() if all_ended and self.app is AppState.ANSWERED else []
+
+    def _has_quorum(self) -> bool:
+        if self._rules.streams_lead:
+            return 0 in self._servable or (not self._is_lead_pending() and bool(self._servable))
+        return len(self._servable) >= self._quorum
+
+    def _is_lead_pending(self) -> bool:
+        return 0 in self._running or 0 in self._unstarted
+
+    def _choose(self) -> Decision:
+        self.app = AppState.CHOSEN
+        rules, rewards, fraction = self._rules, self.rewards, self._rules.random_fraction
+        candidates = sorted(self._scored or self._answered)
+        if rules.streams_lead:
+            candidates, rewards, fraction = sorted(self._answered), None, 0.0
+        self.selection = select(candidates, rewards, self._rng, self._servable, fraction)
+        return Refuse() if self.selection.served is None else Serve(self.selection.served)

@@ -1,0 +1,231 @@
+"""The hook process, seen from the proxy: it is started, called, killed and reaped here.
+
+If the process ends unexpectedly, two calls are to blame: the one whose code ran on its event loop,
+and the one that ran on its sync thread. process_main.py is the code inside the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import ctypes
+import itertools
+import multiprocessing
+import signal
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+import orjson
+
+from fakevllm.errors import HookError
+from fakevllm.hooks.process_main import EXIT_GRACE_S, HEADER, frame, run
+from fakevllm.hooks.results import Json
+from fakevllm.hooks.sandbox import HookSandbox, kill_group
+
+START_TIMEOUT_S = 120.0
+"""Seconds to load the hooks: a hook file may import something large, such as torch from a cold
+disk."""
+EXIT_TIMEOUT_S = EXIT_GRACE_S + 1.0
+
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class HookInfo:
+    """The hooks that a hook process has loaded.
+
+    >>> HookInfo("9f86d081884c7d65", has_submit=False).has_submit
+    False
+    """
+
+    content_hash: str
+    has_submit: bool
+    has_feedback: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LostCall:
+    """A call to which the process did not reply before it ended."""
+
+    reason: str
+    is_to_blame: bool
+    """Whether this call's hook ended the process."""
+
+
+class HookProcess:
+    """One hook process, from its start to its end. It is never restarted."""
+
+    info: HookInfo
+    is_async: dict[str, bool]
+    """Whether the hook of a kind (submit, reward, feedback) is async."""
+
+    def __init__(
+        self,
+        process: SpawnProcess,
+        running_call: ctypes.c_uint64,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.is_dead = False
+        self.end = ""
+        """Reason why the process ended; "" while it runs."""
+        self._process = process
+        self._running_call = running_call
+        self._reader = reader
+        self._writer = writer
+        self._ids = itertools.count(1)
+        # By call id. Bounded by the number of the app's open requests.
+        self._pending: dict[int, asyncio.Future[Json | LostCall]] = {}
+        self._sync_id: int | None = None
+        self._listener: asyncio.Task[None] | None = None
+        self._is_reaped = False
+
+    @staticmethod
+    async def start(path: Path, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
+        """Start a process and load the hooks.
+
+        Raises HookError, with the loader's message if the hooks are the cause.
+        """
+        own_socket, child_socket = socket.socketpair()
+        running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
+        arguments = (child_socket, str(path), timeout_s, running_call, sandbox)
+        process = _SPAWN.Process(target=run, args=arguments, name="fakevllm-hooks")
+        reader, writer = await asyncio.open_connection(sock=own_socket)
+        with child_socket:
+            _start_ignoring_ctrl_c(process)
+        # If the interpreter exits without close(), it would wait for this process, and this process
+        # for the interpreter.
+        self = HookProcess(process, running_call, reader, writer)
+        atexit.register(self._kill)
+        try:
+            await self._load(path)
+        except BaseException:
+            await self.close()
+            raise
+        self._listener = asyncio.ensure_future(self._listen())
+        return self
+
+    async def _load(self, path: Path) -> None:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                loaded = await self._read()
+        except TimeoutError:
+            message = (
+                f"{path}: not loaded after {START_TIMEOUT_S:g} s; do slow work inside the hook"
+            )
+            raise HookError(message) from None
+        except (OSError, asyncio.IncompleteReadError):
+            await asyncio.to_thread(self._reap)
+            raise HookError(f"{path}: loading it {self._how_it_ended()}; fix the file") from None
+        if "error" in loaded:
+            raise HookError(loaded["error"])
+        self.info = HookInfo(loaded["content_hash"], loaded["has_submit"], loaded["has_feedback"])
+        self.is_async = loaded["is_async"]
+
+    async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
+        """Run a hook and return its reply, or a LostCall with the reason.
+
+        After `limit_s` seconds the process is killed. The reason then names `timeout_s`, the limit
+        that the user configured.
+        """
+        call_id = next(self._ids)
+        if self.is_dead:
+            return LostCall("hook_crashed: the hook process is gone", is_to_blame=False)
+        reply = asyncio.get_running_loop().create_future()
+        try:
+            self._writer.write(frame(call | {"id": call_id}))
+        except TypeError as error:
+            return {"reason": f"hook_input: the request is not JSON: {error}"}
+        self._pending[call_id] = reply
+        if not self.is_async[call["kind"]]:
+            self._sync_id = call_id
+        await asyncio.wait([reply], timeout=limit_s)
+        if not reply.done():
+            culprit = call_id if self._sync_id == call_id else self._running_call.value or call_id
+            self._kill()
+            self.end = f"hook_timeout: {timeout_s:g} s"
+            self._lose(self.end, {culprit})
+        self._sync_id = None if self._sync_id == call_id else self._sync_id
+        return reply.result()
+
+    async def close(self) -> None:
+        """Close the connection, and kill the process if it does not end. Pending calls fail."""
+        self._lose("hook_closed: the proxy is stopping", set(self._pending))
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        if self._listener is not None:
+            # The listener reads the end of the stream and reaps the process. Two threads must not
+            # reap it.
+            await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
+        else:
+            await asyncio.to_thread(self._reap)
+        atexit.unregister(self._kill)
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                reply = await self._read()
+                pending = self._pending.pop(reply["id"], None)
+                if pending is not None and not pending.done():
+                    pending.set_result(reply)
+        suspects = (self._running_call.value, self._sync_id)
+        self.is_dead = True
+        await asyncio.to_thread(self._reap)
+        crash = f"hook_crashed: the hook {self._how_it_ended()}"
+        self.end = self.end or crash
+        self._lose(crash, suspects)
+
+    async def _read(self) -> Json:
+        (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
+        return orjson.loads(await self._reader.readexactly(length))
+
+    def _reap(self) -> None:
+        """Wait for the end of the process, kill what remains of its group, and reap the process.
+
+        Blocks. A process that does not end is killed.
+        """
+        if self._is_reaped:
+            return
+        wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap
+        self._kill()
+        self._process.join(EXIT_TIMEOUT_S)
+        self._is_reaped = True
+
+    def _kill(self) -> None:
+        """Kill the process, which may not have made its process group yet, and the group."""
+        self._process.kill()
+        kill_group(self._process.pid)
+
+    def _lose(self, reason: str, culprits: Collection[int | None]) -> None:
+        self.is_dead = True
+        for call_id, pending in self._pending.items():
+            if not pending.done():
+                pending.set_result(LostCall(reason, call_id in culprits))
+        self._pending.clear()
+
+    def _how_it_ended(self) -> str:
+        code = self._process.exitcode
+        if code is not None and code < 0:
+            return f"ended its process by {signal.Signals(-code).name}"
+        return f"ended its process with exit code {code}"
+
+
+def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
+    """Start a process that ignores Ctrl-C from the beginning, so that it prints no traceback.
+
+    The child inherits the signal mask.
+    """
+    # The tracker must run before SIGINT is blocked, because its start unblocks SIGINT.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

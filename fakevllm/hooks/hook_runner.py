@@ -1,0 +1,171 @@
+"""The worker that runs hooks in one spawned process, and restarts the process when it ends.
+
+The proxy never imports the user's code. A hook that hangs fails only its own call. An async hook is
+cancelled inside the process. For a sync hook, or if the process no longer replies, the process is
+killed and restarted, and the other pending calls are repeated once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import fields
+from pathlib import Path
+
+from fakevllm.errors import HookError
+from fakevllm.hooks.hook_process import EXIT_TIMEOUT_S, HookInfo, HookProcess, LostCall
+from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
+from fakevllm.hooks.spec import Feedback, Sibling, Task
+
+log = logging.getLogger("fakevllm.hooks")
+
+ANSWER_GRACE_S = 1.0
+"""Seconds after an async hook's timeout in which the process must report it. Without a report the
+process counts as hung."""
+MAX_BACKOFF_S = 1.0
+"""Maximum seconds between two starts of a process that keeps ending. A longer backoff would delay
+the app's answers."""
+
+
+class HookWorker:
+    """The owner of the hook process. Use it on one event loop; start it first and close it last."""
+
+    def __init__(
+        self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
+    ) -> None:
+        self._path = path
+        self._sandbox = sandbox
+        self._timeout_s = timeout_s
+        self._process: HookProcess | None = None
+        self._is_closed = False
+        # Guards _process, so that only one is started at a time.
+        self._start_lock = asyncio.Lock()
+        # Guards the process's one sync thread, so that the timeout of a sync hook starts when the
+        # hook does.
+        self._sync_lock = asyncio.Lock()
+        self._num_deaths = 0
+        self._calls: set[asyncio.Task[Json]] = set()
+
+    @property
+    def info(self) -> HookInfo:
+        """The hooks of the current process. A restart loads the files again, as they are then."""
+        assert self._process is not None, "start() must be called first"
+        return self._process.info
+
+    async def start(self) -> HookInfo:
+        """Start the process and load the hooks. Raises HookError."""
+        assert self._process is None, "a worker is started once"
+        return (await self._running_process()).info
+
+    async def submit(self, request_id: str, task: Task) -> SubmitPlan | HookFailure:
+        """Call on_user_submit_new_requests, if it is defined."""
+        if not self.info.has_submit:
+            return SubmitPlan()
+        call: Json = {"kind": "submit", "request_id": request_id, "task": task.model_dump()}
+        reply = await self._shielded(call)
+        if reply["reason"] is not None:
+            return HookFailure(reply["reason"])
+        return SubmitPlan(reply["num"], reply["overrides"])
+
+    async def reward(
+        self, siblings: list[Sibling], answers: list[Json], question: str
+    ) -> RewardOutcome:
+        """Call on_compute_relative_reward for the siblings that answered."""
+        assert siblings and len(siblings) == len(answers), "one answer per sibling, at least one"
+        call: Json = {
+            "kind": "reward",
+            "task": siblings[0].task.model_dump(),
+            "messages": siblings[0].messages,
+            "siblings": [_packed(sibling) for sibling in siblings],
+            "answers": answers,
+            "question": question,
+        }
+        reply = await self._shielded(call)
+        return RewardOutcome(
+            rewards=reply.get("rewards"),
+            reason=reply["reason"],
+            annotations=reply.get("annotations") or [{} for _ in answers],
+            hook_hash=reply.get("content_hash", ""),
+        )
+
+    async def feedback(self, feedback: Feedback) -> FeedbackValue | HookFailure:
+        """Call on_feedback, which must be defined: see `info`."""
+        assert self.info.has_feedback, "on_feedback is not defined"
+        values = {field.name: getattr(feedback, field.name) for field in fields(feedback)}
+        task: Task = values.pop("task")
+        call: Json = {"kind": "feedback", "task": task.model_dump(), "feedback": values}
+        reply = await self._shielded(call)
+        if reply["reason"] is not None:
+            return HookFailure(reply["reason"])
+        return FeedbackValue(reply["value"], reply["content_hash"])
+
+    async def close(self) -> None:
+        """End the process. Pending calls fail with the reason `hook_closed`."""
+        self._is_closed = True
+        async with self._start_lock:
+            if self._process is not None:
+                await self._process.close()
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=EXIT_TIMEOUT_S)
+
+    async def _shielded(self, call: Json) -> Json:
+        """Run a call to its end even if the caller is cancelled, so that its timeout holds."""
+        task = asyncio.ensure_future(self._call(call))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        return await asyncio.shield(task)
+
+    async def _call(self, call: Json) -> Json:
+        """Run a call; repeat it once if another call's hook ended the process."""
+        reason = ""
+        for _ in range(2):
+            try:
+                process = await self._running_process()
+            except HookError as error:
+                return {"reason": f"hook_load: {error}"}
+            outcome = await self._send(process, call)
+            if not isinstance(outcome, LostCall):
+                self._num_deaths = 0
+                return outcome | {"content_hash": process.info.content_hash}
+            reason = outcome.reason
+            if outcome.is_to_blame:
+                break
+        return {"reason": reason}
+
+    async def _send(self, process: HookProcess, call: Json) -> Json | LostCall:
+        if process.is_async[call["kind"]]:
+            return await process.call(call, self._timeout_s + ANSWER_GRACE_S, self._timeout_s)
+        async with self._sync_lock:
+            return await process.call(call, self._timeout_s, self._timeout_s)
+
+    async def _running_process(self) -> HookProcess:
+        async with self._start_lock:
+            if self._is_closed:
+                raise HookError("the proxy is stopping")
+            if self._process is None or self._process.is_dead:
+                before = self._process
+                if before is not None:
+                    await before.close()
+                    if self._num_deaths:
+                        await asyncio.sleep(min(MAX_BACKOFF_S, 0.1 * 2**self._num_deaths))
+                    self._num_deaths += 1
+                self._process = await HookProcess.start(self._path, self._timeout_s, self._sandbox)
+                if before is not None:
+                    log.warning("%s", _restart_message(before, self._process))
+            return self._process
+
+
+def _restart_message(before: HookProcess, now: HookProcess) -> str:
+    message = f"hook process ended ({before.end}), started again"
+    old, new = before.info.content_hash, now.info.content_hash
+    return message if old == new else f"{message}; the hooks changed on disk: {old} -> {new}"
+
+
+def _packed(sibling: Sibling) -> Json:
+    return {
+        "index": sibling.index,
+        "episode_id": sibling.episode_id,
+        "finish_reason": sibling.finish_reason,
+        "usage": sibling.usage,
+    }

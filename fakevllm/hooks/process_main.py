@@ -1,0 +1,290 @@
+"""The code that runs inside the hook process: it imports the user's code, runs its hooks, and
+checks their return values.
+
+Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
+second thread, so user code needs no locks. A third thread reads the socket: it notices the end of
+the proxy even while user code blocks the other two. A frame is a length and JSON; no object of the
+user's code crosses the socket. hook_process.py is the parent's side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import ctypes
+import inspect
+import os
+import queue
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Awaitable, Generator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from fakevllm.errors import HookError
+from fakevllm.hooks.loader import Hooks, error_location, first_line, is_async, load_hooks
+from fakevllm.hooks.results import (
+    HookFailure,
+    Json,
+    changed_keys,
+    read_plan,
+    read_rewards,
+    read_value,
+)
+from fakevllm.hooks.sandbox import HookSandbox, kill_group
+from fakevllm.hooks.spec import Feedback, Sibling, Task
+
+HEADER = struct.Struct("!I")
+
+EXIT_GRACE_S = 1.0
+"""Seconds that user code may delay the exit after the proxy has closed the connection."""
+
+
+def frame(message: Json) -> bytes:
+    """Return a message as a frame. Raises TypeError if it is not JSON."""
+    body = orjson.dumps(message)
+    return HEADER.pack(len(body)) + body
+
+
+def run(
+    sock: socket.socket,
+    path: str,
+    timeout_s: float,
+    running_call: ctypes.c_uint64,
+    sandbox: HookSandbox,
+) -> None:
+    """Serve hook calls until the proxy closes the connection. This is the process's entry point.
+
+    `running_call` is shared memory: the id of the call whose code runs on the event loop, or 0.
+    """
+    sandbox.enter()
+    # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+    child = _Child(sock, timeout_s, running_call)
+    threading.Thread(target=child.listen, daemon=True, name="hook-socket").start()
+    # Stays on the path: a hook may import other files of its folder when it is called.
+    sys.path.insert(0, str(_folder(Path(path))))
+    try:
+        hooks = load_hooks(Path(path))
+    except HookError as error:
+        child.send({"error": str(error)})
+        return
+    asyncio.run(child.serve(hooks))
+    kill_group(os.getpid())  # this process and all that its hooks have started
+
+
+def _folder(path: Path) -> Path:
+    resolved = path.expanduser().resolve()
+    return resolved if resolved.is_dir() else resolved.parent
+
+
+class _Child:
+    """The hook process: its socket, its three threads, and the calls that they run."""
+
+    def __init__(
+        self, sock: socket.socket, timeout_s: float, running_call: ctypes.c_uint64
+    ) -> None:
+        self._sock = sock
+        self._timeout_s = timeout_s
+        self._running_call = running_call
+        # Two threads send replies; their frames must not mix.
+        self._send_lock = threading.Lock()
+        # Bounded by the parent, which sends at most one sync call at a time.
+        self._sync_calls: queue.SimpleQueue[Json] = queue.SimpleQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end = asyncio.Event()
+        # Type and place of each error whose traceback was printed. Bounded by the lines of the hook
+        # files.
+        self._printed_errors: set[tuple[str, str]] = set()
+
+    async def serve(self, hooks: Hooks) -> None:
+        """Report that the hooks are loaded, then run calls until the proxy ends."""
+        self._hooks = hooks
+        by_kind = {"submit": hooks.submit, "reward": hooks.reward, "feedback": hooks.feedback}
+        self._is_async = {
+            kind: hook is not None and is_async(hook) for kind, hook in by_kind.items()
+        }
+        self._loop = asyncio.get_running_loop()
+        threading.Thread(target=self._run_sync, daemon=True, name="hook-sync").start()
+        self.send(
+            {
+                "content_hash": hooks.content_hash,
+                "has_submit": hooks.submit is not None,
+                "has_feedback": hooks.feedback is not None,
+                "is_async": self._is_async,
+            }
+        )
+        await self._end.wait()
+
+    def listen(self) -> None:
+        """Dispatch calls until the proxy closes the connection or dies, then end the process.
+
+        The process ends even if user code is still running.
+        """
+        # A killed proxy may reset the connection, or leave an incomplete frame.
+        with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
+            stream = self._sock.makefile("rb")
+            while True:
+                (length,) = HEADER.unpack(stream.read(HEADER.size))
+                self._dispatch(orjson.loads(stream.read(length)))
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._end.set)
+        threading.Event().wait(EXIT_GRACE_S)
+        kill_group(os.getpid())
+
+    def _dispatch(self, call: Json) -> None:
+        assert self._loop is not None, (
+            "the parent sends calls only after it has read that the hooks are loaded"
+        )
+        if self._is_async[call["kind"]]:
+            self._loop.call_soon_threadsafe(self._start_task, call)
+        else:
+            self._sync_calls.put(call)
+
+    def _start_task(self, call: Json) -> None:
+        task = asyncio.ensure_future(self._run_async(call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_async(self, call: Json) -> None:
+        hook_call = _HookCall(call, self._hooks, self._printed_errors)
+        limit = asyncio.timeout(self._timeout_s)
+        try:
+            async with limit:
+                value = await _TrackedAwaitable(hook_call.start(), self._running_call, call["id"])
+            reply = hook_call.returned(value)
+        except BaseException as error:  # isolates: SystemExit from a hook must not end the loop
+            if limit.expired():
+                reply = hook_call.failed(f"hook_timeout: {self._timeout_s:g} s")
+            else:
+                reply = hook_call.raised(error)
+        self.send(reply)
+
+    def _run_sync(self) -> None:
+        assert self._loop is not None
+        while True:
+            hook_call = _HookCall(self._sync_calls.get(), self._hooks, self._printed_errors)
+            try:
+                value = hook_call.start()
+                if inspect.isawaitable(value):
+                    value = asyncio.run_coroutine_threadsafe(_awaited(value), self._loop).result()
+                reply = hook_call.returned(value)
+            except BaseException as error:  # isolates: a hook's error must not end the thread
+                reply = hook_call.raised(error)
+            self.send(reply)
+
+    def send(self, message: Json) -> None:
+        """Send a message to the proxy."""
+        # If the proxy has ended, sending fails; listen() then ends the process.
+        with self._send_lock, contextlib.suppress(OSError):
+            self._sock.sendall(frame(message))
+
+
+class _HookCall:
+    """One call of one hook, and the reply to the proxy."""
+
+    def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
+        """`printed_errors` has type and location of each error whose traceback was printed."""
+        self._call = call
+        self._printed_errors = printed_errors
+        self._hooks = hooks
+        self._answers: list[Json] = call.get("answers", [])
+        self._before = copy.deepcopy(self._answers)
+
+    def start(self) -> Any:
+        """Call the hook; return its value, or an awaitable of its value."""
+        call = self._call
+        if call["kind"] == "submit":
+            assert self._hooks.submit is not None
+            return self._hooks.submit(call["request_id"], Task.model_validate(call["task"]))
+        task = Task.model_validate(call["task"])
+        if call["kind"] == "feedback":
+            assert self._hooks.feedback is not None
+            return self._hooks.feedback(Feedback(**call["feedback"], task=task))
+        shared = {"task": task, "messages": call["messages"]}
+        siblings = [Sibling(**shared, **sibling) for sibling in call["siblings"]]
+        arguments = (siblings, list(self._answers), call["question"])
+        return self._hooks.reward(*arguments[: self._hooks.reward_arity])
+
+    def returned(self, value: object) -> Json:
+        """Return the reply for a hook that returned this value. The value is checked."""
+        if self._call["kind"] == "submit":
+            plan = read_plan(value)
+            if isinstance(plan, HookFailure):
+                return self.failed(plan.reason)
+            overrides = plan.overrides
+            return {"id": self._call["id"], "reason": None, "num": plan.num, "overrides": overrides}
+        if self._call["kind"] == "feedback":
+            number = read_value(value)
+            if isinstance(number, HookFailure):
+                return self.failed(number.reason)
+            return self.failed(None) | {"value": number}
+        rewards = read_rewards(value, len(self._before))
+        if isinstance(rewards, HookFailure):
+            return self.failed(rewards.reason)
+        return self.failed(None) | {"rewards": rewards}
+
+    def raised(self, error: BaseException) -> Json:
+        """Return the reply for a hook that raised; print the first traceback of each kind."""
+        place = error_location(error, self._hooks.folder)
+        failure = type(error).__name__, place
+        if failure not in self._printed_errors:
+            self._printed_errors.add(failure)
+            traceback.print_exception(error)
+        return self.failed(f"hook_raised: {first_line(error)} ({place})")
+
+    def failed(self, reason: str | None) -> Json:
+        """Return a reply without a result; `reason` is None if a result is added to it."""
+        annotations = list(map(changed_keys, self._before, self._answers))
+        return {
+            "id": self._call["id"],
+            "reason": reason,
+            "rewards": None,
+            "annotations": annotations,
+        }
+
+
+class _TrackedAwaitable:
+    """An awaitable that records in shared memory when the hook's code runs on the event loop.
+
+    After a crash or a hang, the parent uses this record to distinguish the hook that caused it from
+    hooks that were only waiting.
+    """
+
+    def __init__(self, hook: Awaitable[Any], running_call: ctypes.c_uint64, call_id: int) -> None:
+        self._hook = hook
+        self._running_call = running_call
+        self._id = call_id
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        steps = self._hook.__await__()
+        error: BaseException | None = None
+        while True:
+            self._running_call.value = self._id
+            try:
+                waits_for = steps.send(None) if error is None else steps.throw(error)
+            except StopIteration as end:
+                return end.value
+            finally:
+                self._running_call.value = 0
+            error = None
+            try:
+                yield waits_for
+            except BaseException as thrown:  # passed on to the hook, as `yield from` does
+                error = thrown
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value

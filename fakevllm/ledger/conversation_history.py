@@ -1,0 +1,53 @@
+"""The conversation before a request, from the requests and answers that the ledger has recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from fakevllm.hooks.recorded_group import messages_of
+from fakevllm.ledger.records import AnsweredRequest
+from fakevllm_adapters.formats.base import Adapter, EngineInfo, History, NotTranslated
+from fakevllm_adapters.formats.registry import ADAPTERS
+
+Json = dict[str, Any]
+FindRequest = Callable[[str], AnsweredRequest | None]
+"""Function that returns the app's request whose answer has a response id, or None."""
+
+MAX_HISTORY = 1000
+"""Maximum number of answers in a chain of `previous_response_id`."""
+
+
+def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
+    """Return the requests and answers that a body refers to by `previous_response_id`.
+
+    The oldest pair comes first. Returns None if the body refers to no answer, to an answer that
+    this app never got, or to a chain of more than MAX_HISTORY answers.
+    """
+    response_id = body.get("previous_response_id")
+    if not adapter.has_previous_response or not isinstance(response_id, str):
+        return None
+    exchanges: list[tuple[Json, Json]] = []
+    while isinstance(response_id, str):
+        record = find_request(response_id)
+        if record is None or len(exchanges) == MAX_HISTORY:
+            return None
+        request: Json = orjson.loads(record.request_json)
+        exchanges.insert(0, (request, orjson.loads(record.message_json)))
+        response_id = request.get("previous_response_id")
+    return exchanges
+
+
+def recorded_messages(route: str, request_json: str, find_request: FindRequest) -> list[Json]:
+    """Return the conversation of a recorded request, in the form that hooks get."""
+    body: Json = orjson.loads(request_json)
+    adapter = next((adapter for adapter in ADAPTERS.values() if adapter.path == route), None)
+    if adapter is None:
+        return []
+    try:
+        exchange = adapter.open(body, EngineInfo(), prior_exchanges(adapter, body, find_request))
+    except NotTranslated:
+        return []
+    return messages_of(exchange.body)

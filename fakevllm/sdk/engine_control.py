@@ -1,0 +1,261 @@
+"""Server calls about the engine: its state, its job, start, stop, and the batch it collects."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from pydantic import BaseModel
+
+from fakevllm.sdk.protocol import (
+    ENGINE_TIMEOUT_S,
+    QUICK_TIMEOUT_S,
+    Backoff,
+    ServerCall,
+    ServerReply,
+    ServerRequest,
+    fetch,
+    fetch_with_retries,
+    is_transient,
+    send,
+)
+from fakevllm.sdk.types import ServerUnreachable, SwarmError, SwarmServerOfflineError
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.batch_status import (
+    AgreeRequest,
+    EpisodeBuffer,
+    EpisodeStatus,
+    ExperimentDirReply,
+    PoolInformation,
+)
+from fakevllm_adapters.protocol.run_finished import describe_closed_run
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, SuccessReply
+
+log = logging.getLogger("fakevllm.sdk")
+
+CANNOT_CONNECT = "ENGINE.CANNOT_CONNECT"
+"""The state that a client reports for a server that does not answer."""
+RUNNING = (EngineStatus.ROLLING, EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
+FIND_SERVER_S = 16.0
+"""Seconds to wait for a server that is just starting."""
+POOL_PATH = "/get_current_batch_rollout_pool_information"
+STEPPING = (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
+AGREE_INTERVAL_S = 2.0
+MAX_REFUSED_S = 600.0
+"""Seconds an agreement may be refused. The client's first episode since the last step may still run
+in another thread."""
+
+
+class ControlReply(BaseModel):
+    """The reply of `/sync_train_config` and `/start_engine`."""
+
+    success: bool
+    error: str = ""
+    warnings: list[str] = []
+
+
+_STATUS = ServerRequest("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
+
+
+def status() -> ServerCall[EngineStatusReply]:
+    """Return the engine's status. Raises ServerUnreachable, SwarmError."""
+    return (yield from fetch(_STATUS, EngineStatusReply))
+
+
+def status_with_retries(backoff: Backoff) -> ServerCall[EngineStatusReply]:
+    """Return the engine's status, and wait for a server that is just starting.
+
+    Raises ServerUnreachable, SwarmError.
+    """
+    return (yield from fetch_with_retries(_STATUS, EngineStatusReply, backoff))
+
+
+def sync_job(job: TrainJob) -> ServerCall[None]:
+    """Send the job. Raises SwarmError if an engine runs, or if the server refuses the job."""
+    request = ServerRequest("/sync_train_config", {"yaml_as_string": job.as_yaml()})
+    reply = yield from fetch(request, ControlReply)
+    if not reply.success:
+        raise SwarmError(f"The server does not take this job: {reply.error}")
+    for warning in reply.warnings:
+        log.warning("the job's %s", warning)
+
+
+def train_config() -> ServerCall[TrainJob | None]:
+    """Return the server's job; None if it has none, or one that this client cannot parse."""
+    reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
+    try:
+        return TrainJob.model_validate(reply.content) if reply.status == 200 else None
+    except ValueError:
+        return None
+
+
+def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
+    """Start the engine, and return its status once it serves requests.
+
+    Raises SwarmError with the reason if it does not come up, and ServerUnreachable if that takes
+    longer than `timeout_s`.
+    """
+    # The server replies once the engine boots: an engine that is off after that was refused.
+    reply = yield from fetch(ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), ControlReply)
+    if not reply.success:
+        raise SwarmError(f"The engine was not started: {reply.error}")
+    return (yield from wait_for_engine(RUNNING, timeout_s))
+
+
+def stop() -> ServerCall[None]:
+    """Stop the engine, and return once it is off. Does nothing if it is off already."""
+    reply = yield from status()
+    if reply.engine_status is EngineStatus.OFFLINE:
+        return
+    yield from fetch(ServerRequest("/stop_engine", {}, ENGINE_TIMEOUT_S), SuccessReply)
+    yield from wait_for_engine((EngineStatus.OFFLINE,), None)
+
+
+def wait_for_engine(
+    states: Collection[EngineStatus], timeout_s: float | None
+) -> ServerCall[EngineStatusReply]:
+    """Wait until the engine, which was on, is in one of `states`.
+
+    Raises SwarmServerOfflineError, with the server's reason, if the engine goes off and OFFLINE is
+    not in `states`; ServerUnreachable after `timeout_s`.
+    """
+    backoff = Backoff(timeout_s)
+    while True:
+        try:
+            reply = yield from status()
+        except SwarmError as error:
+            if not is_transient(error) or backoff.is_exhausted:
+                raise
+            yield from backoff.pause(error.detail)
+            continue
+        if reply.engine_status in states:
+            return reply
+        if reply.engine_status is EngineStatus.OFFLINE:
+            raise SwarmServerOfflineError(
+                reply.engine_status_detail
+                or "The engine was stopped while this client waited for it."
+            )
+        if backoff.is_exhausted:
+            raise ServerUnreachable(f"The engine is still in {reply.engine_status}.")
+        yield from backoff.pause(f"the engine is in {reply.engine_status}")
+
+
+def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) -> ServerCall[None]:
+    """Start the engine with this job, unless it runs already.
+
+    A running engine keeps its own job, and the differences are logged. With `force_restart` it is
+    stopped first. Raises SwarmError.
+    """
+    reply = yield from _find_server()
+    if force_restart:
+        yield from stop()
+    elif reply.engine_status is not EngineStatus.OFFLINE:
+        _warn_if_closed((yield from wait_for_engine(RUNNING, timeout_s)))
+        return (yield from _warn_of_differences(job))
+    yield from sync_job(job)
+    _warn_if_closed((yield from start(timeout_s)))
+
+
+def _find_server() -> ServerCall[EngineStatusReply]:
+    try:
+        return (yield from status_with_retries(Backoff(FIND_SERVER_S)))
+    except ServerUnreachable as error:
+        raise ServerUnreachable(
+            f"{error.detail}. Start a server with `fakevllm-server start`, or correct the URL."
+        ) from None
+
+
+def _warn_if_closed(reply: EngineStatusReply) -> None:
+    if reply.closed is not None:
+        log.warning("%s", describe_closed_run(reply.closed))
+
+
+def _warn_of_differences(job: TrainJob) -> ServerCall[None]:
+    reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
+    differences = job_differences(job, reply)
+    if differences:
+        log.warning(
+            "the engine runs with another job and keeps it: %s. To replace it with this job, use "
+            "force_restart=True",
+            "; ".join(differences),
+        )
+
+
+def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
+    """Return one text per setting that this client set and the server's job has otherwise.
+
+    `reply` is the reply of `/get_train_config`. Settings that the client left alone are ignored.
+    """
+    running = reply.content
+    if reply.status != 200 or not isinstance(running, dict):
+        return []
+    wanted = job.model_dump(mode="json", exclude_unset=True)
+    return [
+        f"{name} is {running[name]!r}, not {value!r}"
+        for name, value in wanted.items()
+        if name in running and running[name] != value
+    ]
+
+
+# --- the batch that is being collected
+
+
+def pool_information() -> ServerCall[PoolInformation]:
+    return (yield from fetch(ServerRequest(POOL_PATH, timeout_s=QUICK_TIMEOUT_S), PoolInformation))
+
+
+def episode_buffer() -> ServerCall[list[EpisodeStatus]]:
+    request = ServerRequest("/get_episode_buffer", {}, QUICK_TIMEOUT_S)
+    return (yield from fetch(request, EpisodeBuffer)).buffer
+
+
+def experiment_dir() -> ServerCall[str]:
+    """Return the folder of the server's run. Raises SwarmError before the engine's first start."""
+    request = ServerRequest("/get_server_experiment_dir", timeout_s=QUICK_TIMEOUT_S)
+    reply = yield from fetch(request, ExperimentDirReply)
+    if reply.server_experiment_dir is None:
+        raise SwarmError("No engine has been started: there is no run yet.")
+    return reply.server_experiment_dir
+
+
+def agree(client_uuid: str) -> ServerCall[bool]:
+    """Agree to the training step, and wait until it begins.
+
+    The server accepts an agreement once the client has ended an episode since the last step. The
+    agreement is sent repeatedly until the step begins, because a restarted server forgets it.
+
+    Returns True if the agreement was accepted, and then a step began or the batch was dropped
+    without a step. Returns False if a step began without this client's agreement, or if the engine
+    does not collect a batch. Raises SwarmError if the agreement is refused for MAX_REFUSED_S
+    seconds.
+    """
+    body = AgreeRequest(client_uuid=client_uuid).model_dump()
+    request = ServerRequest("/agree_sync_weight", body)
+    backoff = Backoff(None, AGREE_INTERVAL_S)
+    refused_backoff = Backoff(MAX_REFUSED_S, AGREE_INTERVAL_S)
+    step = accepted_by = None
+    while True:
+        reply = yield from fetch_with_retries(request, SuccessReply, Backoff(None))
+        status = yield from status_with_retries(Backoff(None))
+        if reply.success:
+            accepted_by = status.server_id
+            refused_backoff = Backoff(MAX_REFUSED_S, AGREE_INTERVAL_S)
+        elif accepted_by == status.server_id:  # the batch is over, perhaps without a step
+            return True
+        has_agreed = accepted_by is not None
+        has_stepped = step is not None and (status.global_step or 0) > step
+        if has_stepped or status.engine_status in STEPPING:
+            return has_agreed
+        if status.engine_status is EngineStatus.OFFLINE:
+            return False
+        step = status.global_step or 0  # a restarted server may be at an earlier step
+        if status.engine_status is EngineStatus.BOOTING:
+            if not has_agreed:
+                return False
+            yield from backoff.pause(f"the engine is in {status.engine_status}")
+        elif reply.success:
+            yield from backoff.pause("the other clients have not agreed yet")
+        elif refused_backoff.is_exhausted:
+            raise SwarmError(reply.failure_reason)
+        else:
+            yield from refused_backoff.pause(reply.failure_reason)

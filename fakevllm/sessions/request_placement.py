@@ -1,0 +1,102 @@
+"""The placement of one request in the session tree.
+
+A request is placed once, at the latest when its group is recorded. An error here never reaches the
+app: the request then has no place.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+from fakevllm.sessions.client_session_ids import Hints
+from fakevllm.sessions.session_lookup import LookupResult
+from fakevllm.sessions.tree import SessionTree
+from fakevllm.sessions.types import IncomingRequest, Place
+
+log = logging.getLogger("fakevllm.sessions")
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Placement:
+    """A request, and its place in the tree after it was placed."""
+
+    tree: SessionTree
+    group_id: str
+    scope: str
+    """Fingerprint of the app's key. Only sessions of the same scope are found."""
+    body: Json
+    """The request body in the upstream's format."""
+    prompt: str
+    """The prompt of a body without messages."""
+    hints: Hints
+    received_at: float
+    """Unix seconds."""
+    size: int = 0
+    """Size of the body in bytes."""
+    _request: IncomingRequest | None = field(default=None, init=False)
+    _lookup: LookupResult | None = field(default=None, init=False)
+    _place: Place | None = field(default=None, init=False)
+    _is_placed: bool = field(default=False, init=False)
+    _is_served: bool = field(default=False, init=False)
+
+    def session_id(self) -> str | None:
+        """Return the session that the request would continue as a main call, or None.
+
+        Call `place` soon afterwards: it uses this lookup, and other requests may evict the session.
+        """
+        try:
+            self._lookup = self.tree.find(self._read(is_side=False))
+        except Exception:  # isolates: trouble here never reaches the app
+            log.exception("request %s could not be looked up", self.group_id)
+            return None
+        return self._lookup.session.id if self._lookup.session is not None else None
+
+    def place(self, *, is_side: bool) -> Place | None:
+        """Place the request, and return its place. Later calls return the same place."""
+        if not self._is_placed:
+            self._is_placed = True
+            try:
+                # The lookup was that of a main call. A side call is found by quotes, too.
+                lookup = None if is_side else self._lookup
+                self._place = self.tree.place(self._read(is_side=is_side), lookup)
+            except Exception:  # isolates: trouble here never reaches the app
+                log.exception("request %s could not be placed", self.group_id)
+        return self._place
+
+    def served(self, message: Json, at: float, response_id: str | None) -> None:
+        """Store the message that the app gets, now or in a retry. Only the first call counts.
+
+        `at` is in Unix seconds.
+        """
+        if self._place is None or self._is_served:
+            return
+        self._is_served = True
+        try:
+            self.tree.served(self.group_id, message, at, response_id)
+        except Exception:  # isolates: trouble here never reaches the app
+            log.exception("the answer of request %s could not be kept", self.group_id)
+
+    def failed(self, at: float) -> None:
+        """Record that the app did not get the whole answer, unless `served` was called."""
+        if self._place is not None and not self._is_served:
+            self.tree.failed(self.group_id, at)
+
+    def _read(self, *, is_side: bool) -> IncomingRequest:
+        if self._request is None:
+            history, prompt_hash = self.tree.history_of(self.body, self.prompt, self.scope)
+            self._request = IncomingRequest(
+                group_id=self.group_id,
+                scope=self.scope,
+                history=history,
+                received_at=self.received_at,
+                size=self.size,
+                hints=self.hints,
+                is_side=is_side,
+                prompt_hash=prompt_hash,
+            )
+        self._request.is_side = is_side
+        return self._request

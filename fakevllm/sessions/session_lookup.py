@@ -1,0 +1,275 @@
+"""The lookup of a request's session, and of the answer that the request continues.
+
+A lookup changes nothing. It tries the evidence in the order of its certainty; see `Evidence`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import NamedTuple
+
+from fakevllm.sessions.client_session_ids import Hints
+from fakevllm.sessions.session_index import (
+    EXCERPT_CHARS,
+    GroupNode,
+    GroupStatus,
+    SessionIndex,
+    SessionNode,
+)
+from fakevllm.sessions.types import Evidence, IncomingRequest
+
+RETRY_WINDOW_S = 600.0
+"""Seconds after a failure in which client libraries retry."""
+MAX_RECENT_SESSIONS = 500
+"""Maximum number of sessions searched if the only evidence is a quote or a cache key."""
+MAX_QUOTING_CHARS = 20_000
+"""Maximum length of the text that is searched for quotes."""
+
+
+class HistoryMatch(NamedTuple):
+    """A group that is part of a request's history."""
+
+    group: GroupNode
+    at: int
+    """Index of the last message that belongs to the group: the group's answer, or its question."""
+
+
+class LookupResult(NamedTuple):
+    """The session of a request, and the answer that the request continues."""
+
+    session: SessionNode | None
+    """The session; None if the request needs a new one."""
+    evidence: Evidence
+    parent: GroupNode | None = None
+    """The group whose answer the request continues."""
+    base: HistoryMatch | None = None
+    """The last group of the session in the request's history."""
+
+
+class SessionLookup:
+    """The lookup of sessions in an index."""
+
+    def __init__(self, index: SessionIndex) -> None:
+        self._index = index
+
+    def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
+        """Return the session and the parent of a request.
+
+        `named` is the session that the request's hints name; None if the index has no such session.
+        """
+        is_named = request.hints.session is not None
+        issued, evidence = self._by_issued_id(request)
+        within = named
+        if is_named:
+            evidence = Evidence.HEADER if request.hints.is_header else Evidence.BODY
+        elif issued is not None:
+            within = issued.group.session
+        elif (failed := self._failed_before(request)) is not None:
+            within, evidence = failed.session, Evidence.RETRY
+        answered = self._answered_prefix(request, within)
+        if issued is not None and (within is None or issued.group.session is within):
+            answered = issued if answered is None or issued.at > answered.at else answered
+        if is_named and named is None:  # a new session; with the history of another it is a fork
+            return LookupResult(None, evidence, answered.group if answered else None, answered)
+        result = self._by_history(request, answered, within, evidence)
+        return result or self._by_other_evidence(request, within, evidence)
+
+    def _by_history(
+        self,
+        request: IncomingRequest,
+        answered: HistoryMatch | None,
+        within: SessionNode | None,
+        evidence: Evidence,
+    ) -> LookupResult | None:
+        """Return the result from the history and its answers, or None."""
+        session = answered.group.session if answered else within
+        if answered is not None and evidence is Evidence.NONE:
+            evidence = Evidence.PREFIX
+        question = self._question_prefix(request, session, answered.at if answered else -1)
+        if question is not None:
+            session = question.group.session
+            evidence = Evidence.QUESTION if evidence is Evidence.NONE else evidence
+            is_answered = request.history.messages[question.at + 1].role == "assistant"
+            if question.group.status is GroupStatus.SERVED and is_answered:
+                return LookupResult(session, evidence, question.group, question)
+        if answered is None and question is None:
+            return None
+        parent = answered.group if answered else None
+        return LookupResult(session, evidence, parent, question or answered)
+
+    def _by_other_evidence(
+        self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
+    ) -> LookupResult:
+        """Return the result from the other evidence: answers in the middle of the history, names,
+        cache key and quotes."""
+        match = self._distinctive_answer(request, within)
+        if match is not None:
+            is_known = evidence is not Evidence.NONE
+            evidence = evidence if is_known else Evidence.ANSWER
+            return LookupResult(match.group.session, evidence, match.group, match)
+        if within is not None:
+            return LookupResult(within, evidence)
+        cache_key = request.hints.cache_key
+        if cache_key and request.history.has_answers:
+            alike = [one for one in self._recent(request) if one.cache_key == cache_key]
+            if len(alike) == 1:
+                return LookupResult(alike[0], Evidence.CACHE_KEY)
+        quoted = self._quoted(request) if request.is_side else None
+        if quoted is None:
+            return LookupResult(None, Evidence.NONE)
+        return LookupResult(quoted, Evidence.QUOTE)
+
+    def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
+        """Return the last served answer that the request names by a response id or a call id."""
+        scope, history = request.scope, request.history
+        response_id = request.hints.response_id
+        if response_id is not None:
+            for group in self._index.by_response_id.latest((scope, response_id)):
+                roles = [message.role for message in history.messages]
+                answers = [at for at, role in enumerate(roles) if role == "assistant"]
+                return HistoryMatch(group, answers[-1] if answers else -1), Evidence.RESPONSE_ID
+        for at in range(len(history.messages) - 1, -1, -1):
+            for call_id in history.messages[at].call_ids:
+                groups = list(self._index.by_call_id.latest((scope, call_id)))
+                # Some engines count calls from 0 in each answer, so that many sessions share an id.
+                if len({group.session.id for group in groups}) == 1:
+                    return HistoryMatch(groups[0], at), Evidence.TOOL_CALL_ID
+        return None, Evidence.NONE
+
+    def _answered_prefix(
+        self, request: IncomingRequest, within: SessionNode | None
+    ) -> HistoryMatch | None:
+        """Return the longest prefix of the history that ends in a served answer."""
+        messages = request.history.messages
+        by_answered = self._index.by_answered
+        for at in range(len(messages) - 1, -1, -1):
+            if not by_answered.has(messages[at].history_key):
+                continue
+            if at == len(messages) - 1 and messages[at].role != "assistant":
+                continue  # the key of a history with an empty answer is that of its question
+            groups = self._possible(by_answered.latest(messages[at].history_key), request, within)
+            if groups:
+                return HistoryMatch(max(groups, key=lambda group: _likeness(group, request)), at)
+        return None
+
+    def _question_prefix(
+        self, request: IncomingRequest, session: SessionNode | None, after: int
+    ) -> HistoryMatch | None:
+        """Return the longest prefix, beyond message `after`, that equals an earlier history.
+
+        Without a session, two more conditions must hold: the next message must be an answer, which
+        the app has reworded, and only one session may be possible.
+        """
+        messages = request.history.messages
+        by_history = self._index.by_history
+        for at in range(len(messages) - 2, after, -1):
+            if not by_history.has(messages[at].history_key):
+                continue
+            groups = self._possible(by_history.latest(messages[at].history_key), request, session)
+            if session is None:
+                is_answered = messages[at + 1].role == "assistant"
+                groups = [group for group in groups if is_answered and not group.continuations]
+                if len({group.session.id for group in groups}) > 1:
+                    return None
+            if groups:
+                return HistoryMatch(groups[0], at)
+        return None
+
+    def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
+        """Return the failed request that this one retries.
+
+        The client's library must mark the request as a retry, because equal text may come from
+        another user.
+        """
+        if not request.hints.is_retry:
+            return None
+        for group in self._index.by_history.latest(request.history.key):
+            is_late = request.received_at - group.received_at > RETRY_WINDOW_S
+            is_same = group.size == request.size and not (is_late or group.is_repeated)
+            is_unserved = group.status is not GroupStatus.SERVED
+            if is_same and is_unserved and _is_possible(group, request):
+                return group
+        return None
+
+    def _distinctive_answer(
+        self, request: IncomingRequest, within: SessionNode | None
+    ) -> HistoryMatch | None:
+        """Return the last answer in the history that was served to one session only."""
+        messages = request.history.messages
+        for at in range(len(messages) - 1, -1, -1):
+            if messages[at].is_distinctive:
+                groups = self._index.by_message.latest((request.scope, messages[at].key))
+                possible = self._possible(groups, request, within)
+                if len({group.session.id for group in possible}) == 1:
+                    return HistoryMatch(possible[0], at)
+        return None
+
+    def _recent(self, request: IncomingRequest) -> Iterator[SessionNode]:
+        """Yield the recent sessions of the scope and the user, the latest first."""
+        for session in islice(reversed(self._index.sessions.values()), MAX_RECENT_SESSIONS):
+            if session.scope == request.scope and _is_same_user(session, request.hints):
+                yield session
+
+    def _quoted(self, request: IncomingRequest) -> SessionNode | None:
+        """Return the session whose question the text quotes, preferably with its answer."""
+        text = padded(request.history.user_text)
+        best: tuple[int, SessionNode] | None = None
+        for session in self._recent(request):
+            questions = {session.first_question, session.last_question} - {""}
+            score = sum(quotes(text, question) for question in questions)
+            score += bool(score) and 2 * quotes(text, session.last_answer)
+            if score and (best is None or score > best[0]):
+                best = score, session
+        return best[1] if best else None
+
+    def _possible(
+        self, groups: Iterator[GroupNode], request: IncomingRequest, within: SessionNode | None
+    ) -> list[GroupNode]:
+        return [
+            group
+            for group in groups
+            if _is_possible(group, request) and (within is None or group.session is within)
+        ]
+
+
+def padded(text: str) -> str:
+    """Return the beginning of a text, in the form that `quotes` takes.
+
+    The rest is cut off to limit the time, because the text is searched once per session.
+    """
+    return f"\n{text[:MAX_QUOTING_CHARS]}\n"
+
+
+def quotes(text: str, excerpt: str) -> bool:
+    """Return whether whole lines of a `padded` text are the excerpt. A name may precede it.
+
+    >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
+    True
+    >>> quotes(padded("USER: hide"), "hi")
+    False
+    """
+    if not excerpt:
+        return False
+    after = "" if len(excerpt) == EXCERPT_CHARS else "\n"
+    return any(f"{before}{excerpt}{after}" in text for before in ("\n", ": "))
+
+
+def _is_possible(group: GroupNode, request: IncomingRequest) -> bool:
+    return group.id != request.group_id and _is_same_user(group.session, request.hints)
+
+
+def _is_same_user(session: SessionNode, hints: Hints) -> bool:
+    """Return False if the session's user and the request's user are known and differ."""
+    return not (session.user and hints.user) or session.user == hints.user
+
+
+def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, bool]:
+    """Return a sort key for groups with equal histories: same cache key, same system prompt, and
+    no continuation yet."""
+    cache_key = request.hints.cache_key
+    return (
+        bool(cache_key) and group.session.cache_key == cache_key,
+        group.system_key == request.history.system_key,
+        not group.continuations,
+    )

@@ -1,0 +1,161 @@
+"""Training samples from feedback that arrived after its group was sent.
+
+Each such feedback becomes a sample of its own: the served answer, with the advantage
+`weight * (value - baseline)`. The baseline is the mean of the app's other feedback. The server
+accepts each sample once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fakevllm.config.reward import BASELINE_WINDOW, FeedbackSection
+from fakevllm.errors import LedgerError
+from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
+from fakevllm.ledger.records import FeedbackRecord, FeedbackState
+from fakevllm.ledger.store import Ledger
+from fakevllm.settlement.feedback_values import MIN_ADVANTAGE, baseline_of
+from fakevllm.settlement.reward_delivery import reason_of
+from fakevllm.swarm.errors import describe_error, is_transient
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
+
+log = logging.getLogger("fakevllm.settlement.feedback_values")
+
+PAUSE_S = 1.0
+"""Seconds between two attempts after an error."""
+
+
+class LateSamples:
+    """The background task that sends late feedback to the server as samples."""
+
+    def __init__(self, settings: FeedbackSection, ledger: Ledger, link: SwarmLink) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._link = link
+        self._woken = asyncio.Event()
+        self._woken.set()  # an earlier proxy process may have left feedback
+        self._blocked: set[str] = set()
+        """Groups that are not settled yet. Feedback about them is sent afterwards."""
+        self._settled: set[str] | None = None
+        """Groups that were settled since the ledger began to be read; None while it is not being
+        read."""
+
+    def wake(self) -> None:
+        """Wake the task, so that it looks for feedback to send."""
+        self._woken.set()
+
+    def group_settled(self, group_id: str) -> None:
+        """Send the feedback that waited for this group's outcome, if any."""
+        if self._settled is not None:
+            self._settled.add(group_id)
+        if group_id in self._blocked:
+            self._woken.set()
+
+    async def run(self) -> None:
+        """Send late feedback until cancelled."""
+        while True:
+            await self._woken.wait()
+            await self._link.serving.wait()  # until then, the server refuses samples
+            self._woken.clear()
+            try:
+                for key in await self._ready():
+                    await self._send(*key)
+            except Exception as error:  # isolates: waiting feedback is retried
+                cause = (
+                    str(error)
+                    if isinstance(error, LedgerError)
+                    else f"swarm server {describe_error(error)}"
+                )
+                log.warning("late feedback could not be sent and is retried: %s", cause)
+                await asyncio.sleep(PAUSE_S)
+                self._woken.set()
+
+    async def _ready(self) -> list[tuple[str, str]]:
+        """Return group id and feedback id of the feedback that has a baseline and whose group is
+        settled."""
+        settled = self._settled = set[str]()
+        try:
+            await self._ledger.flush()
+            candidates = await asyncio.to_thread(
+                self._ledger.feedback.with_baseline, self._settings.num_for_baseline
+            )
+        finally:
+            self._settled = None
+        self._blocked = {group_id for group_id, _, is_settled in candidates if not is_settled}
+        if self._blocked & settled:
+            self._woken.set()
+        return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
+
+    async def _send(self, group_id: str, feedback_id: str) -> None:
+        """Send one feedback as a sample. Raises temporary errors. After any other error, the
+        feedback is recorded as lost."""
+        rows = self._ledger.feedback
+        row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
+        if row is None:  # taken back or replaced meanwhile
+            return
+        others = await asyncio.to_thread(rows.other_values, row, BASELINE_WINDOW)
+        baseline = baseline_of(others, self._settings.num_for_baseline)
+        if baseline is None:
+            return
+        assert row.value is not None, "waiting feedback has a value"
+        advantage = self._settings.weight * (row.value - baseline)
+        if abs(advantage) < MIN_ADVANTAGE:
+            rows.set_outcome(
+                row, FeedbackState.DROPPED, "same_as_all", baseline=baseline, amount=0.0
+            )
+            return
+        served = await asyncio.to_thread(rows.served_calls, group_id)
+        reason = _untrainable_reason(served)
+        if reason is not None:
+            rows.set_outcome(row, FeedbackState.KEPT, reason)
+            return
+        # Read the feedback once more after its calls: it may have been taken back meanwhile.
+        if not await self._ledger.flush():
+            raise LedgerError("the ledger cannot be written")
+        if await asyncio.to_thread(rows.waiting, group_id, feedback_id) is None:
+            return
+        state, reason = await self._add_sample(row, served, advantage)
+        rows.set_outcome(row, state, reason, baseline=baseline, amount=advantage)
+
+    async def _add_sample(
+        self, row: FeedbackRecord, served: ServedCalls, advantage: float
+    ) -> tuple[FeedbackState, str | None]:
+        try:
+            reply = await self._link.add_sample(
+                AddSampleRequest(
+                    sample_id=sample_id(row),
+                    run_id=served.run_id or "",
+                    advantage=advantage,
+                    calls=served.calls,
+                )
+            )
+        except Exception as error:  # isolates: one odd feedback must not hold up the others
+            if is_transient(error):
+                raise
+            log.warning(
+                "feedback about %s is lost: the swarm server %s",
+                row.group_id,
+                describe_error(error),
+                extra={"group": row.group_id},
+            )
+            return FeedbackState.LOST, reason_of(error)
+        if not reply.success:
+            return FeedbackState.LOST, reply.failure_reason
+        state = FeedbackState.POOLED if reply.pooled else FeedbackState.DROPPED
+        return state, reply.failure_reason or None
+
+
+def _untrainable_reason(served: ServedCalls) -> str | None:
+    """Return the reason if an answer cannot become a sample, else None."""
+    if not served.calls:
+        return "no_calls: the answer's tokens are not in the ledger"
+    if len(served.calls) > MAX_SAMPLE_CALLS:
+        return f"too_many_calls: {len(served.calls)} of one answer"
+    reasons = [call.untrainable for call in served.calls]
+    if all(reason is not None for reason in reasons):
+        return f"no_trainable_call: {reasons[0]}"
+    if not served.is_unshaped:
+        return "shaped: what its tokens were chosen from is known to the server's group alone"
+    return None

@@ -1,0 +1,300 @@
+"""Delivery of a group after its app has been answered: first to the ledger, then to the server.
+
+A group is in the ledger with the state `scored` before its rewards are sent, and may be held in
+that state for feedback about its answer. If a stop or a crash prevents a group from being sent, the
+next proxy process sends the group, without waiting for the rest of its window. The server accepts
+each group once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+
+import aiohttp
+
+from fakevllm.ledger.records import GroupRecord, ScoredGroup
+from fakevllm.ledger.store import Ledger
+from fakevllm.ledger.writer import WriteReceipt
+from fakevllm.runtime.task_set import TaskSet
+from fakevllm.sessions.types import Place
+from fakevllm.settlement.pending_groups import PendingGroups
+from fakevllm.swarm.errors import describe_error, is_transient
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest
+
+log = logging.getLogger("fakevllm.settlement.reward_delivery")
+
+CLOSE_GRACE_S = 10.0
+"""Seconds that a stopping proxy waits for groups that are being sent."""
+RESEND_PAUSE_S = 1.0
+"""Seconds between two attempts to send a group after a temporary error."""
+ALREADY_ACCEPTED = 409
+"""HTTP status by which the server reports that it has the group already, with other rewards."""
+
+
+class Delivery:
+    """The background delivery of groups to the server. Close it after the objects that call it."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        link: SwarmLink,
+        window_s: float = 0.0,
+        on_settled: Callable[[str], None] = lambda group_id: None,
+    ) -> None:
+        """Create the delivery. `window_s` is the number of seconds for which a scored group is held
+        for feedback about its answer. `on_settled` is called with a group's id after its outcome
+        was queued for the ledger."""
+        self._ledger = ledger
+        self._link = link
+        self._pending = PendingGroups(window_s)
+        self._change_events: dict[str, asyncio.Event] = {}
+        """Events by group id. Each is set when its group changes, for the tasks that wait for a
+        change."""
+        self._background = TaskSet(log, "a group could not be settled")
+        self._waiting: set[asyncio.Task[None]] = set()
+        """Background tasks that wait for feedback or for the server; a stop cancels them."""
+        self._resending: asyncio.Task[None] | None = None
+        self._is_closing = False
+        self._on_settled = on_settled
+
+    @property
+    def num_unsettled(self) -> int:
+        """Number of groups of this proxy process that the server has not accepted yet."""
+        return len(self._background)
+
+    # --- feedback
+
+    def register_answer(
+        self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
+    ) -> None:
+        """Record that the app has its answer or is about to get it. From now on the app may send
+        feedback."""
+        self._pending.add(group_id, answer_id, app_key, place)
+
+    def find(self, name: str, app_key: str | None) -> str | None:
+        """Return the unsent group whose answer has the id `name` for this app."""
+        return self._pending.find(name, app_key)
+
+    def preceding_group(self, place: Place) -> str | None:
+        """Return the unsent group about which a request at `place` is implicit feedback."""
+        return self._pending.preceding_group(place)
+
+    def feedback_started(self, group_id: str) -> None:
+        """Hold the group, if it is unsent, until the matching call of `feedback_finished`."""
+        self._pending.feedback_started(group_id)
+
+    def accepts_feedback(self, group_id: str) -> bool:
+        """Return whether feedback may still be added to the group's reward."""
+        return self._pending.accepts_feedback(group_id)
+
+    def feedback_finished(self, group_id: str, amount: float | None) -> None:
+        """Add `amount` to the reward of the group's served sibling; None adds nothing. The amount
+        must be in the ledger already."""
+        self._pending.feedback_finished(group_id, amount)
+        self._notify(group_id)
+
+    def release_earlier_turns(self, place: Place) -> None:
+        """Release the groups of the session's earlier turns, because a later turn has begun."""
+        for group_id in self._pending.release_earlier_turns(place):
+            self._notify(group_id)
+
+    async def wait_recorded(self, group_id: str) -> None:
+        """Wait until the group's record is queued for the ledger."""
+        while not self._pending.is_recorded(group_id):
+            await self._change(group_id)
+
+    def forget(self, group_id: str) -> None:
+        """Forget a group that will not be sent, after its record was queued for the ledger."""
+        self._pending.remove(group_id)
+        self._notify(group_id)
+
+    # --- groups
+
+    def settle(self, record: GroupRecord) -> None:
+        """Write a group to the ledger, then report its end to the server: send its rewards if the
+        group is scored, else abort it."""
+        # The record is queued before this method returns, so that rows of later feedback follow it.
+        receipt = self._ledger.record(record)
+        is_scored = record.state == "scored"
+        work = self._settle(record, receipt) if is_scored else self._abandon(record)
+        self._background.start(work)
+
+    def resend(self, groups: Sequence[ScoredGroup]) -> None:
+        """Send the groups that earlier proxy processes left `scored`, as soon as the server is
+        reachable."""
+        assert self._resending is None, "resend is called once, at the start"
+        for group in groups:  # feedback about them may not have been processed yet
+            self._pending.group_recorded(
+                group.group_id, -math.inf, accepts_feedback=_has_served_reward(group)
+            )
+        self._resending = asyncio.create_task(self._resend(groups))
+
+    async def close(self) -> None:
+        """Stop the delivery. Groups that were not sent stay `scored` in the ledger for the next
+        process."""
+        if self._resending is not None:
+            self._resending.cancel()
+            await asyncio.gather(self._resending, return_exceptions=True)
+        self._is_closing = True
+        for task in list(self._waiting):
+            task.cancel()
+        await self._background.close(CLOSE_GRACE_S)
+
+    async def _settle(self, record: GroupRecord, receipt: WriteReceipt) -> None:
+        group = _scored(record)
+        self._pending.group_recorded(
+            group.group_id, time.monotonic(), accepts_feedback=_has_served_reward(group)
+        )
+        self._notify(group.group_id)
+        # The server must never train on a group that is not in the ledger.
+        if not await self._ledger.is_written(receipt):
+            self.forget(group.group_id)
+            self._ledger.settle(record.group_id, "dropped", "ledger_unavailable", None, [])
+            self._on_settled(group.group_id)
+            return await self._link.abort_group(record.group_id)
+        await self._send(await self._with_feedback(group))
+
+    async def _resend(self, groups: Sequence[ScoredGroup]) -> None:
+        for group in groups:
+            await self._link.reached.wait()
+            await self._send(await self._with_feedback(group))
+
+    async def _send(self, group: ScoredGroup) -> None:
+        """Send a group, and wait for as long as the server is unreachable. After a stop the next
+        proxy process sends the group."""
+        while True:
+            try:
+                return await self._end(group)
+            except Exception as error:  # isolates: one odd group must not hold up the others
+                if not is_transient(error):
+                    return self._lose(group.group_id, error)
+            with self._stoppable_wait():
+                await asyncio.sleep(RESEND_PAUSE_S)
+                await self._link.reached.wait()
+
+    @contextlib.contextmanager
+    def _stoppable_wait(self) -> Generator[None]:
+        """Mark the block as a wait that a stop cancels at once. The group then stays `scored` for
+        the next proxy process."""
+        task = asyncio.current_task()
+        assert task is not None
+        if self._is_closing:
+            raise asyncio.CancelledError
+        self._waiting.add(task)
+        try:
+            yield
+        finally:
+            self._waiting.discard(task)
+
+    async def _end(self, group: ScoredGroup) -> None:
+        end = EndGroupRequest(
+            group_id=group.group_id,
+            task_id=group.task_id or "",
+            rewards=group.rewards,
+            served=group.served_index,
+            parent_id=group.parent_id,
+            metadata={"question": group.question},
+        )
+        try:
+            reply = await self._link.end_group(end)
+        except aiohttp.ClientResponseError as error:
+            if error.status != ALREADY_ACCEPTED:
+                raise
+            # An earlier proxy process sent the group with other feedback added. Its rewards stand,
+            # and the run log reports the rest of the outcome.
+            reply = EndGroupReply(success=True, pooled=True)
+        state = "pooled" if reply.pooled else "dropped"
+        self._ledger.settle(
+            group.group_id,
+            state if reply.success else "lost",
+            reply.failure_reason or None,
+            reply.step,
+            reply.calls,
+            reply.run_id,
+        )
+        self._on_settled(group.group_id)
+
+    async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
+        """Wait until the group is no longer held, and return it with the feedback added to the
+        reward of its served sibling."""
+        if group.group_id not in self._pending:
+            return group
+        await self._hold(group.group_id)
+        added = self._pending.remove(group.group_id)
+        self._notify(group.group_id)
+        served = group.served_index
+        if not added or served is None:
+            return group
+        own = group.rewards[served]
+        rewards = [*group.rewards]
+        rewards[served] = None if own is None else own + added
+        return replace(group, rewards=rewards)
+
+    async def _hold(self, group_id: str) -> None:
+        while (wait_s := self._pending.wait_s(group_id, time.monotonic())) > 0:
+            limit_s = None if wait_s == math.inf else wait_s
+            with contextlib.suppress(TimeoutError), self._stoppable_wait():
+                async with asyncio.timeout(limit_s):
+                    await self._change(group_id)
+
+    async def _change(self, group_id: str) -> None:
+        changed = self._change_events.setdefault(group_id, asyncio.Event())
+        await changed.wait()
+
+    def _notify(self, group_id: str) -> None:
+        changed = self._change_events.pop(group_id, None)
+        if changed is not None:
+            changed.set()
+
+    def _lose(self, group_id: str, error: Exception) -> None:
+        log.warning(
+            "group %s could not be ended: the swarm server %s",
+            group_id,
+            describe_error(error),
+            extra={"group": group_id},
+        )
+        self.forget(group_id)
+        self._ledger.settle(group_id, "lost", reason_of(error), None, [])
+        self._on_settled(group_id)
+
+    async def _abandon(self, record: GroupRecord) -> None:
+        self.forget(record.group_id)
+        await self._link.abort_group(record.group_id)
+
+
+def _scored(record: GroupRecord) -> ScoredGroup:
+    rewards = [sibling.reward for sibling in record.siblings]
+    return ScoredGroup(
+        group_id=record.group_id,
+        task_id=record.task_id,
+        question=record.question,
+        rewards=rewards,
+        served_index=record.served_index,
+        parent_id=record.parent_id,
+    )
+
+
+def _has_served_reward(group: ScoredGroup) -> bool:
+    """Return whether the served sibling has a reward to which feedback can be added."""
+    served = group.served_index
+    return served is not None and group.rewards[served] is not None
+
+
+def reason_of(error: Exception) -> str:
+    """Return the reason slug of a failed request to the server, for the ledger.
+
+    >>> reason_of(TimeoutError())
+    'swarm_unreachable'
+    """
+    if is_transient(error):
+        return "swarm_unreachable"
+    if isinstance(error, aiohttp.ClientResponseError):
+        return f"swarm_refused: {error.status}"
+    return f"end_failed: {type(error).__name__}"

@@ -1,0 +1,257 @@
+"""The proxy's components, opened together and closed in reverse order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+
+from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.kill_switch import KillSwitch, pause_file
+from fakevllm.admission.task_index import TaskIndex
+from fakevllm.config.model import Config, DatasetSection
+from fakevllm.groups.reproducible_lockstep import Lockstep
+from fakevllm.groups.request_admission import TrafficGate
+from fakevllm.groups.request_pipeline import Pipeline
+from fakevllm.groups.resend_cache import ResendCache
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.sandbox import HookSandbox
+from fakevllm.ledger.lock import LedgerLock
+from fakevllm.ledger.store import Ledger
+from fakevllm.metrics import Metrics
+from fakevllm.sessions.session_index import NUM_RESTORED
+from fakevllm.sessions.tree import SessionTree
+from fakevllm.settlement.feedback_service import FeedbackService
+from fakevllm.settlement.late_feedback import LateSamples
+from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.swarm.load_probe import LoadProbe
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
+from fakevllm.transport.engine_client import EngineClient
+from fakevllm.transport.fallback_server import Fallback
+from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.sibling_limit import SiblingLimit
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.swarm import Task
+from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
+
+_MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
+
+
+class ModelNames:
+    """The aliases under which apps may request the served model."""
+
+    def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
+        """`aliases`: other names of the served model; `*` stands for every name."""
+        self._aliases = aliases
+        self._link = link
+
+    def is_alias(self, name: str) -> bool:
+        """Return whether `name` is to be replaced by the served model's name."""
+        if name == self._link.model:
+            return False
+        return name in self._aliases or ("*" in self._aliases and name != "")
+
+    def known_name(self, name: str) -> str | None:
+        """Return the served model's name for an alias, or None if `name` is no alias or the served
+        model is not known yet."""
+        return self._link.model if self.is_alias(name) else None
+
+    def served_name(self, name: str) -> str | None:
+        """Return the served model's name for an alias, or None if `name` is no alias. Raises
+        WireError (503) if the served model is not known yet."""
+        if not self.is_alias(name):
+            return None
+        if self._link.model is None:
+            raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
+        return self._link.model
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyComponents:
+    """The components that the routes use."""
+
+    config: Config
+    ledger: Ledger
+    upstream: EngineClient
+    link: SwarmLink
+    tasks: TaskIndex
+    model_names: ModelNames
+    pipeline: Pipeline
+    conversations: SessionTree
+    traffic_gate: TrafficGate
+    resends: ResendCache
+    delivery: Delivery
+    feedback: FeedbackService
+    metrics: Metrics
+
+
+@contextlib.asynccontextmanager
+async def open_proxy(
+    config: Config, files: FileBudget = DEFAULT_FILES
+) -> AsyncGenerator[ProxyComponents]:
+    """Open all components of a proxy. `files`: the open files that the process may have.
+
+    Raises UserError for mistakes that the user can fix.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        rows = _dataset_rows(config.dataset)
+        stack.callback(LedgerLock(config.ledger_file).close)
+        ledger = Ledger.open(config.ledger_file)
+        stack.callback(ledger.close)
+        keys = config.keys()
+        tasks = TaskIndex(ledger.task_secret(), keys)
+        tasks.add_dataset(rows)
+        for stored in ledger.tasks():
+            tasks.add([stored.task], stored.owner)
+        hooks = await _start_hooks(config, stack)
+        upstream = EngineClient(config.swarm.url, config.swarm.key)
+        stack.push_async_callback(upstream.close)
+        slots = CallSlots(min(config.limits.num_calls, files.num_calls))
+        max_siblings = SIBLINGS_PER_SLOT * slots.num_slots
+        configured = config.serve.max_siblings_in_flight or max_siblings
+        sibling_limit = SiblingLimit(min(configured, max_siblings))
+        link = _start_link(config, ledger, sibling_limit, stack)
+        model_names = ModelNames(config.models.aliases, link)
+        late = LateSamples(config.feedback, ledger, link)
+        delivery = Delivery(ledger, link, config.feedback.window_s, late.group_settled)
+        stack.push_async_callback(delivery.close)
+        fallback = Fallback.from_settings(config.fallback)
+        if fallback is not None:
+            stack.push_async_callback(fallback.close)
+        retry_handler = RetryHandler(
+            upstream,
+            link,
+            config.upstream.hold_s,
+            fallback,
+            model_names.served_name,
+            sibling_limit,
+            slots,
+        )
+        metrics = Metrics()
+        feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
+        resends = _open_resend_cache(config, ledger)
+        pipeline = Pipeline(
+            config,
+            upstream,
+            hooks,
+            ledger,
+            delivery,
+            retry_handler,
+            resends,
+            metrics,
+            lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
+            on_placed=feedback.request_placed,
+        )
+        stack.push_async_callback(pipeline.close)
+        stack.push_async_callback(feedback.close)
+        pause = KillSwitch(pause_file(config.proxy.run_dir))
+        trains = config.hooks.path is not None
+        traffic_gate = TrafficGate(config.policy, pause, tasks.key_names, trains=trains)
+        metrics.gauge(
+            "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
+        )
+        metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
+        _add_gauges(metrics, ledger, link, sibling_limit, slots)
+        conversations = SessionTree()
+        conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
+        # No await between these two: a group's stored feedback must be counted before the group is
+        # sent.
+        delivery.resend(ledger.scored_groups())
+        feedback.restore()
+        sending = asyncio.create_task(late.run())
+        stack.push_async_callback(_cancel, sending)
+        yield ProxyComponents(
+            config=config,
+            ledger=ledger,
+            upstream=upstream,
+            link=link,
+            tasks=tasks,
+            model_names=model_names,
+            pipeline=pipeline,
+            conversations=conversations,
+            traffic_gate=traffic_gate,
+            resends=resends,
+            delivery=delivery,
+            feedback=feedback,
+            metrics=metrics,
+        )
+
+
+def _add_gauges(
+    metrics: Metrics,
+    ledger: Ledger,
+    link: SwarmLink,
+    sibling_limit: SiblingLimit,
+    slots: CallSlots,
+) -> None:
+    metrics.gauge(
+        "fakevllm_siblings_in_flight",
+        "Siblings at the engine, without the leads.",
+        lambda: sibling_limit.in_flight,
+    )
+    metrics.gauge(
+        "fakevllm_calls_open", "Calls that hold a slot at the server.", lambda: slots.num_open
+    )
+    metrics.labelled_gauge(
+        "fakevllm_calls_waiting",
+        "Calls that wait in the proxy for a slot at the server.",
+        "kind",
+        lambda: {"lead": slots.num_waiting_leads, "sibling": slots.num_waiting_siblings},
+    )
+    metrics.gauge(
+        "fakevllm_ledger_dropped",
+        "Writes that the ledger gave up.",
+        lambda: ledger.health.dropped,
+    )
+    metrics.labelled_gauge(
+        "fakevllm_groups_dropped",
+        "Groups that the swarm server's run dropped, by the first word of the reason.",
+        "reason",
+        lambda: link.dropped,
+    )
+
+
+def _dataset_rows(dataset: DatasetSection) -> list[Task]:
+    return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
+
+
+def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
+    """Return the resend cache. It is off without hooks: no request becomes a group then, and a
+    resend costs no more than at a plain vLLM server."""
+    window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
+    resends = ResendCache(window_s, ledger.kept_answers)
+    resends.restore()
+    return resends
+
+
+def _start_link(
+    config: Config, ledger: Ledger, sibling_limit: SiblingLimit, stack: contextlib.AsyncExitStack
+) -> SwarmLink:
+    load_probe = LoadProbe(lambda: sibling_limit.in_flight > 0)
+    link = SwarmLink(config.swarm.url, config.swarm.key, config.job, ledger, load_probe)
+    stack.push_async_callback(link.close)
+    following = asyncio.create_task(link.run())
+    stack.push_async_callback(_cancel, following)
+    return link
+
+
+async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> HookWorker | None:
+    if config.hooks.path is None:
+        return None
+    worker = HookWorker(
+        config.hooks.path,
+        config.hooks.timeout_s,
+        HookSandbox(config.hooks.environment, config.hooks.memory_mb),
+    )
+    stack.push_async_callback(worker.close)
+    await worker.start()
+    return worker
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task

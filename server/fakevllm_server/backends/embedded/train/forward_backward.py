@@ -1,0 +1,199 @@
+"""Pass a step's pieces through a model: log-probabilities, the loss and its gradient.
+
+Each function is a generator that pauses after every pass of a piece.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.embedded.train.micro_batches import StepPiece, StepPieces
+from fakevllm_server.backends.torch_forest.attention.registry import fastest_attention
+from fakevllm_server.backends.torch_forest.edge_log_probs import (
+    EdgeValues,
+    edge_log_probs,
+    edge_values,
+)
+from fakevllm_server.backends.torch_forest.two_pass_gradient import (
+    backward_piece,
+    loss_coefficients,
+)
+from fakevllm_server.backends.torch_losses.kl import k3
+from fakevllm_server.backends.torch_losses.mismatch_metrics import Mismatch
+from fakevllm_server.backends.torch_losses.step_loss import step_loss, token_means
+from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
+from fakevllm_server.types.backend import LossSpec, StepMetrics
+
+MAX_LOGITS = 2**26
+"""Maximum number of logits held at a time: 256 MB in float32."""
+PROB_DIFF_MAX = "prob_diff_max"
+"""Metric: the largest difference between the engine's and the trainer's probability of a token."""
+
+
+class _PartMetrics(NamedTuple):
+    """Metrics of some pieces of a step."""
+
+    metrics: StepMetrics
+    """Parts of means over the step, and the maximum PROB_DIFF_MAX."""
+    mismatch: Mismatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Passes through one model with one attention method."""
+
+    model: Any
+    attention: str
+    """A name in `torch_forest.ATTENTIONS`."""
+
+    def attention_for(self, piece: StepPiece) -> str:
+        return fastest_attention(piece.plan, self.attention)
+
+    def _values(self, piece: StepPiece, spec: LossSpec, *, is_first: bool) -> EdgeValues:
+        return edge_values(
+            self.model,
+            piece.plan,
+            self.attention_for(piece),
+            with_entropy=is_first or spec.entropy_coeff != 0,
+            entropy_trains=spec.entropy_coeff != 0,
+            max_logits=MAX_LOGITS,
+        )
+
+    def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
+        """Return the log-probabilities of each piece's trained tokens, without a graph."""
+        log_probs: list[Tensor] = []
+        for piece in step.pieces:
+            with torch.no_grad():
+                attention = self.attention_for(piece)
+                values = edge_log_probs(self.model, piece.plan, attention, max_logits=MAX_LOGITS)
+            log_probs.append(piece.plan.flat(values))
+            yield
+        return log_probs
+
+    def backward(
+        self, step: StepPieces, spec: LossSpec, *, is_first: bool
+    ) -> Generator[None, None, StepMetrics]:
+        """Add the step's gradient to the model's, and return the metrics. `is_first` is true before
+        any update of the step: only then the metrics about the policy that sampled are valid."""
+        if step.whole is not None:
+            return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
+        parts: list[_PartMetrics] = []
+        for piece in step.pieces:
+            values = self._values(piece, spec, is_first=is_first)
+            loss, metrics = _loss_and_metrics([values], [piece], piece.tokens, spec, is_first)
+            if loss.requires_grad:
+                loss.backward()
+            parts.append(metrics)
+            # They hold the piece's graph, which must not stay in memory during the pause.
+            del values, loss
+            yield
+        return _joined(parts)
+
+    def _backward_in_two_passes(
+        self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
+    ) -> Generator[None, None, StepMetrics]:
+        """Do the same for a loss that couples tokens of different pieces: compute all values first,
+        and then each piece's part of the gradient."""
+        first_pass: list[EdgeValues] = []
+        for piece in step.pieces:
+            with torch.no_grad():
+                first_pass.append(self._values(piece, spec, is_first=is_first))
+            yield
+        parts: list[_PartMetrics] = []
+
+        def loss_of(values: Sequence[EdgeValues]) -> Tensor:
+            loss, metrics = _loss_and_metrics(values, step.pieces, whole, spec, is_first)
+            parts.append(metrics)
+            return loss
+
+        _, coefficients = loss_coefficients(loss_of, first_pass)
+        if spec.entropy_coeff == 0:
+            coefficients = [values._replace(entropy=None) for values in coefficients]
+        for piece, coefficient in zip(step.pieces, coefficients, strict=True):
+            attention = self.attention_for(piece)
+            backward_piece(self.model, piece.plan, attention, coefficient, max_logits=MAX_LOGITS)
+            yield
+        return _joined(parts)
+
+
+def _loss_and_metrics(
+    values: Sequence[EdgeValues],
+    pieces: Sequence[StepPiece],
+    tokens: TrainedTokens,
+    spec: LossSpec,
+    is_first: bool,
+) -> tuple[Tensor, _PartMetrics]:
+    """Return the loss of some pieces and their parts of the metrics. `tokens` has the tokens of the
+    pieces, one piece after another."""
+    log_prob = _flat(pieces, [one.log_prob for one in values])
+    entropies = [one.entropy for one in values if one.entropy is not None]
+    entropy = _flat(pieces, entropies) if entropies else None
+    loss, parts = step_loss(log_prob, tokens, spec, entropy if spec.entropy_coeff != 0 else None)
+    metrics = {name: value.item() for name, value in parts.items()}
+    metrics["loss"] = loss.item()
+    if not is_first or entropy is None:
+        return loss, _PartMetrics(metrics, None)
+    log_prob = log_prob.detach()
+    is_equal_version = torch.cat([piece.is_equal_version for piece in pieces])
+    return loss, _PartMetrics(
+        metrics | _engine_differences(log_prob, entropy.detach(), tokens),
+        _mismatch(log_prob, tokens, is_equal_version),
+    )
+
+
+def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
+    """Map values per edge of each piece to values per trained token of all pieces, [tokens]."""
+    pairs = zip(pieces, edge_values, strict=True)
+    return torch.cat([piece.plan.flat(values) for piece, values in pairs])
+
+
+def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
+    """Return metrics of the difference between trainer and engine: these tokens' parts of the
+    means, and the maximum."""
+    sampled = tokens.sampled_log_prob
+    means = {
+        "approx_kl": k3(sampled, log_prob),
+        "ppo_kl": sampled - log_prob,
+        "entropy": entropy,
+    }
+    difference = (log_prob.exp() - sampled.exp()).abs()[tokens.counted]
+    metrics = {name: value.item() for name, value in token_means(means, tokens).items()}
+    return metrics | ({PROB_DIFF_MAX: difference.max().item()} if difference.numel() else {})
+
+
+def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor) -> Mismatch:
+    counted = tokens.counted
+    return Mismatch.of(
+        log_prob[counted],
+        tokens.sampled_log_prob[counted],
+        tokens.token_share[counted],
+        is_equal_version[counted],
+    )
+
+
+def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
+    """Join the metrics of all pieces: parts of means are added up."""
+    columns: dict[str, list[float]] = defaultdict(list)
+    mismatches: list[Mismatch] = []
+    for metrics, mismatch in parts:
+        if mismatch is not None:
+            mismatches.append(mismatch)
+        for name, value in metrics.items():
+            columns[name].append(value)
+    joined = {
+        name: _largest(values) if name == PROB_DIFF_MAX else sum(values)
+        for name, values in columns.items()
+    }
+    return joined | Mismatch.joined(mismatches).metrics
+
+
+def _largest(values: Sequence[float]) -> float:
+    """Return the largest value; NaN counts as the largest, while `max` might drop it."""
+    return max(values, key=lambda value: math.inf if math.isnan(value) else value)

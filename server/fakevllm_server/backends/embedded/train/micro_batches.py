@@ -1,0 +1,185 @@
+"""Cut a step's calls into pieces that go through the model one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress, groupby, repeat
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_sequences import LossCall, call_shares
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
+from fakevllm_server.backends.torch_forest.prefix_sharing import unshare_small_prefixes
+from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
+from fakevllm_server.forest import CallTokens, pack
+from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class StepPiece:
+    """Some calls of a step that go through the model together."""
+
+    plan: Plan
+    tokens: TrainedTokens
+    """The trained tokens, in the order of `plan.flat`."""
+    calls: Sequence[int]
+    """Indices of the piece's calls within the step, in the order of the plan."""
+    is_equal_version: Tensor
+    """[tokens] Whether the current weights sampled all tokens of the token's call."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPieces:
+    """All pieces of a step."""
+
+    pieces: Sequence[StepPiece]
+    whole: TrainedTokens | None
+    """The tokens of all pieces, one piece after another, if the loss couples tokens of different
+    pieces; else None."""
+
+    @property
+    def metrics(self) -> StepMetrics:
+        """Number of tokens computed and saved, and `rho`: the calls' tokens per computed token."""
+        forests = [piece.plan.forest for piece in self.pieces]
+        computed = sum(forest.num_nodes for forest in forests)
+        naive = sum(forest.num_naive for forest in forests)
+        return {
+            "tokens_computed": float(computed),
+            "tokens_saved": float(naive - computed),
+            "rho": naive / computed if computed else 1.0,
+        }
+
+    def per_call(self, values_per_piece: Sequence[Tensor]) -> list[list[float]]:
+        """Map values per trained token, [tokens] for each piece, to one row for each call of the
+        step, in its order."""
+        rows: dict[int, list[float]] = {}
+        for piece, values in zip(self.pieces, values_per_piece, strict=True):
+            own = values.split(list(piece.plan.num_trained))
+            rows |= {at: row.tolist() for at, row in zip(piece.calls, own, strict=True)}
+        return [rows[at] for at in range(len(rows))]
+
+    def with_log_probs(
+        self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
+    ) -> StepPieces:
+        """Return the pieces with the log-probabilities of the old policy and of the reference,
+        [tokens] for each piece."""
+        pieces = [
+            replace(
+                piece,
+                tokens=replace(
+                    piece.tokens,
+                    old_log_prob=None if old is None else old[at],
+                    reference_log_prob=None if reference is None else reference[at],
+                ),
+            )
+            for at, piece in enumerate(self.pieces)
+        ]
+        if self.whole is None:
+            return StepPieces(pieces, None)
+        whole = replace(
+            self.whole,
+            old_log_prob=None if old is None else torch.cat(list(old)),
+            reference_log_prob=None if reference is None else torch.cat(list(reference)),
+        )
+        return StepPieces(pieces, whole)
+
+
+def cut_into_pieces(
+    calls: Sequence[Call],
+    spec: LossSpec,
+    max_tokens: int,
+    device: torch.device,
+    *,
+    shares_prefixes: bool,
+    version: int | None = None,
+) -> StepPieces:
+    """Cut a step's calls into pieces of at most `max_tokens` nodes.
+
+    If the longest call alone exceeds the limit, its length is added to the limit: the call needs
+    that room anyway, and its siblings need little more. Groups, and the units of a loss that
+    couples tokens, stay together if they fit. `version` is the version of the current weights, if
+    it is known. Raises ValueError for greedy calls.
+    """
+    counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
+    shares = call_shares(counted, spec)
+    keys = [unit_of(call) if spec.couples_tokens else call.group_id for call in calls]
+    call_tokens = _call_tokens(calls, shares_prefixes=shares_prefixes)
+    longest = max((len(call.ids) for call in call_tokens), default=0)
+    if longest > max_tokens:
+        max_tokens += longest
+    packed = pack(call_tokens, max_tokens, keys)
+
+    def tokens(indices: Sequence[int]) -> TrainedTokens:
+        chosen = [_Trained(calls[index]) for index in indices]
+        return TrainedTokens.of(chosen, [shares[index] for index in indices], device=device)
+
+    def is_equal(indices: Sequence[int]) -> Tensor:
+        number = torch.tensor([calls[index].num_trained for index in indices], dtype=torch.long)
+        equal = torch.tensor([calls[index].version == version for index in indices])
+        return equal.repeat_interleave(number).to(device)
+
+    pieces = [
+        StepPiece(Plan.of(one.forest, device), tokens(one.calls), one.calls, is_equal(one.calls))
+        for one in packed
+    ]
+    order = [index for one in packed for index in one.calls]
+    return StepPieces(pieces, tokens(order) if _splits(pieces, spec) else None)
+
+
+def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
+    """Return whether the loss couples tokens of different pieces."""
+    parts = [piece.tokens for piece in pieces]
+    return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
+        spec.couples_step and not all(part.has_whole_step for part in parts)
+    )
+
+
+def unit_of(call: Call) -> Hashable:
+    """Return the call's unit; a call without one is a unit of its own."""
+    return id(call) if call.unit is None else call.unit
+
+
+def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTokens]:
+    if any(call.temperature <= 0 for call in calls):
+        raise ValueError("greedy calls have no log-probability to train on")
+    call_tokens = [_tokens_of(call) for call in calls]
+    if shares_prefixes:
+        return unshare_small_prefixes(call_tokens)
+    return [replace(call, root=index) for index, call in enumerate(call_tokens)]
+
+
+def _tokens_of(call: Call) -> CallTokens:
+    """Return the call's tokens. Forced tokens do not train, because their log-probability is always
+    0."""
+    if call.allowed is None:
+        return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
+    begin = len(call.prompt_ids)
+    sets = [call.allowed.packed_set_at(at) for at in range(len(call.response_ids))]
+    return CallTokens(
+        [*call.prompt_ids, *call.response_ids],
+        [(begin + start, begin + end) for start, end in _runs(call.is_trained)],
+        temperature=call.temperature,
+        allowed_sets=[*repeat(None, begin), *sets],
+    )
+
+
+def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return the runs of true values as [start, end)."""
+    runs: list[tuple[int, int]] = []
+    start = 0
+    for is_chosen, run in groupby(chosen):
+        end = start + len(list(run))
+        if is_chosen:
+            runs.append((start, end))
+        start = end
+    return runs
+
+
+class _Trained:
+    """The advantage and the log-probabilities of a call's trained tokens, which the loss reads."""
+
+    def __init__(self, call: Call) -> None:
+        self.advantage = call.advantage
+        self.logprobs = list(compress(call.logprobs, call.is_trained))

@@ -1,0 +1,91 @@
+"""The embedded trainer without its sampler, for use with a rollout engine of another kind.
+
+It holds one copy of the weights and no KV cache, and accepts models that the sampler cannot decode.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, resolve_dtype
+from fakevllm_server.backends.embedded.model_folder import load_weights, read_config
+from fakevllm_server.backends.embedded.train import checkpoint
+from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.process.trainer_thread import SingleThread
+from fakevllm_server.types.backend import (
+    BackendError,
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+)
+
+Result = TypeVar("Result")
+
+
+class StandaloneTrainer:
+    """A TrainEngine. Raises BackendError for a model that it cannot load."""
+
+    def __init__(
+        self, model: Path, *, seed: int, device: str, dtype: str, torch_threads: int
+    ) -> None:
+        self._folder = model
+        self._device = resolve_device(device)
+        self._dtype = resolve_dtype(dtype, self._device)
+        read_config(model)  # raises a one-line BackendError for an unusable folder
+        # A checkpoint of the whole engine contains the sampler's generator. Here it never advances.
+        self._rng = random.Random(seed)
+        self._closing = False
+        torch.set_num_threads(torch_threads)
+        torch.manual_seed(seed)
+        self._trainer = PolicyTrainer(self._starting_weights(), self._starting_weights, self._dtype)
+        self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
+
+    def close(self) -> None:
+        """End a running step after its present micro-batch, without an update."""
+        self._closing = True
+
+    async def boot(self, job: TrainJob) -> str:
+        return await self._thread.run(lambda: self._trainer.boot(job))
+
+    async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
+        return await self._thread.run(lambda: self._drive(self._trainer.step(batch, loss)))
+
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+        return await self._thread.run(lambda: self._drive(self._trainer.log_probs(calls, policy)))
+
+    async def publish(self, version: int) -> None:
+        raise BackendError("this process only trains: nothing samples in it")
+
+    async def load_weights(self, folder: Path, version: int) -> None:
+        raise BackendError("this process only trains: nothing samples in it")
+
+    async def export(self, folder: Path) -> None:
+        model = self._trainer.model
+        await self._thread.run(lambda: checkpoint.export(folder, model, self._dtype, self._folder))
+
+    async def save(self, folder: Path) -> None:
+        await self._thread.run(lambda: checkpoint.save(folder, self._trainer, self._rng))
+
+    async def restore(self, folder: Path) -> None:
+        await self._thread.run(lambda: checkpoint.restore(folder, self._trainer, self._rng))
+
+    def _starting_weights(self) -> PreTrainedModel:
+        return load_weights(self._folder, torch.float32, self._device)
+
+    def _drive(self, pieces: Generator[None, None, Result]) -> Result:
+        while not self._closing:
+            try:
+                next(pieces)
+            except StopIteration as stop:
+                return stop.value
+        pieces.close()
+        raise BackendError("the trainer is shutting down")

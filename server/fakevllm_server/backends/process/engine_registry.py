@@ -1,0 +1,55 @@
+"""Tables of engines by name, and of the rollout and the trainer that a `--backend` has.
+
+A new engine is a folder in `backends/` and an entry in these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fakevllm_server.backends.process.child_engine import ChildEngine
+from fakevllm_server.backends.process.rollout_trainer_pairs import (
+    OneProcess,
+    TwoProcesses,
+    weights_folder,
+)
+from fakevllm_server.backends.vllm.rollout import VllmRollout
+from fakevllm_server.types.backend import Backend, Rollout, Trainer
+from fakevllm_server.types.engine_spec import EngineSpec
+
+ROLLOUTS: dict[str, Callable[[EngineSpec], Rollout]] = {
+    "fake": ChildEngine,
+    "embedded": ChildEngine,
+    "vllm": VllmRollout,
+}
+TRAINERS: dict[str, Callable[[EngineSpec], Trainer]] = {
+    "fake": ChildEngine,
+    "embedded": ChildEngine,
+    "verl": ChildEngine,
+}
+PAIRS = {
+    "fake": ("fake", "fake"),
+    "embedded": ("embedded", "embedded"),
+    "vllm": ("vllm", "embedded"),
+    "verl": ("vllm", "verl"),
+}
+"""Value of `--backend` to the names of its rollout engine and its trainer."""
+
+
+def open_backend(
+    rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None
+) -> Backend:
+    """Return the backend of a rollout and a trainer. If both specs name the same engine, it is one
+    process that samples and trains.
+
+    `weights_dir` is the folder through which new weights pass from trainer to rollout, if they are
+    two processes. None chooses a folder in memory.
+    """
+    if rollout.engine == trainer.engine:
+        return OneProcess(ChildEngine(rollout))
+    return TwoProcesses(
+        ROLLOUTS[rollout.engine](rollout),
+        TRAINERS[trainer.engine](trainer),
+        weights_folder(rollout.run_dir, weights_dir),
+    )

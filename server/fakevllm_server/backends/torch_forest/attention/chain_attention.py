@@ -1,0 +1,246 @@
+"""Attention along the heavy chains of a forest: the fastest method on a CPU.
+
+The heaviest child is stored next to its parent. From every node that is not a heaviest child, a run
+of consecutive nodes therefore leads down to a leaf. This run is a chain. Each node is in exactly
+one chain, and a chain is a plain causal sequence. A node's ancestors outside its chain are upper
+parts of other chains, and the node attends to each of these parts completely:
+
+    within a chain    causal attention of the chain to itself
+    at a branch       all nodes below the lighter children attend to the chain down to the branch
+
+So there is no mask, no copy of keys, and no computed pair that is unused. A node is at most
+log2(nodes) chains away from its root, and has one partial result per chain. The partial results are
+combined by their softmax denominators, as flash attention combines its tiles. A forest without
+branches is one causal pass.
+
+The kernels are those that `scaled_dot_product_attention` uses on a CPU. They are called by name,
+because only then do they return the denominators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attention.segment_attention import SegmentLayout
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
+from fakevllm_server.forest import Forest
+
+MAX_PADDING = 1.05
+"""Largest ratio of lengths within one kernel launch. Long chains gain nothing from a common launch,
+and the cost of padding is quadratic."""
+SHORT = 32
+"""Length in tokens up to which chains share a launch whatever their lengths are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChainBatch:
+    """The chains of one kernel launch."""
+
+    nodes: Tensor
+    """[chains, longest] Nodes of each chain, padded on the right by repeating the last one. Causal
+    queries of real nodes do not attend to the padding."""
+    is_real: Tensor | None
+    """[chains, longest] False for padding; None if there is no padding."""
+    first_node: int | None
+    """The first node if `nodes` is one run of consecutive nodes, so that views suffice; else
+    None."""
+
+
+@dataclass(frozen=True, slots=True)
+class CrossBlock:
+    """A block of full attention: nodes [first_query, last_query) attend to all nodes
+    [first_key, last_key)."""
+
+    first_query: int
+    last_query: int
+    first_key: int
+    last_key: int
+
+
+def is_available(device: torch.device) -> bool:
+    """Return whether torch has the kernels that this method needs on `device`."""
+    return device.type == "cpu" and _forward is not None and _backward is not None
+
+
+def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
+    """Return the chains as [first, last), and for each branch the block in which the nodes below
+    the lighter children attend to the chain."""
+    chains: list[tuple[int, int]] = []
+    cross_blocks: list[CrossBlock] = []
+    starts: dict[int, int] = {}
+    for index, segment in enumerate(forest.segments):
+        start = starts.pop(index, segment.start)
+        if not segment.children:
+            chains.append((start, segment.end))
+            continue
+        heaviest, *lighter = segment.children
+        starts[heaviest] = start
+        first = forest.segments[lighter[0]].start
+        cross_blocks.append(CrossBlock(first, segment.tout, start, segment.end))
+    return chains, cross_blocks
+
+
+class ChainLayout:
+    """A Layout that computes chains. Layers with a window that is shorter than a call use the
+    segment layout."""
+
+    def __init__(self, plan: Plan) -> None:
+        chains, self.cross_blocks = find_chains(plan.forest)
+        self.chain_batches = list(_chain_batches(chains))
+        self._plan = plan
+        self._longest = int(plan.pos.max()) + 1 if len(plan.pos) else 0
+        self._segments: SegmentLayout | None = None
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        if window is not None and window < self._longest:
+            self._segments = self._segments or SegmentLayout(self._plan)
+            return self._segments.attend(query, key, value, scale, window)
+        attended = _ChainAttention.apply(
+            query[0], repeat_kv(key, query)[0], repeat_kv(value, query)[0], scale, self
+        )
+        return attended[None]  # pyright: ignore[reportOptionalSubscript]
+
+
+def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
+    """Group chains of similar lengths into kernel launches."""
+    by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
+    batch: list[tuple[int, int]] = []
+    for chain in by_length:
+        longest = batch[0][1] - batch[0][0] if batch else 0
+        if batch and longest > max(SHORT, MAX_PADDING * (chain[1] - chain[0])):
+            yield _chain_batch(batch)
+            batch = []
+        batch.append(chain)
+    if batch:
+        yield _chain_batch(batch)
+
+
+def _chain_batch(chains: Sequence[tuple[int, int]]) -> ChainBatch:
+    ordered = sorted(chains)
+    longest = max(end - start for start, end in ordered)
+    starts = torch.tensor([start for start, _ in ordered])[:, None]
+    lengths = torch.tensor([end - start for start, end in ordered])[:, None]
+    column = torch.arange(longest)[None, :]
+    nodes = starts + torch.minimum(column, lengths - 1)
+    if not all(end - start == longest for start, end in ordered):
+        return ChainBatch(nodes, column < lengths, None)
+    runs = groupby(start - index * longest for index, (start, _) in enumerate(ordered))
+    return ChainBatch(nodes, None, ordered[0][0] if len(list(runs)) == 1 else None)
+
+
+_OP = "_scaled_dot_product_flash_attention_for_cpu"
+_forward: Any = getattr(torch.ops.aten, _OP, None)
+_backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
+
+
+class _ChainAttention(torch.autograd.Function):
+    """Attention over all ancestors, from one partial softmax per launch. The backward kernel takes
+    the output and the denominator of the whole softmax, so every launch returns its exact share of
+    the gradients.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: ChainLayout
+    ) -> Tensor:
+        """Return the attention output. All tensors are [heads, nodes, size]."""
+        heads, nodes, size = value.shape
+        # Node-major in memory, as the layers before and after need it.
+        out = query.new_empty(nodes, heads, size, dtype=_accumulation_dtype(query.dtype)).transpose(
+            0, 1
+        )
+        total = out.new_empty(heads, nodes)
+        for batch in layout.chain_batches:
+            inputs = [_select(values, batch) for values in (query, key, value)]
+            part, part_total = _forward(*inputs, 0.0, True, scale=scale)
+            _store(out, part, batch)
+            _store(total, part_total, batch)
+        for cross in layout.cross_blocks:
+            queries = slice(cross.first_query, cross.last_query)
+            keys = slice(cross.first_key, cross.last_key)
+            part, part_total = _forward(
+                query[None, :, queries], key[None, :, keys], value[None, :, keys], scale=scale
+            )
+            share = torch.sigmoid(part_total[0] - total[:, queries])
+            out[:, queries].lerp_(part[0].to(out.dtype), share[:, :, None])
+            total[:, queries] = torch.logaddexp(total[:, queries], part_total[0])
+        out = out.to(query.dtype)
+        ctx.save_for_backward(query, key, value, out, total)
+        ctx.scale, ctx.layout = scale, layout
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, total = ctx.saved_tensors
+        grad = grads[0] if grads[0].stride(-1) == 1 else grads[0].contiguous()
+        layout: ChainLayout = ctx.layout
+        gradients = [torch.empty_like(values) for values in (query, key, value)]
+        for batch in layout.chain_batches:
+            inputs = [_select(values, batch) for values in (query, key, value, out, total)]
+            grad_out = _select(grad, batch)
+            if batch.is_real is not None:
+                grad_out = grad_out * batch.is_real[:, None, :, None]
+            parts = _backward(grad_out, *inputs, 0.0, True, scale=ctx.scale)
+            for target, part in zip(gradients, parts, strict=True):
+                _store(target, part, batch)
+        for cross in layout.cross_blocks:
+            queries = slice(cross.first_query, cross.last_query)
+            keys = slice(cross.first_key, cross.last_key)
+            to_query, to_key, to_value = _backward(
+                grad[None, :, queries],
+                query[None, :, queries],
+                key[None, :, keys],
+                value[None, :, keys],
+                out[None, :, queries],
+                total[None, :, queries],
+                0.0,
+                False,
+                scale=ctx.scale,
+            )
+            gradients[0][:, queries] += to_query[0]
+            gradients[1][:, keys] += to_key[0]
+            gradients[2][:, keys] += to_value[0]
+        return (*gradients, None, None)
+
+
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which partial results are added up."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _select(values: Tensor, batch: ChainBatch) -> Tensor:
+    """Select the batch's nodes: [heads, nodes, …] -> [chains, heads, longest, …]. The result is a
+    view if `first_node` is set."""
+    num_chains, longest = batch.nodes.shape
+    if batch.first_node is not None:
+        rows = values[:, batch.first_node : batch.first_node + num_chains * longest]
+    else:
+        rows = values.index_select(1, batch.nodes.flatten())
+    return rows.unflatten(1, (num_chains, longest)).transpose(0, 1)
+
+
+def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
+    """Write the batch's `values` [chains, heads, longest, …] into `target` [heads, nodes, …]. Each
+    node is in one chain, so nothing is written twice."""
+    if batch.first_node is not None:
+        _select(target, batch).copy_(values)
+        return
+    rows = values.transpose(0, 1).flatten(1, 2).to(target.dtype)
+    if batch.is_real is None:
+        target[:, batch.nodes.flatten()] = rows
+    else:
+        target[:, batch.nodes[batch.is_real]] = rows[:, batch.is_real.flatten()]
+
+
+def chains(model: Any, plan: Plan) -> Tensor:
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    return head_states(model, plan, ChainLayout(plan))

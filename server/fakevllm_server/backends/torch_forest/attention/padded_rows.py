@@ -1,0 +1,53 @@
+"""Attention without sharing: calls one by one, padded on the right. For every causal model.
+
+Calls share nothing, and transformers only runs plain forward passes. The LM head still runs once
+for each node that predicts a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import body_of
+from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
+
+MAX_PADDING = 1.1
+"""Largest ratio of the lengths of two rows in one forward pass."""
+
+
+def rows(model: Any, plan: Plan) -> Tensor:
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    body = body_of(model)
+    flat: list[Tensor] = []
+    flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
+    num_before = 0
+    for calls in _batches(plan):
+        nodes = [as_tensor(plan.forest.row(call), plan.device) for call in calls]
+        longest = max(map(len, nodes))
+        ids = torch.zeros(len(nodes), longest, dtype=torch.long, device=plan.device)
+        for index, row in enumerate(nodes):
+            ids[index, : len(row)] = plan.ids[row]
+            first = num_before + index * longest
+            flat_index[row] = torch.arange(first, first + len(row), device=plan.device)
+        # Under the causal mask no real token attends to the padding.
+        states = body(input_ids=ids, use_cache=False).last_hidden_state
+        flat.append(states.flatten(0, 1))
+        num_before += len(nodes) * longest
+    return torch.cat(flat).index_select(0, flat_index[plan.head_node])
+
+
+def _batches(plan: Plan) -> Sequence[Sequence[int]]:
+    """Group the calls that have trained tokens into batches of similar lengths."""
+    trained = [call for call, number in enumerate(plan.num_trained) if number]
+    lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
+    batches: list[list[int]] = []
+    for call in sorted(trained, key=lambda call: -lengths[call]):
+        if batches and lengths[batches[-1][0]] <= MAX_PADDING * lengths[call]:
+            batches[-1].append(call)
+        else:
+            batches.append([call])
+    return batches

@@ -1,0 +1,128 @@
+"""Attention per trie segment: its nodes are the queries, the nodes of its path are the keys.
+
+This method runs on every device and in layers with a window. Siblings of equal length share a
+kernel launch. Keys and values of a path are copied for every launch; `chains` avoids that copy on a
+CPU.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
+from fakevllm_server.backends.torch_forest.forward_plan import Plan
+from fakevllm_server.forest import Forest
+from fakevllm_server.forest.node_runs import Slices
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBatch:
+    """Segments of one length with the same parent: one kernel launch."""
+
+    ancestors: Slices
+    """Common ancestors, from the root."""
+    nodes: Tensor
+    """[segments, length] Nodes of each segment."""
+
+
+class SegmentLayout:
+    """A Layout that computes one batch of segments after another."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._batches = list(segment_batches(plan.forest, plan.device))
+        order = torch.cat([batch.nodes.flatten() for batch in self._batches])
+        self._index_of_node = torch.empty_like(order)
+        self._index_of_node[order] = torch.arange(len(order), device=order.device)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
+    ) -> Tensor:
+        key, value = repeat_kv(key, query), repeat_kv(value, query)
+        parts = [
+            _attend(batch, query[0], key[0], value[0], scale, window) for batch in self._batches
+        ]
+        return torch.cat(parts, 1).index_select(1, self._index_of_node)[None]
+
+
+def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
+    """Yield the segments in batches of equal parent and equal length."""
+    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for segment in forest.segments:
+        batches[segment.parent, segment.end - segment.start].append(segment.start)
+    for (parent, length), starts in batches.items():
+        first = torch.tensor(starts, device=device)[:, None]
+        yield SegmentBatch(
+            forest.segments[parent].path if parent >= 0 else (),
+            first + torch.arange(length, device=device),
+        )
+
+
+def _attend(
+    batch: SegmentBatch,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    window: int | None,
+) -> Tensor:
+    """Return the attention output of the batch, [heads, segments * length, size]. Query, key and
+    value are [heads, nodes, size]."""
+    num_segments, length = batch.nodes.shape
+    # Ancestors that are outside the window of the segment's first token are outside the window of
+    # all its tokens.
+    ancestors = batch.ancestors if window is None else _last_nodes(batch.ancestors, window - 1)
+    num_ancestors = sum(end - start for start, end in ancestors)
+
+    def select_segments(values: Tensor) -> Tensor:
+        flat = values.index_select(1, batch.nodes.flatten())
+        return flat.unflatten(1, (num_segments, length)).transpose(0, 1)
+
+    def with_ancestors(values: Tensor) -> Tensor:
+        if not ancestors:
+            return select_segments(values)
+        shared = torch.cat([values[:, start:end] for start, end in ancestors], 1)
+        return torch.cat(
+            [shared[None].expand(num_segments, -1, -1, -1), select_segments(values)], 2
+        )
+
+    plain = num_ancestors == 0 and (window is None or length <= window)
+    attended = F.scaled_dot_product_attention(
+        select_segments(query),
+        with_ancestors(key),
+        with_ancestors(value),
+        attn_mask=None if plain else _mask(length, num_ancestors, window, query.device),
+        is_causal=plain,
+        scale=scale,
+    )
+    return attended.transpose(0, 1).flatten(1, 2)
+
+
+def _last_nodes(path: Slices, number: int) -> Slices:
+    """Return the last `number` nodes of a path."""
+    kept: list[tuple[int, int]] = []
+    for start, end in reversed(path):
+        if number <= 0:
+            break
+        kept.append((max(start, end - number), end))
+        number -= end - start
+    return tuple(reversed(kept))
+
+
+def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
+    """Return [length, num_ancestors + length] of bool: causal, aligned to the lower right corner,
+    and within the window."""
+    num_keys = num_ancestors + length
+    mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
+    return mask if window is None else mask.triu(num_ancestors - window + 1)
+
+
+def segments(model: Any, plan: Plan) -> Tensor:
+    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    return head_states(model, plan, SegmentLayout(plan))

@@ -1,0 +1,139 @@
+"""The trained tokens of some whole calls, as the flat tensors that the loss takes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.algorithms.loss_sequences import CallShare
+
+
+class TrainedCall(Protocol):
+    """Sampled log-probabilities and advantage of a call's trained tokens."""
+
+    @property
+    def logprobs(self) -> Sequence[float]: ...
+    @property
+    def advantage(self) -> float | Sequence[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedTokens:
+    """The trained tokens of a micro-batch, one call after another. Each tensor is [tokens].
+
+    The loss does not depend on how calls are distributed over micro-batches, as long as each call
+    is in exactly one."""
+
+    sampled_log_prob: Tensor
+    """The engine's log-probabilities, under the distribution that the token was sampled from."""
+    advantages: Tensor
+    scale: Tensor
+    """Factor of a token's loss; 0 for a token that does not count."""
+    token_share: Tensor
+    """Weight of a token in means over the step's tokens."""
+    units: Tensor
+    """Number of the token's unit within this micro-batch. Units with a counted token are numbered
+    from 0."""
+    has_whole_units: bool
+    """Whether all tokens of every unit are in this micro-batch."""
+    has_whole_step: bool
+    """Whether all counted tokens of the step are in this micro-batch."""
+    old_log_prob: Tensor | None = None
+    """The trainer's log-probabilities before the step's first update. If None, the detached
+    current ones are used."""
+    reference_log_prob: Tensor | None = None
+
+    @property
+    def counted(self) -> Tensor:
+        return self.scale != 0
+
+    def only(self, chosen: Tensor) -> TrainedTokens:
+        """Return the tokens for which `chosen`, [tokens] of bool, is true."""
+        old, reference = self.old_log_prob, self.reference_log_prob
+        return TrainedTokens(
+            sampled_log_prob=self.sampled_log_prob[chosen],
+            advantages=self.advantages[chosen],
+            scale=self.scale[chosen],
+            token_share=self.token_share[chosen],
+            units=self.units[chosen],
+            has_whole_units=self.has_whole_units,
+            has_whole_step=self.has_whole_step,
+            old_log_prob=None if old is None else old[chosen],
+            reference_log_prob=None if reference is None else reference[chosen],
+        )
+
+    @staticmethod
+    def of(
+        calls: Sequence[TrainedCall],
+        shares: Sequence[CallShare],
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        old_log_prob: Tensor | None = None,
+        reference_log_prob: Tensor | None = None,
+    ) -> TrainedTokens:
+        """Flatten `calls`; `shares` has their share in the step's loss, in the same order."""
+        lengths = [len(call.logprobs) for call in calls]
+        counts = torch.tensor(lengths, dtype=torch.long)
+
+        def spread(values: Sequence[float], dtype: torch.dtype = dtype) -> Tensor:
+            """Repeat each call's number for each of its tokens."""
+            return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
+
+        def joined(rows: Sequence[Sequence[float]]) -> Tensor:
+            return torch.tensor(list(chain.from_iterable(rows)), dtype=dtype).to(device)
+
+        def advantages() -> Tensor:
+            per_call = [call.advantage for call in calls]
+            numbers = [value for value in per_call if isinstance(value, int | float)]
+            if len(numbers) == len(per_call):
+                return spread(numbers)
+            return joined([_per_token(*pair) for pair in zip(per_call, lengths, strict=True)])
+
+        return TrainedTokens(
+            sampled_log_prob=joined([call.logprobs for call in calls]),
+            advantages=advantages(),
+            scale=spread([share.scale for share in shares]),
+            token_share=spread([share.token_share for share in shares]),
+            units=spread(_unit_numbers(shares), torch.long),
+            has_whole_units=_has_whole_units(shares, lengths),
+            has_whole_step=_has_whole_step(shares, lengths),
+            old_log_prob=old_log_prob,
+            reference_log_prob=reference_log_prob,
+        )
+
+
+def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[float]:
+    if isinstance(advantage, int | float):
+        return [advantage] * length
+    assert len(advantage) == length, "an advantage for each token"
+    return advantage
+
+
+def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
+    """Number the units that have a counted token from 0, so that every number is smaller than the
+    number of counted tokens. Units without one also get 0."""
+    counted = dict.fromkeys(share.unit for share in shares if share.scale)
+    numbers = {unit: number for number, unit in enumerate(counted)}
+    return [numbers.get(share.unit, 0) for share in shares]
+
+
+def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
+    num_tokens = Counter[int]()
+    for share, length in zip(shares, lengths, strict=True):
+        num_tokens[share.unit] += length if share.scale else 0
+    return all(num_tokens[share.unit] == share.unit_tokens for share in shares)
+
+
+def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
+    """Return whether the token shares add up to 1. A micro-batch in which no token counts passes,
+    because it adds nothing to the step."""
+    parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
+    return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

@@ -1,0 +1,105 @@
+"""Decide when a step is due, and which waiting groups make up its batch. Pure.
+
+The swarm protocol's sample-collection methods decide both. Some methods take the newest groups of a
+batch, and the other groups wait. Other methods take everything at one moment, including tasks that
+lack episodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.episodes.group_filter import NON_DUMMY, filtering
+
+BY_TASKS = "rollout_until_finish_enough_tasks"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Numbers of waiting groups and episodes, and whether clients agreed to a step."""
+
+    num_groups: int
+    """Number of pooled groups. If ties are dropped, all of them have a signal."""
+    num_tied: int
+    """Number of tied groups that were dropped since the last step."""
+    num_episodes: int
+    """Number of episodes in pooled groups, in dropped tied groups, and in incomplete tasks."""
+    any_agreed: bool = False
+    all_agreed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionMethod:
+    """A method that decides when a step is made, and which groups the step takes."""
+
+    is_due: Callable[[PoolCounts, TrainJob], bool]
+    """Returns whether a step is due."""
+    takes_all: bool = False
+    """Whether a step takes everything, including tasks that lack episodes."""
+    is_agreed_on: bool = False
+    """Whether clients decide by their agreement when a step is due."""
+
+    def num_taken(self, num_groups: int, job: TrainJob) -> int:
+        """Return how many of the waiting groups, the newest first, a step takes.
+
+        The newest groups are closest to the current policy.
+        """
+        return num_groups if self.takes_all else job.batch_size
+
+
+def method_of(job: TrainJob) -> CollectionMethod:
+    """Return the collection method that a job chooses."""
+    return METHODS[job.swarm_mode_sample_collection_method]
+
+
+def groups_before_short_step(job: TrainJob) -> int | None:
+    """Return the number of groups after which a step has fewer than batch_size groups.
+
+    Dropped tied groups count. None means that a step always waits for batch_size groups.
+
+    >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
+    4
+    """
+    if filtering(job) == "keep":
+        return None
+    return job.batch_size * (job.max_num_gen_batches if filtering(job) == "collect" else 1)
+
+
+def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
+    """Return how many batches wait; at least 1 if a step is due.
+
+    If a step takes everything, then everything is one batch.
+    """
+    method = method_of(job)
+    is_due = float(method.is_due(counts, job))
+    return is_due if method.takes_all else max(counts.num_groups / job.batch_size, is_due)
+
+
+def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
+    """Return whether there are enough groups for a step.
+
+    If ties are dropped, the step may have fewer than batch_size groups. Otherwise a run in which
+    most groups are tied would make no step.
+    """
+    enough = groups_before_short_step(job)
+    is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough
+    return counts.num_groups >= job.batch_size or (is_enough and counts.num_groups > 0)
+
+
+def _enough_episodes(counts: PoolCounts, job: TrainJob) -> bool:
+    return counts.num_episodes >= job.batch_size * job.num_repeat
+
+
+METHODS = {
+    BY_TASKS: CollectionMethod(_enough_tasks),
+    NON_DUMMY: CollectionMethod(_enough_tasks),
+    "rollout_until_finish_enough_episodes": CollectionMethod(_enough_episodes, takes_all=True),
+    "rollout_until_any_client_agree_sync_weight": CollectionMethod(
+        lambda counts, _: counts.any_agreed, takes_all=True, is_agreed_on=True
+    ),
+    "rollout_until_all_clients_agree_sync_weight": CollectionMethod(
+        lambda counts, _: counts.all_agreed, takes_all=True, is_agreed_on=True
+    ),
+}

@@ -1,0 +1,99 @@
+"""Pauses and quotas for claims, and the clients that take part in the current batch."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
+from fakevllm_adapters.protocol.swarm import ClaimEpisodeRequest
+from fakevllm_server.episodes.active_clients import ActiveClients
+from fakevllm_server.episodes.episode_registry import Episode
+from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.episodes.states import EngineLifecycle
+
+MAX_REMEMBERED = 20_000
+"""Maximum number of claims with a throttle policy whose client is remembered."""
+PAUSED = "Claims are paused: an admin holds new episodes back."
+
+
+class Participation:
+    """Applies pauses and quotas to claims, and tracks the clients that take part."""
+
+    def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
+        self.clients: ActiveClients = pool.clients
+        self.is_paused = False
+        """Whether no episode may be claimed. The pause ends when the engine is stopped."""
+        self._batch_size = pool.batch_size
+        self._quotas = pool.quotas
+        self._engine = engine
+        self._throttled: OrderedDict[str, str] = OrderedDict()
+        """Client of each claim that had a throttle policy, by the claim's uuid."""
+
+    def refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
+        """Return why an episode cannot be claimed now; None if it can.
+
+        Evaluations are refused only during a pause. Also during a pause, the request counts as
+        activity of the client and of the client's mix.
+        """
+        self.clients.touch(request.client_uuid, now)
+        refusal = self._quota_refusal(request, now)
+        return PAUSED if self.is_paused else refusal
+
+    def _quota_refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
+        policy = request.throttle_policy
+        share = None if policy is None else policy.share_of(self._batch_size)
+        if policy is None or share is None or request.episode_type != "train":
+            return None
+        name = _mix_name(policy, request.client_uuid)
+        rolling_s = self._engine.seconds_rolling(now)
+        if self._quotas.may_begin(name, share, policy.ratio, policy.current_task_id, rolling_s):
+            return None
+        return f"{name} has its share of {share:.0%} under way, and the others are behind."
+
+    def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
+        """Count a new claim for its quota."""
+        if policy is None:
+            return
+        episode.task_id = policy.current_task_id
+        if episode.kind != "train":
+            return
+        self._throttled[episode.uuid] = episode.client_uuid
+        if len(self._throttled) > MAX_REMEMBERED:
+            self._throttled.popitem(last=False)
+        if policy.share_of(self._batch_size) is not None:
+            name = _mix_name(policy, episode.client_uuid)
+            self._quotas.claimed(name, episode.task_id, self._engine.seconds_rolling(now))
+
+    def ended(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
+        """Record that an episode ended or was aborted.
+
+        `task_id` is the task for which the episode was submitted; None if it is not trained. The
+        client takes part in the step, unless the episode was an evaluation or `is_active` is false.
+        """
+        if episode.kind != "train":
+            return
+        rolling_s = self._engine.seconds_rolling(now)
+        if task_id is None:
+            self._quotas.abandoned(episode.task_id, rolling_s)
+        else:
+            self._quotas.ended(episode.task_id, task_id, rolling_s)
+        if is_active:
+            self.clients.add(episode.client_uuid, now)
+
+    def expired(self, episodes: Sequence[Episode], now: float) -> None:
+        """Record expired claims, and remove inactive mixes and clients."""
+        rolling_s = self._engine.seconds_rolling(now)
+        for episode in episodes:
+            if episode.kind == "train":
+                self._quotas.abandoned(episode.task_id, rolling_s)
+        self._quotas.sweep(rolling_s)
+        self.clients.sweep(now)
+
+    def client_of(self, uuid: str) -> str | None:
+        """Return the client of a claim that had a throttle policy."""
+        return self._throttled.get(uuid)
+
+
+def _mix_name(policy: ThrottlePolicy, client_uuid: str) -> str:
+    return policy.mix or client_uuid

@@ -1,0 +1,53 @@
+"""Decide which groups are pooled, and so may be trained. Pure.
+
+In a partial group, the siblings with rewards are compared with each other: a sibling without a
+reward failed for a reason that is not the model's. A group with a single reward is not trained. If
+all rewards are equal, the group has no signal, and `filter_groups` decides:
+
+* `keep`: the group is part of its step with advantage 0, so that only KL and entropy affect it.
+* `drop`: the group is dropped, and the step may have fewer groups.
+* `collect`: the group is dropped, and the step waits for another group, within the limit
+  `max_num_gen_batches`.
+"""
+
+from __future__ import annotations
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.algorithms import NEEDS_GREEDY
+from fakevllm_server.algorithms.reward_penalties import is_tied, shaped_rewards
+from fakevllm_server.types.calls import FinishedGroup
+
+TIED = "tied"
+"""Reason of a group whose rewards are all equal."""
+FULL = "pool_full"
+"""Reason of a group that was dropped because the pool was full."""
+NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
+"""AgentJet's collection method that collects until enough groups have a signal."""
+
+
+def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
+    """Return the reason why a group is not pooled; None if it is."""
+    reason = _why_untrainable(group)
+    if group.is_sample:
+        return reason
+    needs_greedy = job.algorithm in NEEDS_GREEDY
+    if reason is None and needs_greedy and not any(episode.is_greedy for episode in group.scored):
+        return "no_greedy_answer"
+    if reason is None and filtering(job) != "keep" and is_tied(shaped_rewards(group, job)):
+        return TIED
+    return reason
+
+
+def filtering(job: TrainJob) -> str:
+    """Return the effective `filter_groups`; AgentJet's method NON_DUMMY means `collect`."""
+    method = job.swarm_mode_sample_collection_method
+    return "collect" if method == NON_DUMMY else job.filter_groups
+
+
+def _why_untrainable(group: FinishedGroup) -> str | None:
+    if len(group.rewards) < 2 and not group.is_sample:
+        return "fewer_than_two_rewards"
+    if not any(episode.trains for episode in group.episodes):
+        reasons = {call.untrainable for e in group.episodes for call in e.calls if call.untrainable}
+        return "no_trainable_call" + (f": {'; '.join(sorted(reasons))}" if reasons else "")
+    return None

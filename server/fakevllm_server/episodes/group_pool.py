@@ -1,0 +1,328 @@
+"""The pool of captured groups and episodes that are not trained yet. Pure.
+
+The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
+from the pool. Passive groups arrive complete with their rewards. Episodes of active clients are
+collected by task until there are `num_repeat` episodes, or until no more are expected. Each group
+id is accepted once. A repeated request is answered before it reaches the pool.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, EndGroupReply, SiblingRef
+from fakevllm_server.episodes.active_clients import ActiveClients
+from fakevllm_server.episodes.batch_selection import PoolCounts, method_of
+from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
+from fakevllm_server.episodes.finished_groups import FinishedGroups
+from fakevllm_server.episodes.group_filter import FULL, TIED, why_not_pooled
+from fakevllm_server.episodes.incomplete_tasks import CompletedTask, ExpiredTask, WaitingTasks
+from fakevllm_server.episodes.open_groups import OpenGroups
+from fakevllm_server.episodes.quotas import MixQuotas
+from fakevllm_server.episodes.served_call_cache import ServedCalls
+from fakevllm_server.types.calls import TASK, FinishedGroup, RecordedCall, ScoredEpisode
+
+
+@dataclass(frozen=True, slots=True)
+class TakenGroups:
+    """The groups that a step took, and those that were dropped meanwhile."""
+
+    groups: list[FinishedGroup]
+    dropped: dict[str, str]
+    """Reasons by group id."""
+
+
+class Pool:
+    """All groups, tasks and clients of the batch that is being collected."""
+
+    def __init__(
+        self,
+        job: TrainJob | None = None,
+        ended_reason: Callable[[str], str | None] = lambda group_id: None,
+    ) -> None:
+        """Create an empty pool for a job.
+
+        `ended_reason` returns why a group id that was used before a restart is refused, or None for
+        an id that was not used.
+        """
+        self._job = job = job or TrainJob()
+        self._open = OpenGroups()
+        self._finished = FinishedGroups()
+        self._tasks = WaitingTasks(job.num_repeat)
+        self._method = method_of(job)
+        self.clients = ActiveClients()
+        self.quotas = MixQuotas(job.batch_size)
+        self._ended = EndedGroupIds(ended_reason)
+        self.dropped: dict[str, str] = {}
+        """Reasons of the groups dropped since the last `take_dropped`, by group id."""
+        self._excluded: Counter[str] = Counter()
+        """Counts since the last `take_excluded_counts`, by metric name."""
+        self._tied: list[int] = []
+        """Number of episodes of each tied group that was dropped since the last step."""
+        self._served = ServedCalls()
+
+    @property
+    def num_finished(self) -> int:
+        return len(self._finished)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is enough for a step, by the job's collection method."""
+        return self._method.is_due(self.counts, self._job)
+
+    @property
+    def counts(self) -> PoolCounts:
+        return PoolCounts(
+            self.num_finished,
+            len(self._tied),
+            self._finished.num_episodes + self._tasks.num_episodes + sum(self._tied),
+            self.clients.any_agreed,
+            self.clients.all_agreed,
+        )
+
+    @property
+    def finished(self) -> Iterator[FinishedGroup]:
+        return iter(self._finished)
+
+    @property
+    def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
+        """Task id and episodes of each task that lacks episodes."""
+        return iter(self._tasks)
+
+    @property
+    def batch_size(self) -> int:
+        return self._job.batch_size
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Numbers of groups, tasks and tokens held in the pool."""
+        finished, opened, tasks = self._finished, self._open, self._tasks
+        return {
+            "finished_groups": len(finished),
+            "open_groups": len(opened),
+            "partial_tasks": len(tasks),
+            "tokens": finished.num_tokens + opened.num_tokens + tasks.num_tokens,
+        }
+
+    def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int | None:
+        """Add a call to an open group; return its index among the sibling's calls.
+
+        Returns None for an ignored call, whose group has ended or has a refused id.
+        """
+        is_open = sibling.group_id in self._open
+        if sibling.index >= MAX_GROUP_SIZE or not (is_open or self._ended.is_new(sibling.group_id)):
+            return None
+        index = self._open.add(sibling, call, now)
+        self.sweep(now)
+        return index
+
+    def sweep(self, now: float) -> None:
+        """Drop the open groups that expired."""
+        for group_id, reason in self._open.pop_expired(now).items():
+            self.dropped[group_id] = reason
+            self._ended.remember(group_id, reason)
+
+    def end_group(
+        self,
+        group_id: str,
+        rewards: Sequence[float | None],
+        step: int,
+        *,
+        closed_reason: str | None = None,
+        served: int | None = None,
+        parent_id: str | None = None,
+    ) -> EndGroupReply:
+        """End an open group, and pool it if its rewards can be compared.
+
+        `closed_reason` is the reason why training has ended and no group is pooled, or None.
+        `served` is the index of the served sibling. `parent_id` is the group id of the previous
+        turn of the conversation.
+        """
+        opened = self._open.pop(group_id)
+        if opened is None:
+            refusal = self._ended.refusal_of(group_id) or "unknown_group"
+            return EndGroupReply(success=False, failure_reason=refusal)
+        episodes = [
+            ScoredEpisode(i, reward, opened.calls.get(i, []), SiblingRef(group_id, i).episode_id)
+            for i, reward in enumerate(rewards)
+        ]
+        follows = self._served.find(parent_id)
+        if served is not None:
+            self._served.remember(group_id, opened.calls.get(served, []))
+        group = FinishedGroup(group_id, episodes, follows)
+        reason = closed_reason or self._pool_group(group)
+        reply = EndGroupReply(
+            success=True,
+            failure_reason=reason or "",
+            pooled=reason is None,
+            step=step,
+            calls=[[call.to_wire() for call in episode.calls] for episode in episodes],
+        )
+        self._ended.remember(group_id, reason)
+        return reply
+
+    def add_sample(
+        self,
+        sample_id: str,
+        calls: Sequence[RecordedCall],
+        advantage: float,
+        step: int,
+        *,
+        closed_reason: str | None = None,
+    ) -> EndGroupReply:
+        """Pool a feedback sample: an earlier answer with an advantage of its own.
+
+        It counts as one group of a step.
+        """
+        refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
+        if refusal is not None:
+            return EndGroupReply(success=False, failure_reason=refusal)
+        episode = ScoredEpisode(0, advantage, tuple(calls), SiblingRef(sample_id, 0).episode_id)
+        sample = FinishedGroup(sample_id, [episode], advantage=advantage)
+        reason = closed_reason or self._pool_group(sample)
+        self._ended.remember(sample_id, reason)
+        return EndGroupReply(
+            success=True, failure_reason=reason or "", pooled=reason is None, step=step
+        )
+
+    def abort_group(self, group_id: str) -> bool:
+        """Drop a group; return whether this changed anything."""
+        self._open.pop(group_id)
+        if not self._ended.is_new(group_id):
+            return False
+        self._ended.remember(group_id, "aborted")
+        return True
+
+    def add_episode(
+        self, task_id: str, reward: float, calls: Sequence[RecordedCall], owner: str
+    ) -> CompletedTask | None:
+        """Add an active client's episode; return its task if it is now complete.
+
+        A task is complete with `num_repeat` episodes. Further ones begin the task's next group.
+        """
+        # Copy the calls: a call that ends after its episode must not be added.
+        copied = tuple(calls)
+        episodes = self._tasks.add(
+            task_id, lambda index: ScoredEpisode(index, reward, copied, owner)
+        )
+        return None if episodes is None else self._complete(task_id, episodes)
+
+    def complete_expired(self, now: float) -> list[CompletedTask]:
+        """Complete the tasks that waited too long for more episodes. Call it periodically."""
+        expired = self._tasks.pop_expired(now, self._job.partial_after_s)
+        return [self._complete_expired(task) for task in expired]
+
+    def complete_all(self) -> list[CompletedTask]:
+        """Complete all waiting tasks if the job's steps take all groups and tasks."""
+        expired = self._tasks.pop_all() if self._method.takes_all else []
+        return [self._complete_expired(task) for task in expired]
+
+    def _complete_expired(self, task: ExpiredTask) -> CompletedTask:
+        return self._complete(task.task_id, task.episodes, task.why_not_pooled(self._job))
+
+    def _complete(
+        self, task_id: str, episodes: Sequence[ScoredEpisode], reason: str | None = None
+    ) -> CompletedTask:
+        # The id contains the uuid of a claim, because the same task may be collected again, also
+        # after a restart.
+        group = FinishedGroup(f"{TASK}{task_id}#{episodes[-1].owner}", episodes)
+        reason = reason or self._pool_group(group)
+        if reason is None:
+            self._count_partial(len(episodes) < self._job.num_repeat)
+        self._ended.remember(group.group_id, reason)
+        if reason is not None:
+            self.dropped[group.group_id] = reason
+        is_pooled = group.group_id not in self.dropped
+        self.quotas.completed(task_id, group.group_id, is_pooled=is_pooled)
+        return CompletedTask(group, reason)
+
+    def restore(
+        self,
+        groups: Sequence[FinishedGroup],
+        open_groups: Mapping[str, Mapping[int, Sequence[RecordedCall]]],
+        now: float,
+    ) -> dict[str, str]:
+        """Add the groups that the journal has from an earlier process or job.
+
+        Returns the reasons for the groups that this job does not take, by group id.
+        """
+        dropped: dict[str, str] = {}
+        for group in groups:
+            reason = self._pool_group(group)
+            if reason is not None:
+                dropped[group.group_id] = reason
+        for group_id, calls in open_groups.items():
+            self._open.restore(group_id, calls, now)
+        return dropped
+
+    def take(self, version: int) -> TakenGroups:
+        """Remove the groups of a step from the pool and return them in order of arrival.
+
+        First, stale calls are dropped, with groups that then have too few calls. If the remaining
+        groups are too few for a step, no group is taken. If they are more than a batch, the newest
+        groups are taken, because they are closest to the current policy. If the job's method takes
+        everything, all groups are taken.
+
+        `version` is the version of the weights that will be trained.
+        """
+        dropped = self.take_dropped() | self._drop_stale(version)
+        if not (self._method.takes_all or self.is_due):
+            return TakenGroups([], dropped)
+        num_taken = self._method.num_taken(self.num_finished, self._job)
+        newest = self._finished.newest(num_taken)
+        self._tied.clear()
+        self.clients.clear()
+        for group_id in newest:
+            self.quotas.taken(group_id)
+        return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
+
+    def take_excluded_counts(self) -> dict[str, int]:
+        """Return and reset the counts of stale calls, partial groups and dropped tied groups."""
+        counts = {"stale_calls": 0} | dict(self._excluded)
+        self._excluded.clear()
+        return counts
+
+    def take_dropped(self) -> dict[str, str]:
+        """Return and reset the reasons of dropped groups, by group id."""
+        dropped, self.dropped = self.dropped, {}
+        return dropped
+
+    def drop_all(self, reason: str) -> dict[str, str]:
+        """Drop all finished groups; return the reason for each group id."""
+        return dict.fromkeys(self._finished.clear(), reason)
+
+    def _pool_group(self, group: FinishedGroup) -> str | None:
+        """Add a group to the finished ones, or return why it is not pooled."""
+        reason = why_not_pooled(group, self._job)
+        if reason == TIED:
+            self._tied.append(len(group.episodes))
+            self._excluded["tied_groups"] += 1
+        if reason is None:
+            self._count_partial(group.is_partial)
+            dropped = self._finished.add(group)
+            self.dropped |= dict.fromkeys(dropped, FULL)
+            for group_id in dropped:
+                self.quotas.dropped(group_id)
+        return reason
+
+    def _count_partial(self, is_partial: bool) -> None:
+        if is_partial:
+            self._excluded["partial_groups"] += 1
+
+    def _drop_stale(self, version: int) -> dict[str, str]:
+        """Drop stale calls and groups that then have too few calls.
+
+        Return the reason for each dropped group id.
+        """
+        dropped, num_calls = self._finished.drop_stale(version, self._job)
+        self._excluded["stale_calls"] += num_calls
+        for group_id in dropped:
+            self.quotas.dropped(group_id)
+        return dict.fromkeys(dropped, "stale")

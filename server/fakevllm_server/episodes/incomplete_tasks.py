@@ -1,0 +1,107 @@
+"""Tasks of active clients that wait for more episodes. Pure; the clock is passed in."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.episodes.group_filter import FULL
+from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_tokens
+
+MAX_TASKS = 10_000
+MAX_TOKENS = 20_000_000
+"""Maximum number of tokens in all waiting tasks. Above this or MAX_TASKS, the task is removed that
+has waited longest for its next episode."""
+
+
+@dataclass(slots=True)
+class _Task:
+    episodes: list[ScoredEpisode] = field(default_factory=list[ScoredEpisode])
+    since: float | None = None
+    """Time of the first call of `pop_expired` after the task's last episode; None before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredTask:
+    """An incomplete task that does not wait for more episodes."""
+
+    task_id: str
+    episodes: Sequence[ScoredEpisode]
+    was_full: bool
+    """Whether the task was removed because the pool was full."""
+
+    def why_not_pooled(self, job: TrainJob) -> str | None:
+        """Return the reason why the task's group is not pooled; None if it may be."""
+        if self.was_full:
+            return FULL
+        return "partial" if job.partial_tasks == "drop" else None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedTask:
+    """A task that gets no more episodes, with or without all `num_repeat` of them."""
+
+    group: FinishedGroup
+    reason: str | None
+    """Reason why the group is not pooled; None if it is."""
+
+
+class WaitingTasks:
+    """Collects the episodes of each task until there are `num_repeat` of them."""
+
+    def __init__(self, num_repeat: int) -> None:
+        self._num_repeat = num_repeat
+        self._tasks: OrderedDict[str, _Task] = OrderedDict()  # ordered by their last episode
+        self.num_tokens = self.num_episodes = 0
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def __iter__(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
+        return ((task_id, task.episodes) for task_id, task in self._tasks.items())
+
+    def add(
+        self, task_id: str, new_episode: Callable[[int], ScoredEpisode]
+    ) -> list[ScoredEpisode] | None:
+        """Add an episode; return all episodes of the task if it is now complete.
+
+        `new_episode` creates the episode from its index in the task. The task's waiting time starts
+        again at the next call of `pop_expired`.
+        """
+        task = self._tasks.setdefault(task_id, _Task())
+        self._tasks.move_to_end(task_id)
+        task.episodes.append(new_episode(len(task.episodes)))
+        task.since = None
+        self.num_tokens += total_tokens(task.episodes[-1:])
+        self.num_episodes += 1
+        return self._pop(task_id) if len(task.episodes) >= self._num_repeat else None
+
+    def pop_all(self) -> list[ExpiredTask]:
+        """Remove and return all tasks."""
+        return [ExpiredTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
+
+    def pop_expired(self, now: float, after_s: float) -> list[ExpiredTask]:
+        """Remove and return the tasks that waited longer than `after_s` seconds.
+
+        If there are more tasks or tokens than allowed, the oldest tasks are removed too.
+        """
+        for task in reversed(self._tasks.values()):
+            if task.since is not None:
+                break
+            task.since = now
+        expired: list[ExpiredTask] = []
+        while self._tasks:
+            task_id, oldest = next(iter(self._tasks.items()))
+            is_full = len(self._tasks) > MAX_TASKS or self.num_tokens > MAX_TOKENS
+            if not is_full and oldest.since is not None and now - oldest.since <= after_s:
+                break
+            expired.append(ExpiredTask(task_id, self._pop(task_id), is_full))
+        return expired
+
+    def _pop(self, task_id: str) -> list[ScoredEpisode]:
+        episodes = self._tasks.pop(task_id).episodes
+        self.num_tokens -= total_tokens(episodes)
+        self.num_episodes -= len(episodes)
+        return episodes

@@ -1,0 +1,261 @@
+"""Find out why a call of a session does not continue where an earlier call ended.
+
+A call *drifts* if an app, a chat template or a parser changed the earlier tokens before they came
+back in its prompt. The evidence is the ids, and then the text if the vocabulary can decode. A cause
+that neither proves is `unknown`. Causes are only counted. Tokens are never changed, and a branch
+costs only compute.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fakevllm_server.forest.node_runs import first_difference
+from fakevllm_server.forest.text_comparison import (
+    Message,
+    TextPair,
+    Vocabulary,
+    decode_pair,
+    split_messages,
+)
+
+
+class Cause(StrEnum):
+    """The relation of a call to the earlier calls of its session."""
+
+    FIRST = "first"
+    """The session has no earlier call."""
+    EXTENDS = "extends"
+    """The prompt begins with the prompt and the response of an earlier call."""
+    SIBLING = "sibling"
+    """The prompt equals that of an earlier call of the same group."""
+    REGENERATED = "regenerated"
+    """The prompt equals that of an earlier call of another group."""
+    FORKED = "forked"
+    """The prompt extends an earlier call with another question than a call that extends it too."""
+    RETOKENISED = "retokenised"
+    """The prompt has the same text in other ids."""
+    SPECIAL_TOKENS = "special_tokens"
+    """The same text except for special tokens, such as a sampled end token that was replaced."""
+    TRIMMED = "trimmed"
+    """The same text except for white space at the edges of messages."""
+    TOOL_CALL_RERENDERED = "tool_call_rerendered"
+    """The same text except for the formatting of tool calls."""
+    THINKING_STRIPPED = "thinking_stripped"
+    """The same text except for reasoning (<think>). Any of the changes above may occur too."""
+    COMPACTED = "compacted"
+    """Messages were removed, fewer were inserted in their place, and later messages were kept. A
+    summary that keeps no message is `unknown`, because it could be another question."""
+    APP_EDIT = "app_edit"
+    """The app changed a message that it had sent, and kept the rest of the history."""
+    OTHER_SYSTEM_PROMPT = "other_system_prompt"
+    """The first message is another, and some later messages are equal. For example, tools or a
+    clock in the system prompt changed, or a side call reads the same conversation."""
+    UNRELATED = "unrelated"
+    """The prompt shares no message with the most similar calls: a sub-agent, or a side call."""
+    UNKNOWN = "unknown"
+    NOT_READ = "not_read"
+    """The prompt does not extend an earlier call. The cause was not examined, because the limit of
+    tokens to read was reached."""
+
+
+NO_DRIFT = frozenset(
+    {Cause.FIRST, Cause.EXTENDS, Cause.SIBLING, Cause.REGENERATED, Cause.FORKED, Cause.UNRELATED}
+)
+"""Causes that are intended; every other cause is drift."""
+MAX_COMPARED = 8
+"""Maximum number of earlier calls that are compared as text with a prompt. All of them share the
+same number of tokens with it, and the newest are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionCall:
+    """One call of a session, as evidence."""
+
+    session: Hashable
+    group: Hashable
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
+    returned: bool = True
+    """Whether the app received the response. Only then can a later prompt contain it."""
+
+
+def find_causes(
+    calls: Sequence[SessionCall],
+    vocabulary: Vocabulary | None = None,
+    max_tokens: float = math.inf,
+) -> list[Cause]:
+    """Return the cause for each call. The calls must be in the order in which they were made.
+
+    `max_tokens` limits how many tokens are decoded and compared as text. Comparing ids is cheap and
+    has no limit.
+    """
+    budget = _ReadBudget(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
+    sessions: dict[Hashable, _Session] = {}
+    return [
+        sessions.setdefault(call.session, _Session(budget)).cause_of_next(call) for call in calls
+    ]
+
+
+def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
+    """Return `branch_<cause>` for every cause that occurred, and `drift_rate`.
+
+    `drift_rate` is the share of drifted calls among the examined calls that are not the first of
+    their session. It is absent if there are no such calls.
+    """
+    counts = Counter(causes)
+    later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
+    drifted = sum(number for cause, number in counts.items() if cause not in NO_DRIFT)
+    drifted -= counts[Cause.NOT_READ]
+    branches = {f"branch_{cause}": float(number) for cause, number in sorted(counts.items())}
+    return branches | ({"drift_rate": drifted / later} if later else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _EarlierCall:
+    """An earlier call whose response the app received."""
+
+    ids: array[int]
+    """Prompt and response."""
+    num_prompt: int
+
+    def answer_start(self, message_start: int | None) -> int | None:
+        """Return the position in the prompt at which the message of the answer begins, or None if
+        that is unknown."""
+        if message_start is None:
+            return None
+        starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)
+        return next(starts, None)
+
+
+@dataclass(slots=True)
+class _ReadBudget:
+    """The vocabulary, and the number of tokens that may still be read as text."""
+
+    vocabulary: Vocabulary
+    tokens_left: float
+
+    def spend(self, num_tokens: int) -> bool:
+        """Subtract tokens from the budget. Return whether the budget sufficed."""
+        if self.vocabulary.decode is not None:
+            self.tokens_left -= num_tokens
+        return self.tokens_left >= 0
+
+
+@dataclass(slots=True)
+class _Session:
+    """The earlier calls of one session."""
+
+    budget: _ReadBudget
+    group_prompts: set[tuple[bytes, Hashable]] = field(default_factory=set[tuple[bytes, Hashable]])
+    """Prompts as bytes, each with the group of its call."""
+    prompts: set[bytes] = field(default_factory=set[bytes])
+    earlier: list[_EarlierCall] = field(default_factory=list[_EarlierCall])
+
+    def cause_of_next(self, call: SessionCall) -> Cause:
+        """Return the cause for the session's next call, and add the call to the session."""
+        prompt = array("q", call.prompt_ids)
+        key = prompt.tobytes()
+        cause = self._cause_by_equal_prompt(key, call.group) or self._cause_by_earlier_calls(prompt)
+        self.prompts.add(key)
+        self.group_prompts.add((key, call.group))
+        if call.returned:
+            self.earlier.append(_EarlierCall(prompt + array("q", call.response_ids), len(prompt)))
+        return cause
+
+    def _cause_by_equal_prompt(self, key: bytes, group: Hashable) -> Cause | None:
+        if not self.prompts:
+            return Cause.FIRST
+        if (key, group) in self.group_prompts:
+            return Cause.SIBLING
+        return Cause.REGENERATED if key in self.prompts else None
+
+    def _cause_by_earlier_calls(self, prompt: array[int]) -> Cause:
+        if not self.earlier:
+            return Cause.UNKNOWN
+        newest = self.earlier[-1].ids
+        if prompt[: len(newest)] == newest and self._is_longest(newest):
+            return Cause.EXTENDS
+        shared = [_num_shared(call.ids, prompt) for call in self.earlier]
+        most = max(shared)
+        pairs = list(zip(self.earlier, shared, strict=True))
+        extended_lengths = [number for call, number in pairs if number == len(call.ids)]
+        if most in extended_lengths:
+            return Cause.EXTENDS
+        nearest = [call for call, number in pairs if number == most][-MAX_COMPARED:][::-1]
+        if not self.budget.spend(len(prompt) + sum(len(call.ids) for call in nearest)):
+            return Cause.NOT_READ
+        return self._cause_by_text(nearest, prompt) or self._cause_by_messages(
+            nearest[0], prompt, most, extends=bool(extended_lengths)
+        )
+
+    def _is_longest(self, ids: array[int]) -> bool:
+        return all(len(call.ids) <= len(ids) for call in self.earlier)
+
+    def _cause_by_text(self, nearest: Sequence[_EarlierCall], prompt: array[int]) -> Cause | None:
+        for call in nearest:
+            texts = decode_pair(call.ids, prompt, self.budget.vocabulary)
+            cause = None if texts is None else _smallest_change(texts)
+            if cause is not None:
+                return cause
+        return None
+
+    def _cause_by_messages(
+        self, call: _EarlierCall, prompt: array[int], shared: int, *, extends: bool
+    ) -> Cause:
+        """Return the cause for a prompt whose text differs or cannot be decoded.
+
+        A difference inside the sampled answer, or in the template before it, is `unknown`, because
+        it may have been rewritten in any way.
+        """
+        start = self.budget.vocabulary.message_start
+        answer_start = call.answer_start(start)
+        if start is None or answer_start is None or shared > answer_start:
+            return Cause.UNKNOWN
+        if extends:
+            return Cause.FORKED
+        if self.budget.vocabulary.decode is None:
+            return Cause.UNKNOWN
+        return _compare_messages(
+            split_messages(call.ids[:answer_start], start), split_messages(prompt, start)[:-1]
+        )
+
+
+def _num_shared(one: array[int], other: array[int]) -> int:
+    shorter = min(len(one), len(other))
+    return first_difference(one, other, 0, shorter) if shorter else 0
+
+
+def _smallest_change(texts: TextPair) -> Cause | None:
+    """Return the first cause whose comparison succeeds, which assumes the smallest change."""
+    comparisons = {
+        Cause.RETOKENISED: texts.same_text,
+        Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,
+        Cause.TRIMMED: texts.same_but_white_space,
+        Cause.TOOL_CALL_RERENDERED: texts.same_but_tool_calls,
+        Cause.THINKING_STRIPPED: texts.same_but_thoughts,
+    }
+    return next((cause for cause, holds in comparisons.items() if holds()), None)
+
+
+def _compare_messages(old: Sequence[Message], new: Sequence[Message]) -> Cause:
+    """Return the cause for histories that differ in a message of the app."""
+    pairs = enumerate(zip(old, new, strict=False))
+    num_same = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
+    old_rest, new_rest = old[num_same:], new[num_same:]
+    kept = set(old_rest) & set(new_rest)
+    if kept and not num_same:
+        return Cause.OTHER_SYSTEM_PROMPT
+    if kept:
+        num_removed = sum(message not in kept for message in old_rest)
+        num_inserted = next(at for at, message in enumerate(new_rest) if message in kept)
+        return Cause.COMPACTED if num_removed > num_inserted else Cause.APP_EDIT
+    if num_same >= 2:
+        return Cause.APP_EDIT
+    # After one shared message, the system prompt, the first question may be edited or summarized.
+    return Cause.UNKNOWN if num_same else Cause.UNRELATED

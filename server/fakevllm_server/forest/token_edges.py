@@ -1,0 +1,243 @@
+"""The log-probabilities that a forest must compute, each once, and the calls that use them.
+
+An *edge* is one token predicted from one node, at one temperature, from one set of allowed tokens.
+Calls that share an edge share its log-probability. Each call keeps its own term of the loss, with
+the log-probability l_it = l_edge(i,t). The loss is therefore the same function of the weights as
+the sum over calls, and the gradient of the gather adds the coefficients of the calls. Merging terms
+instead (keeping only the first, or summing advantages) is wrong for clipped losses.
+
+Edges are computed for runs of nodes. The number of Python steps therefore depends on the number of
+spans and segments, and on the number of tokens only if consecutive tokens have different sets.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fakevllm_server.forest.node_runs import Slices
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Heads (rows of logits), and edges (one token of a row).
+
+    Both are sorted by temperature, then allowed set, then predicting node, then predicted node. The
+    edges of consecutive heads are therefore consecutive, so logits can be computed in chunks of
+    heads.
+
+        logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
+        logits[h] = -inf outside the set sets[head_set[h]]
+        edge_logp = log_softmax(logits, -1)[edge_head, edge_token]          [edges]
+        call_logp = edge_logp[per_call[i]]                                  [trained tokens of i]
+    """
+
+    head_node: array[int]
+    """[heads] Node whose hidden state predicts."""
+    head_temperature: array[float]
+    """[heads] Temperature. Hidden states do not depend on it, so calls with different temperatures
+    share a tree. A node that is trained at two temperatures has two heads."""
+    head_set: array[int]
+    """[heads] Index in `sets` of the allowed tokens, or -1 for the whole vocabulary. Hidden states
+    do not depend on it either."""
+    sets: Sequence[bytes]
+    """The distinct allowed sets, in the format of `CallTokens.allowed_sets`."""
+    head_start: array[int]
+    """[heads + 1] The edges of head h are [head_start[h], head_start[h + 1]), at least one."""
+    edge_head: array[int]
+    """[edges] Index of the head that predicts the token."""
+    edge_token: array[int]
+    """[edges] Id of the predicted token."""
+    edge_node: array[int]
+    """[edges] Node of the predicted token; its parent is the head's node."""
+    per_call: Sequence[array[int]]
+    """For each call, the edges of its trained tokens in order. Gathering the values of edges with
+    these indices gives the log-probabilities of the call."""
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.edge_head)
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.head_node)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedSpans:
+    """The trained tokens of one call: spans of positions along its path, at a temperature."""
+
+    path: Slices
+    """The nodes of the call."""
+    spans: Sequence[tuple[int, int]]
+    """Positions [start, end)."""
+    temperature: float
+    allowed_sets: Sequence[bytes | None] | None = None
+    """The set of allowed tokens for each position; None for the whole vocabulary."""
+
+    def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
+        """Yield runs of nodes [begin, end) with one kind of head, in the order of positions."""
+        for first, last in self.spans:
+            for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
+                for begin, end in _nodes_at(self.path, start, stop):
+                    yield (self.temperature, allowed), begin, end
+
+
+def find_edges(
+    trained: Sequence[TrainedSpans],
+    ids: array[int],
+    parent: array[int],
+    segment_starts: Sequence[int],
+) -> Edges:
+    """Return the edges of the trained spans of all calls.
+
+    `ids` and `parent` are [nodes]. `segment_starts` are the first nodes of the segments, ascending.
+    No span may contain position 0, because nothing predicts the first token.
+    """
+    builder = _EdgeBuilder(ids)
+    runs = [list(call.runs()) for call in trained]
+    by_kind: defaultdict[_HeadKind, list[tuple[int, int]]] = defaultdict(list)
+    for call_runs in runs:
+        for kind, start, end in call_runs:
+            by_kind[kind].append((start, end))
+    edge_index: dict[_HeadKind, _EdgeIndex] = {}
+    for kind in sorted(by_kind, key=_sort_key):
+        links = sorted(_links(_merge_ranges(by_kind[kind]), parent, segment_starts))
+        edge_index[kind] = builder.add(links, kind)
+    builder.head_start.append(len(builder.edge_head))
+    per_call = [array("q") for _ in trained]
+    for call_runs, edges in zip(runs, per_call, strict=True):
+        for kind, start, end in call_runs:
+            edge_index[kind].append_edges(start, end, edges)
+    return Edges(
+        builder.head_node,
+        builder.head_temperature,
+        builder.head_set,
+        list(builder.sets),
+        builder.head_start,
+        builder.edge_head,
+        builder.edge_token,
+        builder.edge_node,
+        per_call,
+    )
+
+
+_HeadKind = tuple[float, bytes | None]
+"""Temperature and allowed set of a head."""
+_Link = tuple[int, int, int]
+"""(head, node, length): node head + i predicts node + i, for i < length. The length is above 1 only
+inside a segment, so no other link has a head between these."""
+
+
+class _EdgeIndex:
+    """A lookup from nodes to edges, for one kind of head."""
+
+    def __init__(self, runs: list[tuple[int, int, int]]) -> None:
+        """Each run is (first node, length, first edge)."""
+        self._runs = sorted(runs)
+        self._firsts = [first for first, _, _ in self._runs]
+
+    def append_edges(self, start: int, end: int, edges: array[int]) -> None:
+        """Append the edges of the nodes [start, end) to `edges`."""
+        index = bisect_right(self._firsts, start) - 1
+        while start < end:
+            first, length, edge = self._runs[index]
+            stop = min(end, first + length)
+            edges.extend(range(edge + start - first, edge + stop - first))
+            start, index = stop, index + 1
+
+
+class _EdgeBuilder:
+    """The arrays of Edges while they are built."""
+
+    def __init__(self, ids: array[int]) -> None:
+        self._ids = ids
+        self.head_node, self.head_start = array("q"), array("q")
+        self.head_temperature = array("d")
+        self.head_set = array("q")
+        self.sets: dict[bytes, int] = {}
+        self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
+
+    def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
+        """Add the edges of sorted links, which do not overlap."""
+        temperature, allowed = kind
+        set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
+        runs: list[tuple[int, int, int]] = []
+        last_head = -1
+        for head, node, length in links:
+            edge = len(self.edge_node)
+            runs.append((node, length, edge))
+            if head != last_head:
+                self.head_start.extend(range(edge, edge + length))
+                self.head_node.extend(range(head, head + length))
+                self.head_temperature.extend(array("d", [temperature]) * length)
+                self.head_set.extend(array("q", [set_index]) * length)
+            num_heads = len(self.head_node)
+            self.edge_head.extend(range(num_heads - length, num_heads))
+            self.edge_node.extend(range(node, node + length))
+            self.edge_token.extend(self._ids[node : node + length])
+            last_head = head + length - 1
+        return _EdgeIndex(runs)
+
+
+def _sort_key(kind: _HeadKind) -> tuple[float, bytes]:
+    temperature, allowed = kind
+    return temperature, allowed or b""
+
+
+def _runs_of_equal_sets(
+    allowed_sets: Sequence[bytes | None] | None, first: int, last: int
+) -> Iterator[tuple[bytes | None, int, int]]:
+    """Yield runs of positions in [first, last) with equal sets: the set, start and end."""
+    if allowed_sets is None:
+        yield None, first, last
+        return
+    start = first
+    for at in range(first + 1, last + 1):
+        if at == last or allowed_sets[at] != allowed_sets[start]:
+            yield allowed_sets[start], start, at
+            start = at
+
+
+def _nodes_at(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the runs of nodes at positions [first, last) of a path, in order."""
+    offset = 0
+    for start, end in path:
+        begin, stop = max(first - offset, 0), min(last - offset, end - start)
+        if begin < stop:
+            yield start + begin, start + stop
+        offset += end - start
+
+
+def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the union of ranges as disjoint ranges in ascending order."""
+    union: list[tuple[int, int]] = []
+    for start, end in sorted(runs):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def _links(
+    runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
+) -> Iterator[_Link]:
+    """Yield the links that predict the nodes of `runs`.
+
+    The first node of a segment is predicted by its parent, which is in another segment. Each other
+    node is predicted by the node before it.
+    """
+    for start, end in runs:
+        index = bisect_left(segment_starts, start)
+        while start < end:
+            if index < len(segment_starts) and segment_starts[index] == start:
+                yield parent[start], start, 1
+                start, index = start + 1, index + 1
+                continue
+            stop = min(end, segment_starts[index]) if index < len(segment_starts) else end
+            yield start - 1, start, stop - start
+            start = stop

@@ -1,0 +1,362 @@
+"""All kinds of changes to the journal. One function per kind returns a `Change`.
+
+The effect in a docstring happens when the writer applies the change. Each change is applied within
+a single transaction. The labels of changes are also the names of crash points.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import Connection
+
+from fakevllm_adapters.protocol.swarm import LogEntry
+from fakevllm_server.episodes.episode_registry import Episode
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.rows import (
+    CALL_COLUMNS,
+    PRUNED,
+    PooledGroup,
+    SavedCheckpoint,
+    ScoredSample,
+    Submission,
+    call_row,
+    groups_hash,
+)
+from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
+from fakevllm_server.journal.writer import Change
+from fakevllm_server.types.calls import RecordedCall
+
+# --- episodes
+
+
+def claimed(episode: Episode) -> Change:
+    """Store a claimed episode, and replace its earlier claim."""
+    idempotency = episode.idempotency
+    row = (
+        episode.episode_id,
+        episode.epoch,
+        EpisodeState.CLAIMED,
+        episode.kind,
+        episode.client_uuid,
+        episode.key,
+        episode.idle_limit_s,
+        episode.owner,
+        "" if idempotency is None else idempotency.key,
+        b"" if idempotency is None else idempotency.body_hash,
+    )
+
+    def apply(db: Connection) -> None:
+        marks = ", ".join("?" * len(row))
+        db.exec_driver_sql(f"INSERT OR REPLACE INTO episodes VALUES ({marks})", row)
+
+    return Change("claim", apply)
+
+
+def reopened(episodes: Sequence[Episode]) -> Change:
+    """Reopen episodes whose claims were given up or expired, and delete their calls."""
+
+    def apply(db: Connection) -> None:
+        for episode in episodes:
+            move_episode(db, episode.episode_id, EpisodeState.OPEN)
+            db.exec_driver_sql("DELETE FROM calls WHERE owner = ?", (episode.uuid,))
+
+    return Change("reopen", apply)
+
+
+def call_recorded(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
+    """Store a captured call as number `seq` of its owner."""
+    return Change("call", lambda db: put_call(db, owner, seq, call, group_id))
+
+
+def episode_ended(
+    episode_id: str,
+    sample: ScoredSample,
+    group: PooledGroup | None,
+    members: Sequence[ScoredSample],
+    submission: Submission,
+    evaluated: LogEntry | None = None,
+) -> Change:
+    """End an episode with its reward.
+
+    `members` are all samples of `group`, if the episode completed one. `evaluated` is the log entry
+    of an evaluation.
+    """
+
+    def apply(db: Connection) -> None:
+        move_episode(db, episode_id, EpisodeState.ENDED)
+        put_sample(db, sample, None)
+        put_submission(db, submission)
+        if group is not None:
+            complete_group(db, group, members)
+        if evaluated is not None:
+            put_entry(db, evaluated)
+
+    return Change("end_episode", apply)
+
+
+def task_completed(group: PooledGroup, members: Sequence[ScoredSample]) -> Change:
+    """Store the group of a task that gets no more episodes."""
+    return Change("complete", lambda db: complete_group(db, group, members))
+
+
+# --- groups
+
+
+def group_ended(
+    group: PooledGroup,
+    samples: Sequence[ScoredSample],
+    submission: Submission,
+    calls: Sequence[RecordedCall] = (),
+) -> Change:
+    """End a passive group, or store a feedback sample with the `calls` that it carries."""
+
+    def apply(db: Connection) -> None:
+        for seq, call in enumerate(calls):
+            put_call(db, samples[0].owner, seq, call, group.group_id)
+        for sample in samples:
+            put_sample(db, sample, group.group_id)
+        delete_unscored(db, group.group_id)
+        put_group(db, group)
+        put_submission(db, submission)
+        if group.state is not GroupState.POOLED:
+            delete_calls(db, [group.group_id])
+
+    return Change("end_group", apply)
+
+
+def group_aborted(group_id: str) -> Change:
+    """Drop an open group as `aborted`."""
+    group = PooledGroup(group_id, GroupState.DROPPED, "aborted")
+
+    def apply(db: Connection) -> None:
+        put_group(db, group)
+        delete_calls(db, [group_id])
+
+    return Change("abort_group", apply)
+
+
+def dropped(entry: LogEntry) -> Change:
+    """Drop the groups that a log entry lists with reasons, and store the entry."""
+
+    def apply(db: Connection) -> None:
+        for group_id, reason in entry.reasons.items():
+            put_group(db, PooledGroup(group_id, GroupState.DROPPED, reason))
+        delete_calls(db, entry.reasons)
+        put_entry(db, entry)
+
+    return Change("drop", apply)
+
+
+# --- steps
+
+
+def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
+    """Plan the batch of a step; `version` is that of the weights before the step."""
+
+    def apply(db: Connection) -> None:
+        row = (step, version, groups_hash(group_ids), BatchState.PLANNED)
+        db.exec_driver_sql("INSERT OR REPLACE INTO batches VALUES (?, ?, ?, ?)", row)
+        for position, group_id in enumerate(group_ids):
+            db.exec_driver_sql(
+                "UPDATE groups SET state = ?, step = ?, position = ? WHERE group_id = ?",
+                (GroupState.PLANNED, step, position, group_id),
+            )
+
+    return Change("plan", apply)
+
+
+def unplanned(step: int) -> Change:
+    """Delete the batch of a step that could not be trained.
+
+    Another change drops its groups.
+    """
+    return Change(
+        "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
+    )
+
+
+def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
+    """Store a trained step, its consumed groups and its checkpoint: all of them or none."""
+
+    def apply(db: Connection) -> None:
+        update_batch = "UPDATE batches SET state = ? WHERE step = ?"
+        db.exec_driver_sql(update_batch, (BatchState.DONE, entry.step))
+        update_groups = "UPDATE groups SET state = ? WHERE step = ? AND state = ?"
+        db.exec_driver_sql(update_groups, (GroupState.CONSUMED, entry.step, GroupState.PLANNED))
+        put_entry(db, entry)
+        if checkpoint is not None:
+            put_checkpoint(db, checkpoint)
+
+    return Change("train", apply)
+
+
+def saved(checkpoint: SavedCheckpoint) -> Change:
+    """Store a checkpoint."""
+    return Change("save", lambda db: put_checkpoint(db, checkpoint))
+
+
+def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
+    """Delete the checkpoints of these steps, and the calls that no kept checkpoint can need."""
+    rows = [(step,) for step in steps]
+
+    def apply(db: Connection) -> None:
+        for row in rows:
+            db.exec_driver_sql("DELETE FROM checkpoints WHERE step = ?", row)
+        db.exec_driver_sql(
+            "DELETE FROM calls WHERE owner IN (SELECT s.owner FROM groups g JOIN samples s "
+            "ON s.group_id = g.group_id WHERE g.state = ? AND g.step <= ? AND g.step > ?)",
+            (GroupState.CONSUMED, oldest_kept, reads.last_pruned(db)),
+        )
+        # Never lower this: a kept checkpoint may be much older than the deleted ones.
+        put_meta(db, PRUNED, str(max(reads.last_pruned(db), oldest_kept)))
+
+    return Change("prune", apply)
+
+
+def rolled_back(entry: LogEntry) -> Change:
+    """Go back to the end of the entry's step, and plan the later batches again with their groups.
+
+    Checkpoints of later steps are deleted.
+    """
+
+    def apply(db: Connection) -> None:
+        db.exec_driver_sql(
+            "UPDATE batches SET state = ? WHERE step > ?", (BatchState.PLANNED, entry.step)
+        )
+        db.exec_driver_sql(
+            "UPDATE groups SET state = ? WHERE step > ? AND state = ?",
+            (GroupState.PLANNED, entry.step, GroupState.CONSUMED),
+        )
+        db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
+        put_entry(db, entry)
+
+    return Change("roll_back", apply)
+
+
+def abandoned(entry: LogEntry) -> Change:
+    """Go back to the end of the entry's step, and delete the later batches and checkpoints.
+
+    The groups in `entry.lost` are dropped with the entry's reason.
+    """
+
+    def apply(db: Connection) -> None:
+        db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
+        db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
+        for group_id in entry.lost:
+            put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
+        delete_calls(db, entry.lost)
+        # Steps from here on can be trained again, although steps with these numbers were pruned.
+        put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
+        put_entry(db, entry)
+
+    return Change("abandon", apply)
+
+
+def published(version: int, step: int) -> Change:
+    """Store that the weights of a step are served as `version`."""
+    row = (version, step, time.time())
+    insert = "INSERT OR IGNORE INTO publications VALUES (?, ?, ?)"
+    return Change("publish", lambda db: db.exec_driver_sql(insert, row))
+
+
+def entry_logged(entry: LogEntry) -> Change:
+    """Store an entry of the run log that changes nothing else."""
+    return Change("log", lambda db: put_entry(db, entry))
+
+
+def meta_set(key: str, value: str | None) -> Change:
+    """Store a fact of the run; None deletes it."""
+    return Change("meta", lambda db: put_meta(db, key, value))
+
+
+# --- the SQL of the changes, one function for each kind of row
+
+
+def put_meta(db: Connection, key: str, value: str | None) -> None:
+    if value is None:
+        db.exec_driver_sql('DELETE FROM meta WHERE "key" = ?', (key,))
+    else:
+        db.exec_driver_sql("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def move_episode(db: Connection, episode_id: str, state: EpisodeState) -> None:
+    update = "UPDATE episodes SET state = ? WHERE episode_id = ?"
+    db.exec_driver_sql(update, (state, episode_id))
+
+
+def put_call(
+    db: Connection, owner: str, seq: int, call: RecordedCall, group_id: str | None
+) -> None:
+    insert = (
+        f"INSERT OR IGNORE INTO calls (owner, group_id, seq, {CALL_COLUMNS}) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    )
+    db.exec_driver_sql(insert, (owner, group_id, seq, *call_row(call)))
+
+
+def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> None:
+    row = (sample.owner, group_id, sample.task_id, sample.index, sample.reward)
+    db.exec_driver_sql("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?)", row)
+
+
+def put_group(db: Connection, group: PooledGroup) -> None:
+    """Insert a group, or change the state of the row with this id."""
+    put = (
+        "INSERT INTO groups (group_id, state, reason, advantage) VALUES (?, ?, ?, ?) "
+        "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
+    )
+    db.exec_driver_sql(put, (group.group_id, group.state, group.reason, group.advantage))
+
+
+def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
+    """Store the group of a task, and move its members into it.
+
+    The calls of a group that is not pooled are deleted.
+    """
+    put_group(db, group)
+    for sample in members:
+        row = (group.group_id, sample.index, sample.owner)
+        db.exec_driver_sql('UPDATE samples SET group_id = ?, "index" = ? WHERE owner = ?', row)
+    if group.state is not GroupState.POOLED:
+        delete_calls(db, [group.group_id])
+
+
+def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
+    for group_id in group_ids:
+        db.exec_driver_sql(
+            "DELETE FROM calls WHERE group_id = ? OR owner IN "
+            "(SELECT owner FROM samples WHERE group_id = ?)",
+            (group_id, group_id),
+        )
+
+
+def delete_unscored(db: Connection, group_id: str) -> None:
+    """Delete the calls of siblings that are not among the group's samples."""
+    db.exec_driver_sql(
+        "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
+        "(SELECT owner FROM samples WHERE group_id = ?)",
+        (group_id, group_id),
+    )
+
+
+def put_submission(db: Connection, submission: Submission) -> None:
+    row = (submission.key, submission.body_hash, submission.reply_json, time.time())
+    db.exec_driver_sql("INSERT INTO submissions VALUES (?, ?, ?, ?)", row)
+
+
+def put_checkpoint(db: Connection, saved: SavedCheckpoint) -> None:
+    row = (saved.step, saved.folder, saved.version, saved.digest, saved.reward_mean, time.time())
+    db.exec_driver_sql("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?, ?)", row)
+
+
+def put_entry(db: Connection, entry: LogEntry) -> None:
+    row = (
+        entry.seq,
+        entry.kind,
+        entry.step,
+        entry.version,
+        entry.model_dump_json(exclude_defaults=True),
+    )
+    db.exec_driver_sql("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)

@@ -1,0 +1,79 @@
+"""Process each request once: decide, write the change to the journal, and then acknowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from fakevllm_server.episodes.submissions import (
+    CachedReply,
+    IdempotencyConflict,
+    SubmissionCache,
+    hash_of,
+)
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.rows import Submission
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.writer import Change
+
+Reply = TypeVar("Reply", bound=BaseModel)
+
+Decision = tuple[Reply, Callable[[Submission], Change] | None]
+"""A reply, and a function that returns the change to write before the reply is sent. The function
+is None if there is no change."""
+
+
+class Acknowledger:
+    """Processes each request once, and answers a repeated request with the first reply."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._cache = SubmissionCache()
+
+    async def once(
+        self,
+        key: str,
+        request: BaseModel,
+        reply_type: type[Reply],
+        decide: Callable[[], Decision[Reply]],
+        *,
+        is_new: bool = False,
+    ) -> Reply:
+        """Return the reply to an equal earlier request, or decide now and wait for the disk.
+
+        Pass `is_new` if the episode that the request ends is still open, because then no earlier
+        reply can exist. Raises IdempotencyConflict if the key was used with another body, and
+        JournalError if the change is not written in time.
+        """
+        body_hash = hash_of(request)
+        known = None if is_new else await self._find(key, body_hash, reply_type)
+        if known is not None:
+            return known
+        self._journal.check_capacity()
+        reply, change = decide()
+        if change is None:
+            return reply
+        submission = Submission(key, body_hash, reply.model_dump_json(exclude={"calls"}))
+        position = self._journal.put(change(submission))
+        cached = CachedReply(body_hash, reply, position)
+        self._cache.remember(key, cached, self._journal.written_position)
+        await self._journal.wait_written(position)
+        return reply
+
+    async def _find(self, key: str, body_hash: bytes, reply_type: type[Reply]) -> Reply | None:
+        """Return the reply to an equal earlier request; None if there was none."""
+        cached = self._cache.find(key)
+        if cached is not None:
+            if cached.body_hash != body_hash:
+                raise IdempotencyConflict
+            await self._journal.wait_written(cached.position)
+            assert isinstance(cached.reply, reply_type)
+            return cached.reply
+        stored = self._journal.read(reads.submission, key)
+        if stored is None:
+            return None
+        if stored.body_hash != body_hash:
+            raise IdempotencyConflict
+        return reply_type.model_validate_json(stored.reply_json)

@@ -1,0 +1,26 @@
+"""Add the job's sampling settings to a call of an active client's episode. Pure."""
+
+from __future__ import annotations
+
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.vllm_compat.token_limits import cap_new_tokens
+
+_DEFAULT_TEMPERATURE = TrainJob().temperature
+
+
+def with_job_sampling(body: Json, job: TrainJob) -> Json:
+    """Return the request body with the job's temperature and token limit.
+
+    A temperature in the body takes precedence. A token limit in the body is capped by the job's
+    `max_response_length_in_one_turn`. If the job has the default temperature of 1, the engine's own
+    default applies. If the job adds nothing, the same object is returned.
+
+    >>> with_job_sampling({"prompt": "Hi"}, TrainJob(temperature=0.9))
+    {'prompt': 'Hi', 'temperature': 0.9}
+    """
+    limit = job.max_response_length_in_one_turn
+    body = body if limit is None else cap_new_tokens(body, limit)
+    if job.temperature == _DEFAULT_TEMPERATURE or body.get("temperature") is not None:
+        return body
+    return {**body, "temperature": job.temperature}

@@ -1,0 +1,61 @@
+"""Count why sessions branch: calls that do not continue where an earlier call ended.
+
+An active episode is one session, with its calls in the order they were made. The siblings of a
+passive group share one prompt, which is the next turn of a conversation. The proxy reports which
+call came before (`FinishedGroup.follows`); a group without this information is not examined.
+
+The functions are pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fakevllm_server.forest.branch_causes import Cause, SessionCall, drift_metrics, find_causes
+from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.types.calls import FinishedGroup
+
+MAX_TOKENS = 1_000_000
+"""Maximum number of tokens per step that are compared as text. The step is recorded only after the
+comparison."""
+
+
+def branch_metrics(
+    groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
+) -> dict[str, float]:
+    """Return `branch_<cause>` for each cause that occurred, `drift_rate`, and `branch_rate`.
+
+    `branch_rate` is the share of later calls that do not extend an earlier one; it is absent if no
+    call is later than another. Without a vocabulary, causes that need text are `unknown`. Calls
+    beyond MAX_TOKENS are `not_read`.
+    """
+    causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
+    # Skip the first call of each pair: it was counted with its own group, or never captured.
+    causes += find_causes(_turn_pairs(groups), vocabulary, MAX_TOKENS)[1::2]
+    later = [cause for cause in causes if cause is not Cause.FIRST]
+    num_branched = sum(cause is not Cause.EXTENDS for cause in later)
+    rate = {"branch_rate": num_branched / len(later)} if later else {}
+    return {**drift_metrics(causes), **rate}
+
+
+def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
+    return [
+        SessionCall((group.group_id, episode.index), number, call.prompt_ids, call.response_ids)
+        for group in groups
+        for episode in group.episodes
+        if len(episode.calls) > 1
+        for number, call in enumerate(episode.calls)
+    ]
+
+
+def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
+    """Return two calls per group: the call of the turn before, and the group's own first call."""
+    pairs: list[SessionCall] = []
+    for group in groups:
+        own = [call for episode in group.episodes for call in episode.calls]
+        if group.follows is not None and own:
+            pairs += [
+                SessionCall(group.group_id, number, call.prompt_ids, call.response_ids)
+                for number, call in enumerate((group.follows, own[0]))
+            ]
+    return pairs

@@ -1,0 +1,266 @@
+"""Convert finished groups to the calls that a step trains on, each with advantage and weight.
+
+The functions are pure. For control `shuffled`, the job's seed decides how rewards are shuffled.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import TrainedGroup
+from fakevllm_server.algorithms import ESTIMATORS
+from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.loss_sequences import token_weight, unit_labels
+from fakevllm_server.algorithms.reward_penalties import is_tied, overlong_penalties, shaped_rewards
+from fakevllm_server.run.trained_token_share import untrainable_reason
+from fakevllm_server.types.backend import Batch, Call
+from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+
+TRAINS_TIED_GROUPS = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
+"""Algorithms whose advantages are not 0 for a group with equal rewards."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """The batch of a step, with its groups and metrics."""
+
+    batch: Batch
+    trained: list[TrainedGroup]
+    """Every group of the step. Its field `siblings` lists the siblings in the loss. The list is
+    empty for control `frozen`, and for a tied group if only rewards produce a gradient."""
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A scored episode of a step, whose advantage is not known yet."""
+
+    index: int
+    outcome: Outcome
+    calls: Sequence[Call]
+    """The calls that may train."""
+
+
+def trainable_calls(groups: Sequence[FinishedGroup], job: TrainJob) -> list[Call]:
+    """Return the calls that a step of these groups may train on.
+
+    `plan_step` expects its `penalties` in the order of these calls.
+    """
+    return [
+        call
+        for group in groups
+        for episode in group.scored
+        for call in _calls_of(group, episode, job)
+    ]
+
+
+def plan_step(
+    step: int,
+    groups: Sequence[FinishedGroup],
+    job: TrainJob,
+    penalties: Sequence[Sequence[float]] | None = None,
+) -> PlannedStep:
+    """Compute advantages and weights, and return the step.
+
+    `penalties` has one row for each call of `trainable_calls`. A row has one number for each
+    trained token, which is subtracted from the token's reward. None subtracts nothing. Raises
+    ValueError if the groups lack something that the job's algorithm needs, such as a greedy answer.
+    """
+    rows = None if penalties is None else iter(penalties)
+    entries = [
+        list(_entries(f"{job.seed} {step} {position}", group, job, rows))
+        for position, group in enumerate(groups)
+    ]
+    pairs = zip(groups, entries, strict=True)
+    outcomes = [entry.outcome for group, own in pairs if not group.is_sample for entry in own]
+    spec = AdvantageSpec(job.norm_adv_by_std_in_grpo, job.std_floor, job.gamma)
+    advantages = iter(ESTIMATORS[job.algorithm](outcomes, spec))
+    calls: list[Call] = []
+    trained: list[TrainedGroup] = []
+    for group, group_entries in zip(groups, entries, strict=True):
+        by_sibling = {
+            entry.index: list(_with_advantages(entry.calls, _advantages(group, entry, advantages)))
+            for entry in group_entries
+        }
+        if not _has_gradient(group, [entry.outcome.score for entry in group_entries], job):
+            by_sibling = {}
+        trained.append(_trained_group(group.group_id, by_sibling))
+        calls.extend(call for own in by_sibling.values() for call in own)
+    metrics = _metrics(groups, calls, job)
+    if penalties is not None:
+        means = [_mean(row) for row in penalties if row]
+        metrics["reward_kl_penalty"] = _mean(means) / job.kl_coef
+    return PlannedStep(Batch(step, calls), trained, metrics)
+
+
+def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> TrainedGroup:
+    siblings = sorted(index for index, calls in by_sibling.items() if calls)
+    advantages = [
+        _mean([value for call in by_sibling[index] for value in call.advantages])
+        for index in siblings
+    ]
+    return TrainedGroup(group_id=group_id, siblings=siblings, advantages=advantages)
+
+
+def with_excluded_counts(
+    metrics: Mapping[str, float], excluded: Mapping[str, int]
+) -> dict[str, float]:
+    """Return the metrics of a step with the pool's counts of excluded groups and calls.
+
+    Groups that the pool dropped as tied are included in `tie_rate`.
+    """
+    tied_before = excluded.get("tied_groups", 0)
+    num_groups = metrics["groups"] + tied_before
+    tied = num_groups - metrics["groups_with_signal"]
+    counts = {name: float(number) for name, number in excluded.items()}
+    return {**metrics, **counts} | ({"tie_rate": tied / num_groups} if num_groups else {})
+
+
+def _advantages(
+    group: FinishedGroup, entry: _Entry, estimated: Iterator[Sequence[float]]
+) -> Sequence[float]:
+    """Return the advantage of each trained token of an episode."""
+    if group.advantage is None:
+        return next(estimated)
+    return [group.advantage] * sum(call.num_trained for call in entry.calls)
+
+
+def _has_gradient(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
+    """Return whether the group belongs in the loss.
+
+    KL and entropy terms have a gradient for every call, even in a tied group. Some algorithms give
+    tied groups an advantage. Control runs exclude feedback samples, because a feedback sample has
+    no other rewards to shuffle with.
+    """
+    if group.is_sample:
+        return job.control == "none"
+    has_regularizer = job.kl_loss_coef > 0 or job.entropy_coeff > 0
+    trains_ties = has_regularizer or job.algorithm in TRAINS_TIED_GROUPS
+    return job.control != "frozen" and (trains_ties or not is_tied(scores))
+
+
+def _entries(
+    seed: str,
+    group: FinishedGroup,
+    job: TrainJob,
+    penalties: Iterator[Sequence[float]] | None,
+) -> Iterator[_Entry]:
+    """Yield the scored episodes of a group, including episodes without trainable calls.
+
+    Their rewards count in the group's baseline.
+    """
+    rewards = shaped_rewards(group, job)
+    if job.control == "shuffled":
+        random.Random(seed).shuffle(rewards)
+    for episode, reward in zip(group.scored, rewards, strict=True):
+        calls = list(_calls_of(group, episode, job))
+        token_penalties = () if penalties is None else [next(penalties) for _ in calls]
+        outcome = Outcome(
+            group.group_id,
+            reward,
+            sum(call.num_trained for call in calls),
+            list(chain.from_iterable(token_penalties)),
+            is_greedy=episode.is_greedy,
+        )
+        yield _Entry(episode.index, outcome, calls)
+
+
+def _calls_of(group: FinishedGroup, episode: ScoredEpisode, job: TrainJob) -> Iterator[Call]:
+    labels = unit_labels(episode.calls, job.loss_unit)
+    # Calls outside the loss get no share; the other calls share the episode's whole weight.
+    weight = token_weight(job.loss_unit, sum(map(_is_trainable, episode.calls)))
+    for label, call in zip(labels, episode.calls, strict=True):
+        if _is_trainable(call) and call.logprobs is not None:
+            yield Call(
+                group_id=group.group_id,
+                prompt_ids=call.prompt_ids,
+                response_ids=call.response_ids,
+                logprobs=call.logprobs,
+                version=call.version,
+                temperature=call.temperature,
+                advantage=0.0,
+                weight=weight,
+                unit=f"{group.group_id} {episode.index} {label}",
+                allowed=call.allowed,
+            )
+
+
+def _is_trainable(call: RecordedCall) -> bool:
+    return untrainable_reason(call) is None
+
+
+def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
+    """Yield each call with its part of its episode's advantages.
+
+    A call with advantage 0 stays, because it counts in the mean of the loss.
+    """
+    start = 0
+    for call in calls:
+        own = advantages[start : start + call.num_trained]
+        start += len(own)
+        yield replace(call, advantage=_compact(own))
+
+
+def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
+    """Return a single number if all advantages are equal, as with most algorithms."""
+    if not advantages:
+        return 0.0
+    are_equal = advantages.count(advantages[0]) == len(advantages)
+    return advantages[0] if are_equal else advantages
+
+
+def _metrics(
+    groups: Sequence[FinishedGroup], calls: Sequence[Call], job: TrainJob
+) -> dict[str, float]:
+    num_samples = sum(group.is_sample for group in groups)
+    groups = [group for group in groups if not group.is_sample]
+    rewards = [reward for group in groups for reward in group.rewards]
+    have_signal = [not is_tied(shaped_rewards(group, job)) for group in groups]
+    metrics = {
+        "groups": float(len(groups)),
+        "groups_with_signal": float(sum(have_signal)),
+        "calls": float(len(calls)),
+        "tokens_trained": float(sum(call.num_trained for call in calls)),
+        "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
+    }
+    metrics |= _spread("reward", rewards) | _lengths(groups)
+    metrics |= _spread("advantage", [value for call in calls for value in call.advantages])
+    if num_samples:
+        metrics["feedback_samples"] = float(num_samples)
+    if job.overlong_buffer_len is not None:
+        overlong = [penalty for group in groups for penalty in overlong_penalties(group, job)]
+        metrics["overlong"] = float(sum(penalty < 0 for penalty in overlong))
+        metrics["overlong_penalty"] = _mean(overlong)
+    return metrics
+
+
+def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
+    """Return metrics of the lengths of all calls, including calls that are not trained.
+
+    Each turn of a conversation is one call.
+    """
+    calls = [call for group in groups for episode in group.episodes for call in episode.calls]
+    if not calls:
+        return {}
+    clip_ratio = _mean([call.finish_reason == "length" for call in calls])
+    return (
+        _spread("prompt_length", [len(call.prompt_ids) for call in calls])
+        | _spread("response_length", [len(call.response_ids) for call in calls])
+        | {"response_length_clip_ratio": clip_ratio}
+    )
+
+
+def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return mean, max and min of the values; {} for no values."""
+    if not values:
+        return {}
+    spread = {"mean": _mean(values), "max": max(values), "min": min(values)}
+    return {f"{name}_{kind}": float(value) for kind, value in spread.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,336 @@
+"""Accept calls, groups, episodes and feedback samples from clients.
+
+Each request is decided in memory, then written to the journal, and only then acknowledged. Clients
+may send in every state of the engine: whether a call is trained depends on the age of the weights
+that sampled it, not on the time at which it arrives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.batch_status import ThrottlePolicy
+from fakevllm_adapters.protocol.run_finished import describe_closed_run
+from fakevllm_adapters.protocol.swarm import (
+    AddSampleRequest,
+    EndEpisodeReply,
+    EndEpisodeRequest,
+    EndGroupReply,
+    EndGroupRequest,
+    SiblingRef,
+)
+from fakevllm_server.episodes.claim_control import Participation
+from fakevllm_server.episodes.episode_registry import Episode, EpisodeRegistry, Idempotency
+from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.episodes.incomplete_tasks import CompletedTask
+from fakevllm_server.episodes.states import EngineLifecycle
+from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.rows import PooledGroup, ScoredSample, pooled_or_dropped
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.tables import GroupState
+from fakevllm_server.journal.writer import Change, JournalError
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decision
+from fakevllm_server.types.calls import RecordedCall
+
+CALL_LIMIT_S = 2.0
+"""Maximum seconds that the end of an answer is delayed until its call is on disk. The delay is too
+short for apps to notice."""
+
+
+class Intake:
+    """Owns the episodes and the pool of one run, and writes each of their changes."""
+
+    def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
+        self._journal = journal
+        self._log = runlog
+        self._engine = engine
+        self._acknowledger = Acknowledger(journal)
+        self.episodes = EpisodeRegistry()
+        self.pool = self._new_pool(None)
+        self.participation = Participation(self.pool, engine)
+
+    def resume(self, job: TrainJob | None, now: float) -> None:
+        """Restore episodes and pool from the journal, for this job.
+
+        Called when the server starts and when an engine starts, while no request is in progress.
+        """
+        pending = self._journal.read(reads.pending_work, now)
+        self.episodes = EpisodeRegistry()
+        self.episodes.reopen(pending.open_episodes)
+        for episode in pending.claimed:
+            self.episodes.restore(episode)
+        self.pool = self._new_pool(job)
+        self.pool.clients.restore(self._journal.read(reads.waiting_clients))
+        self.participation = Participation(self.pool, self._engine)
+        dropped = self.pool.restore(pending.groups, pending.open_groups, now)
+        dropped |= dict.fromkeys(pending.corrupt, reads.CORRUPT)
+        dropped |= self._give_up_corrupt(pending)
+        for sample, calls in pending.samples:
+            self._rejoin_task(sample, calls)
+        self._log.record_drops(self._engine.global_step, dropped)
+
+    # --- episodes
+
+    async def claim(
+        self,
+        client_uuid: str,
+        kind: str,
+        idle_limit_s: float,
+        owner: str = "",
+        policy: ThrottlePolicy | None = None,
+        idempotency: Idempotency | None = None,
+    ) -> Episode:
+        """Claim an episode for a client. `kind` is train or eval. Raises JournalError."""
+        self._journal.check_capacity()
+        now = time.monotonic()
+        episode = self.episodes.claim(client_uuid, kind, idle_limit_s, now, owner, idempotency)
+        self.participation.claimed(episode, policy, now)
+        await self._write(row_changes.claimed(episode))
+        return episode
+
+    async def renew_claim(
+        self,
+        client_uuid: str,
+        owner: str,
+        idempotency: Idempotency,
+        policy: ThrottlePolicy | None = None,
+    ) -> Episode | None:
+        """Return the episode that an equal earlier request has claimed, if the claim is valid.
+
+        Raises IdempotencyConflict, JournalError.
+        """
+        episode = self.episodes.find_claim(client_uuid, owner, idempotency)
+        if episode is None:
+            return None
+        now = time.monotonic()
+        self.episodes.renew(episode, now)
+        self.participation.clients.touch(client_uuid, now)
+        if not episode.task_id:  # from an earlier process: the journal does not record the policy
+            self.participation.claimed(episode, policy, now)
+        await self._write()
+        return episode
+
+    async def end_episode(
+        self, request: EndEpisodeRequest, reward: float, closed_reason: str | None
+    ) -> EndEpisodeReply:
+        """End an episode with its reward, which may complete its task.
+
+        `closed_reason` is the reason why training has ended; None while it continues. Raises
+        EpisodeRefused, IdempotencyConflict, JournalError.
+        """
+
+        def decide() -> Decision[EndEpisodeReply]:
+            episode = self.episodes.end(request.episode_uuid, request.client_uuid)
+            task_id = request.task_id if closed_reason is None else None
+            is_active = request.declare_client_active
+            self.participation.ended(episode, task_id, is_active, time.monotonic())
+            sample = ScoredSample(episode.uuid, 0, reward, request.task_id)
+            group, members = self._group_of(episode, sample, closed_reason)
+            is_eval = episode.kind == "eval"
+            entry = self._log.record_evaluation(reward, time.time()) if is_eval else None
+            if not is_eval:
+                self._log.record_client_metrics(request.workflow_output.log_metrics)
+            ended = partial(row_changes.episode_ended, episode.episode_id, sample, group, members)
+            reply = EndEpisodeReply(success=True, warning=_warning(episode, closed_reason))
+            return reply, partial(ended, evaluated=entry)
+
+        is_new = self.episodes.find(request.episode_uuid) is not None
+        key = f"episode:{request.episode_uuid}"
+        return await self._acknowledger.once(key, request, EndEpisodeReply, decide, is_new=is_new)
+
+    async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
+        """Abort a claim, so that another client may claim the episode. Raises JournalError."""
+        episode = self.episodes.abort(uuid, client_uuid)
+        if episode is not None:
+            self.participation.ended(episode, None, is_active, time.monotonic())
+        await self._write(*([] if episode is None else [row_changes.reopened([episode])]))
+
+    def sweep(self, now: float) -> None:
+        """Reopen episodes whose claims expired, and complete tasks that waited too long."""
+        idle = self.episodes.sweep(now)
+        if idle:
+            self._journal.put(row_changes.reopened(idle))
+        self.participation.expired(idle, now)
+        for completed in self.pool.complete_expired(now):
+            self._journal.put(row_changes.task_completed(*_rows_of(completed)))
+
+    def complete_all_tasks(self) -> None:
+        """Complete all waiting tasks before a step, if the job's steps take incomplete tasks."""
+        for completed in self.pool.complete_all():
+            self._journal.put(row_changes.task_completed(*_rows_of(completed)))
+
+    def reopen_episodes(self) -> None:
+        """Reopen every claimed episode, because the engine was stopped."""
+        claimed = self.episodes.give_up()
+        if claimed:
+            self._journal.put(row_changes.reopened(claimed))
+
+    # --- calls
+
+    async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
+        """Record a sibling's call.
+
+        If the journal is full or late, the call may not be trained; the app gets its answer anyway.
+        """
+        if self._journal.is_full:
+            return
+        seq = self.pool.add_call(sibling, call, time.monotonic())
+        if seq is not None:
+            change = row_changes.call_recorded(sibling.episode_id, seq, call, sibling.group_id)
+            await self._write_call(change)
+
+    async def add_episode_call(self, episode: Episode, call: RecordedCall) -> None:
+        """Record a call of an episode, unless its claim has ended or the journal is full."""
+        if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
+            return
+        episode.calls.append(call)
+        await self._write_call(
+            row_changes.call_recorded(episode.uuid, len(episode.calls) - 1, call)
+        )
+
+    # --- groups
+
+    async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
+        """End a passive group with its rewards. Raises IdempotencyConflict, JournalError."""
+
+        def decide() -> Decision[EndGroupReply]:
+            reply = self.pool.end_group(
+                request.group_id,
+                request.rewards,
+                self._engine.collecting_step,
+                closed_reason=closed_reason,
+                served=request.served,
+                parent_id=request.parent_id,
+            )
+            samples = [
+                ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
+                for index, reward in enumerate(request.rewards)
+            ]
+            group = pooled_or_dropped(request.group_id, reply.failure_reason)
+            return reply, partial(
+                row_changes.group_ended, group, samples
+            ) if reply.success else None
+
+        reply = await self._acknowledger.once(
+            f"group:{request.group_id}", request, EndGroupReply, decide
+        )
+        return self._with_calls(reply, request)
+
+    async def add_sample(
+        self,
+        request: AddSampleRequest,
+        calls: Sequence[RecordedCall],
+        closed_reason: str | None,
+    ) -> EndGroupReply:
+        """Pool a feedback sample, whose calls and advantage are in the request.
+
+        Raises IdempotencyConflict, JournalError.
+        """
+        name, advantage = request.sample_id, request.advantage
+
+        def decide() -> Decision[EndGroupReply]:
+            step = self._engine.collecting_step
+            reply = self.pool.add_sample(name, calls, advantage, step, closed_reason=closed_reason)
+            sample = ScoredSample(SiblingRef(name, 0).episode_id, 0, advantage)
+            group = pooled_or_dropped(name, reply.failure_reason, advantage)
+            change = partial(row_changes.group_ended, group, [sample], calls=calls)
+            return reply, change if reply.success else None
+
+        return await self._acknowledger.once(f"sample:{name}", request, EndGroupReply, decide)
+
+    async def abort_group(self, group_id: str) -> None:
+        """Drop an open group. Raises JournalError."""
+        is_new = self.pool.abort_group(group_id)
+        await self._write(*([row_changes.group_aborted(group_id)] if is_new else []))
+
+    # --- the journal
+
+    def _new_pool(self, job: TrainJob | None) -> Pool:
+        return Pool(job, lambda group_id: self._journal.read(reads.ended_reason, group_id))
+
+    def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
+        """Reopen corrupt claims as if they had expired, and drop corrupt samples that wait.
+
+        Returns the reason of each dropped sample, by its owner.
+        """
+        claims, samples = pending.corrupt_claims, pending.corrupt_samples
+        if claims:
+            self.episodes.reopen([(claim.episode_id, claim.epoch) for claim in claims])
+            self._journal.put(row_changes.reopened(claims))
+        for sample in samples:
+            group = PooledGroup(sample.owner, GroupState.DROPPED, reads.CORRUPT)
+            self._journal.put(row_changes.task_completed(group, [sample]))
+        return {sample.owner: reads.CORRUPT for sample in samples}
+
+    def _group_of(
+        self, episode: Episode, sample: ScoredSample, closed_reason: str | None
+    ) -> tuple[PooledGroup | None, list[ScoredSample]]:
+        """Return the group that an ended episode completes, with all its samples.
+
+        This is the group of its task. An episode that is not pooled is a group by itself.
+        """
+        if episode.kind == "eval":
+            return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
+        if closed_reason is not None:
+            self._log.record_drops(self._engine.global_step, {episode.uuid: closed_reason})
+            return pooled_or_dropped(episode.uuid, closed_reason), [sample]
+        return self._add_to_task(sample, episode.calls)
+
+    def _rejoin_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
+        """Add an episode of an earlier process to its task.
+
+        This may complete the task, if the new job needs fewer episodes per task.
+        """
+        group, members = self._add_to_task(sample, calls)
+        if group is not None:
+            self._journal.put(row_changes.task_completed(group, members))
+
+    def _add_to_task(
+        self, sample: ScoredSample, calls: Sequence[RecordedCall]
+    ) -> tuple[PooledGroup | None, list[ScoredSample]]:
+        """Return the group of the task and its samples, if this sample completes the task."""
+        assert sample.reward is not None and sample.task_id is not None
+        completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
+        return (None, []) if completed is None else _rows_of(completed)
+
+    def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
+        """Add the calls to a reply from the journal, as far as the journal still has them."""
+        if reply.calls or not reply.success:
+            return reply
+        kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
+        return reply.model_copy(
+            update={"calls": [[call.to_wire() for call in calls] for calls in kept]}
+        )
+
+    async def _write(self, *change: Change) -> None:
+        """Write a change and wait for the disk.
+
+        Without a change, wait until all earlier changes are on disk. An earlier request may have
+        queued its change and ended before the change was written.
+        """
+        await self._journal.wait_written(self._journal.put(*change))
+
+    async def _write_call(self, change: Change) -> None:
+        position = self._journal.put(change)
+        if self._journal.error is None:
+            with contextlib.suppress(JournalError):
+                await self._journal.wait_written(position, CALL_LIMIT_S)
+
+
+def _warning(episode: Episode, closed_reason: str | None) -> str:
+    if closed_reason is None or episode.kind == "eval":
+        return episode.warning
+    return describe_closed_run(closed_reason)
+
+
+def _rows_of(completed: CompletedTask) -> tuple[PooledGroup, list[ScoredSample]]:
+    group = completed.group
+    members = [
+        ScoredSample(episode.owner, episode.index, episode.reward) for episode in group.episodes
+    ]
+    return pooled_or_dropped(group.group_id, completed.reason), members

@@ -1,0 +1,116 @@
+"""Records which weight versions sampled which call, for engines that do not report it.
+
+While the weights change, new calls wait; none is refused. If a running call does not finish within
+the time limit for the change, the weights change while the call runs. The call is then stamped with
+the old and the new version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+ABANDONED_PAUSE_S = 0.05
+"""Seconds before `call` raises GateAbandoned. The next engine may not run yet, and a caller that
+retries at once in a loop would leave the event loop no time to start it."""
+
+
+@dataclass(slots=True, eq=False)
+class CallStamp:
+    """The weight versions that may have sampled one call."""
+
+    versions: list[int] = field(default_factory=list[int])
+    """Versions that may have sampled a token of the call, oldest first."""
+    is_doubtful: bool = False
+    """Whether a change of weights failed during the call. Which weights sampled the call is then
+    unknown."""
+
+
+class GateAbandoned(Exception):
+    """Raised for a call to an engine that is gone. The next engine has its own gate."""
+
+
+class WeightGate:
+    """A gate in front of one engine that calls pass and that a change of weights closes."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+        self._open = asyncio.Event()
+        self._open.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._running: set[CallStamp] = set()
+        self._is_abandoned = False
+
+    @property
+    def num_running(self) -> int:
+        """Number of calls that are running now."""
+        return len(self._running)
+
+    @asynccontextmanager
+    async def call(self) -> AsyncGenerator[CallStamp]:
+        """Wait until the gate is open, then stamp one call while the block runs.
+
+        The block lasts from the call's first byte to its last. Raises GateAbandoned if the engine
+        is gone.
+        """
+        while not (self._open.is_set() or self._is_abandoned):
+            await self._open.wait()
+        if self._is_abandoned:
+            await asyncio.sleep(ABANDONED_PAUSE_S)
+            raise GateAbandoned
+        stamp = CallStamp([self.version])
+        self._running.add(stamp)
+        self._idle.clear()
+        try:
+            yield stamp
+        finally:
+            self._running.discard(stamp)
+            if not self._running:
+                self._idle.set()
+
+    @asynccontextmanager
+    async def change(
+        self, version: int, bound_s: float, prepare: Callable[[], Awaitable[None]] | None = None
+    ) -> AsyncGenerator[None]:
+        """Close the gate while the block changes the weights to `version`.
+
+        The gate first waits until no call is running, but at most `bound_s` seconds. Then it awaits
+        `prepare`, and then the block starts. If the wait or `prepare` fails, the weights and the
+        gate are as before. If the block fails, the gate stays closed, because the engine's weights
+        are unknown.
+        """
+        was_open = self._open.is_set()
+        self._open.clear()
+        try:
+            await self._wait_until_idle(bound_s)
+            if prepare is not None:
+                await prepare()
+        except BaseException:  # the weights have not changed yet
+            if was_open:
+                self._open.set()
+            raise
+        for stamp in self._running:
+            stamp.versions.append(version)
+        try:
+            yield
+        except BaseException:
+            for stamp in self._running:
+                stamp.is_doubtful = True
+            raise
+        self.version = version
+        self._open.set()
+
+    def abandon(self) -> None:
+        """Mark the engine as gone. Waiting and later calls raise GateAbandoned."""
+        self._is_abandoned = True
+        self._open.set()
+
+    async def _wait_until_idle(self, bound_s: float) -> None:
+        """Wait until no call runs, or until `bound_s` seconds have passed."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bound_s):
+                await self._idle.wait()

@@ -1,0 +1,223 @@
+"""One call of a client in its wire format, and how it is sent to the engine.
+
+The engine gets a chat completions or completions request. It gets the client's original request, on
+its own route for the client's format, in two cases: if we cannot translate the request, and if the
+engine refused the translated request. An error message repeats parts of the request, so the request
+that is refused must be the one that the client wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import orjson
+
+from fakevllm_adapters.formats.base import Adapter, Exchange, Json, NotTranslated
+from fakevllm_adapters.formats.registry import TOKEN_COUNTERS
+from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
+from fakevllm_adapters.http.json_body import parse_object
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError, not_served
+from fakevllm_adapters.vllm_compat.token_limits import (
+    drop_limits_above_context,
+    drop_token_limits,
+    is_over_context,
+)
+from fakevllm_server.rollout.capture.capture_registry import CAPTURES
+from fakevllm_server.rollout.engine_client import EngineClient, ErrorPredicate, Refused
+from fakevllm_server.training.episode_sampling import with_job_sampling
+from fakevllm_server.types.calls import RecordedCall
+from fakevllm_server.types.weight_versions import CallStamp
+
+SaveCall = Callable[[RecordedCall], Awaitable[None]]
+"""Saves a captured call."""
+Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
+"""Sends a call to an engine and the answer to the client. It may be called again after
+EngineFailed."""
+_STARLETTE_NO_ROUTE = {"detail": "Not Found"}
+"""Body of the 404 that Starlette, below vLLM's FastAPI, sends for a path without a route."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCall:
+    """One call of a client. Its methods send it to the engine and the answer to the client."""
+
+    adapter: Adapter
+    """Adapter of the client's wire format."""
+    raw: bytes
+    """Request body as the client sent it."""
+    parsed: Json | None
+    """Parsed body. None if the body is not a JSON object; the engine then writes the error."""
+    headers: dict[str, str]
+    """Headers for the engine."""
+    send: Send
+    job: TrainJob | None = None
+    """Job whose sampling settings are added to an episode's call; None for other calls."""
+
+    async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
+        """Send the call to the engine and its answer to the client, without capture.
+
+        Raises EngineFailed if the engine fails before anything was sent to the client.
+        """
+        if self.adapter.name in TOKEN_COUNTERS and await self._try_native_route(engine):
+            return
+        exchange = self._open(engine)
+        if isinstance(exchange, WireError):
+            return await self._native_route_or_error(engine, exchange)
+
+        async def request(raises_refused: ErrorPredicate) -> None:
+            await engine.relay(
+                "POST",
+                self.adapter.upstream_path,
+                self._request_body(exchange),
+                self.headers,
+                self.send,
+                raises_refused,
+                self._translation(exchange),
+            )
+
+        await self._request_with_retry(engine, exchange, request)
+
+    def captured(self, save: SaveCall) -> Attempt:
+        """Return the attempt that captures the call's tokens. Each attempt captures from the start.
+        An attempt with a complete answer passes the captured call to `save`."""
+
+        async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
+            if self.adapter.upstream_path not in CAPTURES:  # the route samples no tokens
+                return await self.relay(engine)
+            exchange = self._open(engine)
+            if isinstance(exchange, WireError):
+                return await self._native_route_or_error(engine, exchange)
+            if CAPTURES[self.adapter.upstream_path].cannot_capture(exchange.body):
+                return await self.relay(engine)
+
+            async def request(raises_refused: ErrorPredicate) -> None:
+                await self._capture(engine, exchange, stamp, save, raises_refused)
+
+            await self._request_with_retry(engine, exchange, request)
+
+        return attempt
+
+    async def _capture(
+        self,
+        engine: EngineClient,
+        exchange: Exchange,
+        stamp: CallStamp,
+        save: SaveCall,
+        raises_refused: ErrorPredicate,
+    ) -> None:
+        path, endpoint = self.adapter.upstream_path, engine.endpoint
+        capture = CAPTURES[path](
+            exchange.body,
+            endpoint.default_sampling,
+            endpoint.refusal,
+            reports_allowed=endpoint.reports_allowed,
+        )
+
+        async def on_finished() -> None:
+            call = capture.record(stamp)
+            if call is not None:
+                await save(call)
+
+        await engine.capture(
+            path,
+            capture,
+            self.headers,
+            self.send,
+            on_finished,
+            raises_refused,
+            self._translation(exchange),
+            self._request_body(exchange),
+        )
+
+    async def _request_with_retry(
+        self,
+        engine: EngineClient,
+        exchange: Exchange,
+        request: Callable[[ErrorPredicate], Awaitable[None]],
+    ) -> None:
+        """Send the request. If prompt and token limit together exceed the context, send it once
+        more without the limit. If the second request is refused too, the client gets the first
+        error."""
+        unlimited = drop_token_limits(exchange.body)
+
+        def raises_refused(status: int, body: Json) -> bool:
+            is_retried = unlimited is not None and is_over_context(status, body)
+            return self._is_translated or is_retried
+
+        try:
+            return await request(raises_refused)
+        except Refused as refused:
+            first = refused
+        if unlimited is not None and is_over_context(first.status, first.body):
+            exchange.body = unlimited
+            with suppress(Refused):
+                return await request(_is_any_error)
+        await self._send_refusal(engine, first)
+
+    def _open(self, engine: EngineClient) -> Exchange | WireError:
+        """Return the exchange of the call, with the job's sampling settings and a limit within the
+        context. Return an error if the call cannot be translated: the client gets this error if the
+        engine has no route for the client's format either."""
+        try:
+            parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
+            exchange = self.adapter.open(parsed, engine.info)
+        except WireError as error:
+            return error
+        except NotTranslated as reason:
+            return reason.error or not_served(str(reason))
+        if self.job is not None and self.adapter.upstream_path in CAPTURES:
+            exchange.body = with_job_sampling(exchange.body, self.job)
+        exchange.body = drop_limits_above_context(exchange.body, engine.endpoint.max_model_len)
+        try:
+            orjson.dumps(exchange.body)
+        except TypeError as error:  # integers above 64 bits
+            return not_served(str(error))
+        return exchange
+
+    @property
+    def _is_translated(self) -> bool:
+        return self.adapter.path != self.adapter.upstream_path
+
+    def _translation(self, exchange: Exchange) -> Exchange | None:
+        """Return the exchange that translates the answer; None if the client gets the engine's own
+        bytes."""
+        return exchange if self._is_translated else None
+
+    def _request_body(self, exchange: Exchange) -> bytes:
+        """Return the body for the engine: the client's own bytes if nothing was changed."""
+        return self.raw if exchange.body is self.parsed else orjson.dumps(exchange.body)
+
+    async def _send_refusal(self, engine: EngineClient, refused: Refused) -> None:
+        if not self._is_translated:
+            return await send_bytes(self.send, refused.status, refused.raw, refused.headers)
+        if refused.status < 500 and await self._try_native_route(engine):
+            return
+        error = self.adapter.refusal(refused.status, refused.body)
+        await send_bytes(self.send, refused.status, orjson.dumps(error), refused.headers)
+
+    async def _native_route_or_error(self, engine: EngineClient, error: WireError) -> None:
+        if not await self._try_native_route(engine):
+            await send_json(self.send, error.status, self.adapter.refusal(error.status, error.body))
+
+    async def _try_native_route(self, engine: EngineClient) -> bool:
+        """Send the client's original request to the engine's own route for the client's format.
+
+        Return whether the engine has such a route. If so, its answer was sent to the client.
+        """
+        path = self.adapter.path
+        try:
+            await engine.relay("POST", path, self.raw, self.headers, self.send, _is_missing_route)
+        except Refused:
+            return False
+        return True
+
+
+def _is_missing_route(status: int, body: Json) -> bool:
+    return status == 404 and body == _STARLETTE_NO_ROUTE
+
+
+def _is_any_error(status: int, body: Json) -> bool:
+    return True

@@ -1,0 +1,333 @@
+"""The whole state of a running server, and the start and stop of its engine. Routes act only
+through this state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.swarm import EngineStatus
+from fakevllm_server.backends.process.engine_registry import open_backend
+from fakevllm_server.backends.vllm.command import job_arguments
+from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
+from fakevllm_server.episodes.batch_selection import batches_waiting
+from fakevllm_server.episodes.claim_control import Participation
+from fakevllm_server.episodes.episode_registry import EpisodeRegistry
+from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.episodes.states import EngineLifecycle
+from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.writer import JournalError
+from fakevllm_server.rollout.engine_client import EngineClient
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.folder import RunFolder, fingerprint
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.metadata import engine_start
+from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.loop import TrainLoop
+from fakevllm_server.training.stop_and_restart import finish_reason
+from fakevllm_server.training.submission_intake import Intake
+from fakevllm_server.training.tokenizer_reader import load_vocabulary
+from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.engine_spec import EngineSpec
+
+log = logging.getLogger("fakevllm.server")
+
+
+HEALTH_CHECK_INTERVAL_S = 1.0
+"""Seconds between health checks of an engine that failed a call but did not exit. No event reports
+that such an engine is healthy again."""
+
+
+_JOB, _RUNS = "job", "engine_runs"
+"""Keys of the journal's `meta` table: the latest job, and a mark that exists from an engine's start
+until its stop."""
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Configuration, engine, job, journal and training loop of one server process.
+
+    Raises ConfigError on creation if the run directory, the model or the journal cannot be used.
+    """
+
+    config: ServerConfig
+    engine: EngineLifecycle = field(default_factory=EngineLifecycle)
+    job: TrainJob | None = None
+    server_id: str = field(default_factory=new_id)
+    """ID of this server process. It changes with each restart."""
+    engine_client: EngineClient | None = None
+    """Client of the engine; None before the first boot has ended, and after a stop."""
+    journal: Journal = field(init=False)
+    runlog: RunLog = field(init=False)
+    intake: Intake = field(init=False)
+    run_id: str = field(init=False)
+    """ID of the run directory. It stays the same across restarts."""
+    engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock held during a whole start or stop. Without it, a stop in progress could remove the
+    socket of an engine that is started meanwhile."""
+    _folder: RunFolder = field(init=False)
+    _checkpoints: CheckpointFolders = field(init=False)
+    has_logged_direct_call: bool = False
+    """Whether the log already mentions a call that bypassed the proxy."""
+    model: str | None = None
+    """Model folder or name; None for the fake engine, and before the first start."""
+    _loop: TrainLoop | None = None
+    _loop_task: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._folder = RunFolder(self.config.run_dir)
+        with self._closing_folder_on_error():
+            if self.config.model is not None:
+                self._find_model(self.config.model)
+            self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
+            self.journal = Journal(self.config.run_dir / "journal.sqlite")
+        self.run_id = self._folder.run_id()
+        with self._closing_folder_on_error(), self.journal.opening():
+            self._read_journal()
+
+    def _read_journal(self) -> None:
+        self.runlog = RunLog(self.journal)
+        self.engine.global_step = self.runlog.last_step + 1
+        if not (self.runlog.version or self._checkpoints.is_empty):
+            # A run that starts from the beginning would delete these checkpoints.
+            raise ValueError("it has no trained steps, but the run directory has checkpoints")
+        job_yaml = self.journal.read(reads.meta, _JOB)
+        self.job = None if job_yaml is None else TrainJob.from_yaml(job_yaml)
+        self.intake = Intake(self.journal, self.runlog, self.engine)
+        self.intake.resume(self.job, time.monotonic())
+
+    @contextlib.contextmanager
+    def _closing_folder_on_error(self) -> Generator[None]:
+        """Release the run directory if the server cannot start."""
+        try:
+            yield
+        except ConfigError:
+            self._folder.close()
+            raise
+
+    @property
+    def episodes(self) -> EpisodeRegistry:
+        return self.intake.episodes
+
+    @property
+    def pool(self) -> Pool:
+        return self.intake.pool
+
+    @property
+    def participation(self) -> Participation:
+        return self.intake.participation
+
+    async def resume(self) -> None:
+        """Start the engine if one was running when the previous server process died."""
+        if self.job is None or self.journal.read(reads.meta, _RUNS) is None:
+            return
+        log.info("resuming the run: its engine was running when the server died")
+        async with self.engine_lock:
+            try:
+                await self.start_engine()
+            except (ConfigError, JournalError) as error:
+                log.error("%s The engine stays offline.", error)
+
+    async def start_engine(self) -> None:
+        """Begin to boot the engine. The caller holds `engine_lock`.
+
+        Raises ConfigError if the job's model cannot be loaded, and JournalError if the start cannot
+        be recorded.
+        """
+        assert self.job is not None, "sync a job first"
+        rollout, trainer = self._specs(self.job)
+        backend = open_backend(rollout, trainer, self.config.weights_dir)
+        self.journal.put(
+            row_changes.meta_set(_JOB, self.job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
+        )
+        await self.journal.flush()
+        record = engine_start(self.config, self.job, self.model, fingerprint(self.model))
+        await asyncio.to_thread(self._folder.record_engine_start, record)
+        self.intake.resume(self.job, time.monotonic())
+        self.engine.move(EngineStatus.BOOTING, time.monotonic())
+        save_freq = self.job.save_freq
+        checkpointer = Checkpointer(backend.trainer, self._checkpoints, self.journal, save_freq)
+        self._loop = TrainLoop(
+            self.job,
+            self.engine,
+            self.intake,
+            backend,
+            self.runlog,
+            checkpointer,
+            self.connect,
+            cache(lambda: load_vocabulary(self.model)),
+        )
+        self._loop_task = asyncio.create_task(self._loop.run())
+        self._loop_task.add_done_callback(_log_failure)
+
+    async def stop_engine(self) -> None:
+        """Stop training and the engine. The status is OFFLINE afterwards."""
+        async with self.engine_lock:
+            await self._stop_engine()
+
+    async def _stop_engine(self) -> None:
+        loop, task = self._loop, self._loop_task
+        if loop is not None and task is not None:
+            await loop.stop(task)
+        self._loop = self._loop_task = None
+        client, self.engine_client = self.engine_client, None
+        if client is not None:
+            await _disconnect(client)
+        self.intake.reopen_episodes()
+        self.participation.is_paused = False
+        self.journal.put(row_changes.meta_set(_RUNS, None))
+        if self.engine.status is not EngineStatus.OFFLINE:
+            self.engine.move(EngineStatus.OFFLINE, time.monotonic())
+
+    async def close(self) -> None:
+        """Stop the engine, close the journal and release the run directory."""
+        await self.stop_engine()
+        await asyncio.to_thread(self.journal.close)
+        self._folder.close()
+
+    @property
+    def closed_reason(self) -> str | None:
+        """Reason why training has ended for good; None while groups and episodes may be trained."""
+        if self._loop is not None:
+            return self._loop.closed_reason
+        return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
+
+    @property
+    def backlog(self) -> float:
+        """Groups and episodes that wait to be trained, in batches.
+
+        At least 1 if a step is due or will be retried. The batch of a running step does not count.
+        """
+        if self.job is None or self.closed_reason is not None:
+            return 0.0
+        is_rolling = self.engine.status is EngineStatus.ROLLING
+        is_retried = is_rolling and self._loop is not None and self._loop.has_planned
+        return max(batches_waiting(self.pool.counts, self.job), float(is_retried))
+
+    @property
+    def detail(self) -> str | None:
+        """Message about a problem of the engine or the journal; None without a problem."""
+        error = self.journal.error
+        return self.engine.detail or (error and f"the journal cannot be written: {error}")
+
+    def notify_loop(self) -> None:
+        """Let the training loop look at the pool again."""
+        if self._loop is not None:
+            self._loop.notify()
+
+    def attached_engine(self) -> EngineClient:
+        """Return the client of an engine that answers calls or is being restarted.
+
+        Raises WireError (503) before the first boot has ended and after a stop. Calls are refused
+        at once then, instead of waiting for an engine.
+        """
+        if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
+            raise self._not_ready()
+        return self.engine_client
+
+    def serving_engine(self) -> EngineClient:
+        """Return the client of an engine that answers calls. Raises WireError (503) if there is
+        none."""
+        client = self.attached_engine()
+        if not self.engine.is_serving:
+            raise self._not_ready()
+        return client
+
+    async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
+        """Wait without a time limit until the engine answers calls, and return its client.
+
+        `failed` is the client of an engine that failed a call. It is returned only if its engine is
+        healthy again. Raises WireError (503) as `attached_engine` does.
+        """
+        while True:
+            client = self.attached_engine()
+            if self.engine.is_serving and (client is not failed or await client.is_healthy()):
+                if client is self.engine_client:
+                    return client
+                continue
+            timeout_s = HEALTH_CHECK_INTERVAL_S if client is failed else None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self.engine.next_move()
+
+    def _not_ready(self) -> WireError:
+        detail = f" ({self.engine.detail})" if self.engine.detail else ""
+        message = f"The engine is not ready: {self.engine.status}{detail}."
+        return unavailable(message, OutageReason.ENGINE_NOT_READY)
+
+    async def connect(self, endpoint: Endpoint) -> None:
+        """Send calls to a new engine, which answers at `endpoint`, and close the client of the
+        previous engine."""
+        client = EngineClient(endpoint)
+        await client.fetch_version()
+        previous, self.engine_client = self.engine_client, client
+        if previous is not None:
+            await _disconnect(previous, next_endpoint=endpoint)
+        self._folder.record_model(self.config.trainer_name, self.model)
+
+    def _find_model(self, model: str | None) -> str | None:
+        """Return the folder or name that the engine loads for `model`.
+
+        Raises ConfigError if there is no such model, or if the run directory belongs to another
+        model.
+        """
+        path = find_model(model, self.config.allow_hub) if model is not None else None
+        self._folder.check_model(self.config.trainer_name, path)
+        return path
+
+    def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
+        """Return the specs of the rollout engine and of the trainer. The server's own flags take
+        precedence over the job's settings."""
+        config = self.config
+        model = config.model_for(job.model)
+        if model is None and config.trainer_name != "fake":
+            raise ConfigError(
+                "No model is set: start the server with --model DIR, or name a model in the job."
+            )
+        name = config.served_name_of(model)
+        self.model = model = self._find_model(model)
+        rollout = EngineSpec(
+            config.rollout_name,
+            config.run_dir,
+            model,
+            name,
+            seed=config.seed,
+            allow_hub=config.allow_hub,
+            extra_args=config.engine_args_for(job),
+            job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
+            url=config.rollout_url,
+            api_key=config.rollout_key,
+        )
+        trainer = replace(
+            rollout,
+            engine=config.trainer_name,
+            extra_args=config.trainer_args_for(job),
+            train_only=True,
+        )
+        return rollout, trainer
+
+
+async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
+    """Close the client of an engine that has been replaced or stopped.
+
+    Calls that wait at its gate then look for the next engine. A new endpoint of the same engine has
+    the same gate, and its calls keep waiting there.
+    """
+    if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
+        client.endpoint.gate.abandon()
+    await client.close()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.error("the training loop failed; training has stopped", exc_info=task.exception())

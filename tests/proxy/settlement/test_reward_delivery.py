@@ -1,0 +1,172 @@
+"""Every scored group is sent, by this proxy process or the next, or is lost with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from fakevllm.ledger.store import Ledger
+from fakevllm.settlement import reward_delivery as delivery_module
+from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.swarm import server_connection
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply
+from tests.proxy.ledger.ledger_cases import group
+from tests.proxy.scripted_swarm import ScriptedSwarm, until
+
+T = TypeVar("T")
+POOLED = EndGroupReply(success=True, pooled=True, step=3)
+UNKNOWN = EndGroupReply(success=False, failure_reason="unknown_group")
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "ledger.sqlite", busy_timeout_s=0.05)
+    yield opened
+    opened.close()
+
+
+@asynccontextmanager
+async def delivering(swarm: ScriptedSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
+    swarm_link = SwarmLink(swarm.url, None, TrainJob(), ledger)
+    following = asyncio.create_task(swarm_link.run())
+    delivery = Delivery(ledger, swarm_link)
+    try:
+        yield delivery
+    finally:
+        await delivery.close()
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await swarm_link.close()
+
+
+def outcome(ledger: Ledger, group_id: str) -> tuple[str, str | None]:
+    assert ledger.drain()
+    found = ledger.group(group_id)
+    assert found is not None
+    return found.state, found.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "reason"),
+    [
+        (POOLED, "pooled", None),
+        (UNKNOWN, "lost", "unknown_group"),
+        (422, "lost", "swarm_refused: 422"),
+    ],
+)
+async def test_groups_left_scored_by_an_earlier_process_are_sent_once_the_server_is_reachable(
+    ledger: Ledger, answer: object, state: str, reason: str | None
+) -> None:
+    ledger.record(group("old", [1.0, None, 0.0], task_id="t"))
+    ledger.record(group("done", state="pooled"))
+    assert ledger.drain()
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
+        swarm.answers |= {"/get_engine_status": 503, "/end_group": answer}
+        delivery.resend(ledger.scored_groups())
+        await until(lambda: swarm.calls["/get_engine_status"] > 1)
+        assert swarm.calls["/end_group"] == 0
+        swarm.answers["/get_engine_status"] = ScriptedSwarm().answers["/get_engine_status"]
+        await until(lambda: outcome(ledger, "old") == (state, reason))
+        assert swarm.calls["/end_group"] == 1
+        sent = swarm.bodies["/end_group"]
+    assert (sent["group_id"], sent["rewards"], sent["task_id"]) == ("old", [1.0, None, 0.0], "t")
+    assert sent["metadata"] == {"question": "1+1?"}
+
+
+async def test_a_stop_while_the_server_is_unreachable_leaves_the_group_scored(
+    ledger: Ledger,
+) -> None:
+    ledger.record(group("old"))
+    assert ledger.drain()
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_engine_status"] = 503
+        async with delivering(swarm, ledger) as delivery:
+            delivery.resend(ledger.scored_groups())
+    assert [left.group_id for left in ledger.scored_groups()] == ["old"]
+
+
+async def test_a_group_that_the_server_refuses_is_lost_without_retries(ledger: Ledger) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/end_group"] = 422
+        async with delivering(swarm, ledger) as delivery:
+            delivery.settle(group("g1"))
+            await until(lambda: bool(swarm.calls["/end_group"]))
+        assert swarm.calls["/end_group"] == 1
+    assert outcome(ledger, "g1") == ("lost", "swarm_refused: 422")
+
+
+def _without_retries(post: T) -> T:
+    """Replace the link's retries, which take up to a minute."""
+    return post
+
+
+async def test_a_group_waits_until_the_server_is_reachable_and_is_sent_then(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_connection, "_with_retries", _without_retries)
+    monkeypatch.setattr(delivery_module, "RESEND_PAUSE_S", 0.0)
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
+        well = swarm.answers["/get_engine_status"]
+        swarm.answers |= {"/get_engine_status": 503, "/end_group": 503}
+        await until(lambda: swarm.calls["/get_engine_status"] > 1)
+        delivery.settle(group("g1"))
+        await until(lambda: bool(swarm.calls["/end_group"]))
+        assert outcome(ledger, "g1") == ("scored", None)
+        swarm.answers |= {"/get_engine_status": well, "/end_group": POOLED}
+        await until(lambda: outcome(ledger, "g1") == ("pooled", None))
+        assert swarm.calls["/end_group"] == 2
+
+
+async def test_a_group_that_the_server_already_has_with_other_rewards_is_pooled(
+    ledger: Ledger,
+) -> None:
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
+        swarm.answers["/end_group"] = 409
+        delivery.settle(group("g1"))
+        await until(lambda: bool(swarm.calls["/end_group"]))
+    assert outcome(ledger, "g1") == ("pooled", None)
+
+
+async def test_a_group_that_is_too_large_to_send_is_lost_with_the_reason(ledger: Ledger) -> None:
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger) as delivery:
+        delivery.settle(group("g1", [0.5] * 300))
+        await until(lambda: outcome(ledger, "g1") == ("lost", "end_failed: ValidationError"))
+
+
+async def test_a_group_that_the_ledger_does_not_have_is_not_trained(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    other = sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    async with ScriptedSwarm() as swarm:
+        swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
+        async with delivering(swarm, ledger) as delivery:
+            delivery.settle(group("g1"))
+        assert swarm.calls["/end_group"] == 0
+        assert swarm.bodies["/abort_group"] == {"group_id": "g1"}
+    other.close()
+
+
+async def test_one_unwritable_group_does_not_hold_back_the_groups_of_the_same_flush(
+    ledger: Ledger,
+) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers |= {"/end_group": POOLED, "/abort_group": SuccessReply(success=True)}
+        async with delivering(swarm, ledger) as delivery:
+            delivery.settle(group("before"))
+            delivery.settle(replace(group("bad"), question="\ud800"))
+            delivery.settle(group("after"))
+            await until(lambda: swarm.calls["/end_group"] + swarm.calls["/abort_group"] == 3)
+        assert (swarm.calls["/end_group"], swarm.calls["/abort_group"]) == (2, 1)
+        assert swarm.bodies["/abort_group"] == {"group_id": "bad"}
+    assert outcome(ledger, "before") == outcome(ledger, "after") == ("pooled", None)
+    assert ledger.group("bad") is None

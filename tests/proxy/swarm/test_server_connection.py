@@ -1,0 +1,288 @@
+"""The link to the swarm server recovers from every reply and error."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from multidict import CIMultiDict, CIMultiDictProxy
+from yarl import URL
+
+from fakevllm.ledger.store import Ledger
+from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
+from fakevllm.swarm.load_probe import LoadProbe
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.swarm import EngineStatus
+from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
+
+
+def response_error(status: int, message: str) -> aiohttp.ClientResponseError:
+    url = URL("http://localhost:10086/get_engine_status")
+    request = aiohttp.RequestInfo(url, "GET", CIMultiDictProxy(CIMultiDict[str]()), url)
+    return aiohttp.ClientResponseError(request, (), status=status, message=message)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    opened = Ledger.open(tmp_path / "ledger.sqlite")
+    yield opened
+    opened.close()
+
+
+@asynccontextmanager
+async def following(
+    swarm: ScriptedSwarm, ledger: Ledger, load_probe: LoadProbe | None = None
+) -> AsyncGenerator[SwarmLink]:
+    link = SwarmLink(swarm.url, None, TrainJob(), ledger, load_probe)
+    task = asyncio.create_task(link.run())
+    try:
+        yield link
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+
+
+@pytest.mark.parametrize("answer", ["<html>hello</html>", [], {}, 500])
+async def test_a_malformed_status_is_logged_once_and_the_link_recovers(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, answer: object
+) -> None:
+    caplog.set_level(logging.INFO, "fakevllm.link")
+    async with ScriptedSwarm() as swarm, following(swarm, ledger) as link:
+        await link.reached.wait()
+        assert link.status == ROLLING
+        swarm.answers["/get_engine_status"] = answer
+        num_before = swarm.calls["/get_engine_status"]
+        await until(lambda: swarm.calls["/get_engine_status"] >= num_before + 4)
+        assert link.status is None and not link.reached.is_set() and not link.is_silent
+        swarm.answers["/get_engine_status"] = ROLLING
+        await link.reached.wait()
+        assert link.status == ROLLING
+    levels = [record.levelname for record in caplog.records]
+    assert levels == ["INFO", "WARNING", "INFO"]
+    assert all("\n" not in record.getMessage() for record in caplog.records)
+
+
+async def test_an_unreachable_server_is_logged_in_one_line_with_its_url_and_a_fix(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # bound but not listening, so connections are refused
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        link = SwarmLink(url, None, TrainJob(), ledger)
+        task = asyncio.create_task(link.run())
+        await until(lambda: bool(link_messages(caplog)))
+        assert link.is_silent
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+    assert link_messages(caplog) == [
+        f"swarm server {url} cannot be reached (Connection refused): start it with "
+        "`fakevllm-server start`, or name another with --swarm; retrying"
+    ]
+
+
+def link_messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "fakevllm.link"]
+
+
+@pytest.mark.parametrize(
+    ("error", "beginning"),
+    [
+        (
+            response_error(401, "Unauthorized"),
+            "refuses the proxy's key (401): give a key of the server with",
+        ),
+        (response_error(404, "Not Found"), "answers 404 Not Found: see its log, or name a"),
+        (aiohttp.ServerDisconnectedError(), "cannot be reached (Server disconnected): start it"),
+        (aiohttp.ServerTimeoutError("slow"), "does not answer within 10 s"),
+        (ValueError("a\n  b" * 200), "cannot be polled (ValueError: a b"),
+    ],
+)
+def test_every_error_of_the_server_is_described_in_one_line(
+    error: Exception, beginning: str
+) -> None:
+    line = describe_error(error)
+    assert line.startswith(beginning)
+    assert "\n" not in line and "ConnectionKey" not in line and len(line) < 400
+
+
+class CountingLedger(Ledger):
+    num_reads = 0
+
+    def log_cursor(self, run_id: str) -> int:
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        self.num_reads += 1
+        if self.num_reads == 1:
+            raise OSError("the disk is not available")
+        return super().log_cursor(run_id)
+
+
+async def test_the_cursor_is_read_once_in_a_thread_and_an_error_of_the_read_is_retried(
+    tmp_path: Path,
+) -> None:
+    plain = Ledger.open(tmp_path / "ledger.sqlite")
+    plain.__class__ = CountingLedger
+    assert isinstance(plain, CountingLedger)
+    async with ScriptedSwarm() as swarm, following(swarm, plain) as link:
+        await link.reached.wait()
+        num_before = swarm.calls["/get_run_log"]
+        await until(lambda: swarm.calls["/get_run_log"] >= num_before + 3)
+    assert plain.num_reads == 2
+    plain.close()
+
+
+async def test_a_server_that_answers_is_not_silent_although_its_log_cannot_be_fetched(
+    ledger: Ledger,
+) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_run_log"] = 500
+        link = SwarmLink(swarm.url, None, TrainJob(), ledger)
+        link.is_silent = True
+        task = asyncio.create_task(link.run())
+        await until(lambda: swarm.calls["/get_run_log"] >= 2)
+        assert not link.is_silent
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await link.close()
+
+
+async def test_until_serving_waits_for_an_engine_that_has_become_unavailable(
+    ledger: Ledger,
+) -> None:
+    booting = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
+    async with ScriptedSwarm() as swarm, following(swarm, ledger) as link:
+        await link.reached.wait()
+        await until(lambda: swarm.calls["/get_run_log"] >= 2)
+        swarm.answers["/get_engine_status"] = booting
+        link.status = booting  # as set before the rest of the poll
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await link.until_serving(30)
+
+
+async def test_until_serving_returns_when_the_engine_becomes_ready(ledger: Ledger) -> None:
+    booting = ROLLING.model_copy(update={"engine_status": EngineStatus.BOOTING})
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_engine_status"] = booting
+        async with following(swarm, ledger) as link:
+            await link.reached.wait()
+            waiting = asyncio.create_task(link.until_serving(30))
+            await asyncio.sleep(0)
+            swarm.answers |= {"/get_engine_status": ROLLING, "/get_run_log": 500}
+            async with asyncio.timeout(10):  # although the log cannot be fetched
+                await waiting
+
+
+class HangingProbe(LoadProbe):
+    num_probes = num_cancelled = 0
+
+    async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
+        self.num_probes += is_serving
+        try:
+            await (asyncio.Event().wait() if is_serving else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+
+
+async def test_a_server_is_polled_although_its_engine_does_not_answer_the_load_probe(
+    ledger: Ledger,
+) -> None:
+    load_probe = HangingProbe()
+    async with ScriptedSwarm() as swarm, following(swarm, ledger, load_probe) as link:
+        async with asyncio.timeout(10):
+            await link.reached.wait()
+        await until(lambda: load_probe.num_probes == 1)
+        num_before = swarm.calls["/get_engine_status"], swarm.calls["/get_run_log"]
+        await until(lambda: swarm.calls["/get_engine_status"] >= num_before[0] + 3)
+        assert swarm.calls["/get_run_log"] >= num_before[1] + 2
+        assert load_probe.num_probes == 1 and load_probe.num_cancelled == 0
+    assert load_probe.num_cancelled == 1, "the probe ends only with the link"
+
+
+OFFLINE = ROLLING.model_copy(update={"engine_status": EngineStatus.OFFLINE, "model": None})
+ACCEPTED = {"success": True}
+REFUSED = {"success": False, "error": "1 validation error\nfuture_setting is not known"}
+
+
+@pytest.mark.parametrize(
+    ("sync", "start"), [(REFUSED, ACCEPTED), (ACCEPTED, REFUSED)], ids=["sync", "start"]
+)
+async def test_the_reason_for_a_refused_job_is_logged_once_and_stays_in_the_status(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, sync: object, start: object
+) -> None:
+    reason = "1 validation error future_setting is not known"
+    async with ScriptedSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": sync,
+            "/start_engine": start,
+        }
+        async with following(swarm, ledger) as link:
+            await until(lambda: swarm.calls["/get_engine_status"] >= 5)
+            assert link.status is not None and link.status.engine_status_detail == reason
+            swarm.answers["/get_engine_status"] = OFFLINE.model_copy(
+                update={"engine_status_detail": "its own"}
+            )
+            await until(lambda: link.status is not None and "own" in str(link.status))
+            swarm.answers["/get_engine_status"] = ROLLING
+            await until(lambda: link.status == ROLLING)
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == 1 and errors[0].endswith(reason)
+    assert swarm.calls["/sync_train_config"] == 1
+
+
+async def test_a_key_that_may_not_start_the_engine_is_logged_with_a_fix(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    detail = "/sync_train_config is for admins"
+    async with ScriptedSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": web.json_response({"detail": detail}, status=403),
+        }
+        async with following(swarm, ledger) as link:
+            await until(lambda: swarm.calls["/get_engine_status"] >= 5)
+            assert link.status is not None
+            assert link.status.engine_status_detail == f"{NEEDS_ADMIN_KEY} ({detail})"
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert errors == [f"{swarm.url}/sync_train_config: {NEEDS_ADMIN_KEY} ({detail})"]
+    assert swarm.calls["/start_engine"] == 0
+
+
+async def test_warnings_about_the_job_are_logged_by_the_proxy_too(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    warning = "logging = 'tensorboard' is without effect:\ncurves are elsewhere"
+    async with ScriptedSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": ACCEPTED | {"warnings": [warning]},
+            "/start_engine": ACCEPTED,
+        }
+        async with following(swarm, ledger):
+            await until(lambda: swarm.calls["/start_engine"] == 1)
+    assert [line for line in link_messages(caplog) if "without effect" in line] == [
+        "[job]: logging = 'tensorboard' is without effect: curves are elsewhere"
+    ]
+
+
+async def test_an_engine_that_runs_with_another_job_is_logged_key_by_key(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob(lora_rank=4, num_repeat=9).model_dump()
+        async with following(swarm, ledger) as link:
+            await link.reached.wait()
+    (message,) = [line for line in link_messages(caplog) if "job" in line]
+    assert "with another job: lora_rank = 4, not 0; to apply [job], stop" in message
