@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.sandbox import HookSandbox
 from fakevllm.hooks.spec import Sibling, Task
-from fakevllm.hooks.hook_runner import HookWorker
 from tests.e2e.processes import wait_until
 
 START_SLEEPER = """
