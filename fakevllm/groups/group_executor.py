@@ -21,6 +21,7 @@ from fakevllm.groups.group_context import GroupContext
 from fakevllm.groups.group_record import ScoredSiblings
 from fakevllm.groups.sampler import Sampler
 from fakevllm.groups.scoring import score
+from fakevllm.groups.selection import seeded_random
 from fakevllm.groups.sibling_scheduler import (
     AppState,
     BreakOff,
@@ -61,6 +62,7 @@ class GroupServices:
     hooks: HookWorker
     sibling_limit: SiblingLimit
     rng: random.Random
+    """The random numbers of requests without a seed."""
     on_end: Callable[[GroupExecutor, GroupRecord], None]
     """Called once per group, with the group's record."""
     failure_floor: float | None = None
@@ -82,8 +84,10 @@ class GroupExecutor:
         self._app = context.app
         self._log = logging.LoggerAdapter(log, {"group": self._request.id})
         can_stream = self._request.streamed or is_shadow(self._request.ruling)
+        seed = context.plan.lead_seed(self._request)
+        rng = services.rng if seed is None else seeded_random(seed, self._draft.question)
         self._scheduler = GroupScheduler(
-            context.plan.num, context.rules, services.rng, can_stream=can_stream
+            context.plan.num, context.rules, rng, can_stream=can_stream
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._scoring: asyncio.Task[None] | None = None

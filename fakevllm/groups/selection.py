@@ -34,6 +34,18 @@ class Selection:
     """Whether the served sibling was drawn from all servable ones, regardless of rewards."""
 
 
+def seeded_random(seed: int, question: str) -> random.Random:
+    """Return the random numbers for a request with a seed.
+
+    The same request with the same seed gets the same numbers, so that ties between the same answers
+    end alike. Apps that send one seed for all questions get other numbers for each question.
+
+    >>> seeded_random(42, "hi").random() == seeded_random(42, "hi").random()
+    True
+    """
+    return random.Random(f"{seed} {question}".encode(errors="replace"))
+
+
 def select(
     answered: Sequence[int],
     rewards: Mapping[int, float | None] | None,

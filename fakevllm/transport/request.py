@@ -164,6 +164,10 @@ class SiblingPlan:
         body = request.upstream_body
         return rewrite_body(body, **changed) if changed else body
 
+    def lead_seed(self, request: Request) -> int | None:
+        """Return the seed with which the lead is sampled, or None if it has none."""
+        return request.adapter.seed(request.body | self._seed_for(request))
+
     def lead_request(self, request: Request) -> Request:
         """Return the request with the lead's body, for a lead that is sent without siblings."""
         body = self.body(request, 0, 0.0)

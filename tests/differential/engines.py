@@ -1,9 +1,10 @@
-"""One vLLM in three setups: directly, behind server and proxy with one sibling, and behind both
-with four siblings.
+"""One vLLM in four setups: directly, behind server and proxy with one sibling, behind both with
+four siblings, and behind both with four siblings whose rewards always tie.
 
-All samples are reproducible: requests and siblings have seeds, and an almost greedy temperature.
-The hook prefers the last sibling, so with four siblings the app never gets the answer to its own
-request.
+In the first three setups all samples are reproducible: requests and siblings have seeds, and an
+almost greedy temperature. The hook prefers the last sibling, so with four siblings the app never
+gets the answer to its own request. In the fourth setup siblings are sampled at temperature 1, and
+the seed of the request decides the ties.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fakevllm_server.backends.vllm.rollout import find_install
 from fakevllm_server.types.engine_spec import EngineSpec
 from tests.differential.corpus import KEY, Request
 from tests.differential.raw_http import RawResponse, send
+from tests.e2e.hook_files import write_hooks
 from tests.e2e.processes import Process, Processes, free_port, wait_until
 
 START_TIMEOUT_S = 300.0
@@ -40,11 +42,17 @@ PREFER_THE_LAST = """
 def on_compute_relative_reward(valid_results, all_answers):
     return [float(sibling.index) for sibling in valid_results]
 """
+ALL_TIE = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [0.5 for _ in valid_results]
+"""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """Environment of vLLM. With a model this small, threads only wait for each other."""
 DIRECT = "vLLM"
 SIBLINGS = {"N=1": 1, "N=4": 4}
 """Number of siblings by setup with proxy and server."""
+TIED = "N=4, tied"
+"""Setup whose siblings are sampled at temperature 1 and have equal rewards."""
 
 
 @dataclass
@@ -105,7 +113,14 @@ def start_behind(folder: Path, direct: str, model: Path) -> Generator[Setups]:
             flags += ["--hooks", str(hooks)] if num > 1 else []
             proxies[setup] = started.proxy(server, *flags, folder=f"proxy-{num}", wait=False)
             proxies[setup].wait_until_healthy(START_TIMEOUT_S)
-        yield Setups({DIRECT: direct, **{setup: proxies[setup].url for setup in SIBLINGS}}, proxies)
+        tied_config = folder / "tied.toml"
+        tied_config.write_text(CONFIG.replace(f"temperature = {TEMPERATURE}", "temperature = 1.0"))
+        hooks = write_hooks(folder / "tying-hooks", ALL_TIE)
+        flags = ["--config", str(tied_config), "--key-file", str(key_file), "--hooks", str(hooks)]
+        proxies[TIED] = started.proxy(server, *flags, folder="proxy-tied", wait=False)
+        proxies[TIED].wait_until_healthy(START_TIMEOUT_S)
+        urls = {setup: proxy.url for setup, proxy in proxies.items()}
+        yield Setups({DIRECT: direct, **urls}, proxies)
 
 
 @contextmanager

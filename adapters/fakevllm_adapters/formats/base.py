@@ -134,6 +134,10 @@ class Adapter(Protocol):
         """Return the text of the first user message, or ""."""
         ...
 
+    def seed(self, body: Json) -> int | None:
+        """Return the seed with which the request can be repeated, or None if it has none."""
+        ...
+
     def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
         """Return the request of sibling `index`; sibling 0 is the app's own request."""
         ...

@@ -31,6 +31,8 @@ _TEXTS = ("content", "reasoning", "reasoning_content")
 MAX_TOOL_CALLS = 4096
 """Maximum number of tool calls in an answer. Without it, a large index in a streamed call would
 allocate that many calls."""
+_NO_SEED = -1
+"""Seed that vLLM takes for none."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Range of the integers that vLLM accepts and a ledger can store."""
 
@@ -153,6 +155,10 @@ class ChatAdapter:
     def opening(self, body: Json) -> str:
         return next(_user_texts(_messages(body)), "")
 
+    def seed(self, body: Json) -> int | None:
+        seed = _seed_in(body)
+        return None if seed == _NO_SEED else seed
+
     def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
         if index == 0:
             return body
@@ -228,12 +234,12 @@ def _seed_in(body: Json) -> int | None:
 def _counted_up(seed: int, index: int) -> int:
     """Return the seed of sibling `index`: the sum, which wraps from the highest to the lowest.
 
-    For vLLM, -1 means no seed. Siblings without a seed differ already, so -1 stays.
+    Siblings without a seed differ already, so -1, which means no seed, stays.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)
     """
-    return seed if seed == -1 else (seed + index + 2**63) % 2**64 - 2**63
+    return seed if seed == _NO_SEED else (seed + index + 2**63) % 2**64 - 2**63
 
 
 def _extend(message: Json, delta: Json) -> None:

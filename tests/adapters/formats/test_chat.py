@@ -31,6 +31,15 @@ def test_an_unseeded_request_stays_unseeded() -> None:
     assert "seed" not in CHAT.sibling_body(body(), 1, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("value", "seed"),
+    [(7, 7), (7.0, 7), ("7", 7), (0, 0), (None, None), (-1, None), (7.5, None), (2**70, None)],
+)
+def test_the_seed_is_read_as_vllm_reads_it(value: object, seed: int | None) -> None:
+    assert CHAT.seed(body(seed=value)) == seed
+    assert CHAT.seed(body()) is None
+
+
 def test_the_question_is_the_last_user_message_and_the_opening_the_first() -> None:
     request: Json = {
         "messages": [

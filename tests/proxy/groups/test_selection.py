@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.groups.selection import best_sibling, select
+from fakevllm.groups.selection import best_sibling, seeded_random, select
 
 
 def test_the_best_scored_sibling_is_served() -> None:
@@ -17,6 +17,18 @@ def test_ties_are_broken_at_random_and_not_by_order() -> None:
     winners = Counter(select([0, 1, 2], {0: 1.0, 1: 1.0, 2: 0.0}, rng).served for _ in range(200))
     assert set(winners) == {0, 1}
     assert min(winners.values()) > 60
+
+
+def test_the_seed_and_the_question_of_a_request_decide_its_ties() -> None:
+    def served(seed: int, question: str) -> int | None:
+        rng = seeded_random(seed, question)
+        return select(range(4), dict.fromkeys(range(4), 1.0), rng, random_fraction=0.5).served
+
+    for seed in (-5, 0, 42, 2**63 - 1):
+        for question in ("", "hi", "half a \ud800 pair"):
+            assert served(seed, question) == served(seed, question)
+    assert {served(seed, "hi") for seed in range(50)} == {0, 1, 2, 3}
+    assert {served(42, str(number)) for number in range(50)} == {0, 1, 2, 3}
 
 
 def test_without_rewards_the_lead_is_served_and_there_is_no_best_sibling() -> None:
