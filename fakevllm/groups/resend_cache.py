@@ -22,7 +22,7 @@ from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.sessions.client_session_ids import Hints
 from fakevllm.transport.app_response import AppResponse, SentResponse
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Scope
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import bad_request, unavailable
 from fakevllm_runtime.http_protocol import ON_CONNECTION_LOST
 
 log = logging.getLogger("fakevllm.requests")
@@ -35,6 +35,10 @@ MIN_READ_RATE = 50_000
 that the answer takes at this rate, because the proxy writes an answer faster than the client reads
 it."""
 
+_REUSED_KEY = (
+    "This `Idempotency-Key` was sent before with another body: send a new key with each new "
+    "request, and the same body with each retry."
+)
 _FAILED = unavailable("What this request was sent for before has failed. Try again.")
 
 
@@ -72,8 +76,14 @@ def identity_of(
     for part in (path, scope, hints.session or "", hints.parent or "", hints.user):
         digest.update(part.encode(errors="replace") + b"\0")
     digest.update(raw)
-    idempotency_key = headers.get(b"idempotency-key", b"").decode("latin-1")
-    return RequestIdentity(digest.digest(), hints.is_retry, idempotency_key)
+    key = digest.digest()
+    idempotency_key = headers.get(b"idempotency-key", b"")
+    if not idempotency_key:
+        return RequestIdentity(key, hints.is_retry)
+    # Hashed because a key may be long, and thousands of identities are kept.
+    name = blake2b(scope.encode() + b"\0" + idempotency_key, digest_size=16).hexdigest()
+    body = blake2b(raw, digest_size=16).digest()
+    return RequestIdentity(key, hints.is_retry, name, body)
 
 
 class ResendCache:
@@ -115,6 +125,12 @@ class ResendCache:
         if entry is not None:
             _watch(scope, partial(self._connection_reset, entry))
         return entry
+
+    def check_idempotency_key(self, identity: RequestIdentity) -> None:
+        """Raise WireError (400) if an earlier request had the same idempotency key and another
+        body."""
+        if self._attempts.reuses_idempotency_key(identity, self._now()):
+            raise bad_request(_REUSED_KEY)
 
     def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
         """Add a new request. The caller must call `ended` at the request's end."""

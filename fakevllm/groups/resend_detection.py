@@ -12,6 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+K = TypeVar("K", bytes, str)
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 * 2**20
@@ -28,6 +29,9 @@ class RequestIdentity:
     is_marked: bool = False
     """Whether the client marks the request as a retry."""
     idempotency_key: str = ""
+    """Name of the client's idempotency key, different for each API key; "" if there is none."""
+    body: bytes = b""
+    """Hash of the body alone."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +92,7 @@ class AttemptIndex(Generic[T]):
         self._by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         self._lost_by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         """The requests with a lost connection: few, even if many requests are equal."""
+        self._by_idempotency_key: dict[str, dict[RequestAttempts[T], None]] = {}
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -102,8 +107,25 @@ class AttemptIndex(Generic[T]):
         attempts = RequestAttempts(identity, pending, now)
         self._requests[attempts] = None
         self._by_key.setdefault(identity.key, {})[attempts] = None
+        if identity.idempotency_key:
+            same_key = self._by_idempotency_key.setdefault(identity.idempotency_key, {})
+            same_key[attempts] = None
         self._evict(now)
         return attempts
+
+    def reuses_idempotency_key(self, identity: RequestIdentity, now: float) -> bool:
+        """Return whether an earlier request had this idempotency key and another body. A request
+        that ended without an answer does not count.
+
+        >>> index = AttemptIndex[str](600)
+        >>> _ = index.begin(RequestIdentity(b"1", idempotency_key="k", body=b"1"), "", now=0)
+        >>> other = RequestIdentity(b"2", idempotency_key="k", body=b"2")
+        >>> index.reuses_idempotency_key(other, now=1)
+        True
+        """
+        self._evict(now)
+        same_key = self._by_idempotency_key.get(identity.idempotency_key, ())
+        return any(a.identity.body != identity.body and not a.has_failed for a in same_key)
 
     def find(self, identity: RequestIdentity, now: float) -> RequestAttempts[T] | None:
         """Return the earlier request that this one resends, or None for a new request.
@@ -186,7 +208,7 @@ class AttemptIndex(Generic[T]):
         if attempts.num_lost:
             self._lost_by_key.setdefault(attempts.identity.key, {})[attempts] = None
         else:
-            _discard(self._lost_by_key, attempts)
+            _discard(self._lost_by_key, attempts.identity.key, attempts)
 
     def _touch(self, attempts: RequestAttempts[T], now: float) -> None:
         attempts.last_event_at = now
@@ -211,14 +233,15 @@ class AttemptIndex(Generic[T]):
     def _remove(self, attempts: RequestAttempts[T]) -> None:
         del self._requests[attempts]
         self._num_bytes -= attempts.size
-        _discard(self._by_key, attempts)
-        _discard(self._lost_by_key, attempts)
+        _discard(self._by_key, attempts.identity.key, attempts)
+        _discard(self._lost_by_key, attempts.identity.key, attempts)
+        _discard(self._by_idempotency_key, attempts.identity.idempotency_key, attempts)
 
 
 def _discard(
-    index: dict[bytes, dict[RequestAttempts[T], None]], attempts: RequestAttempts[T]
+    index: dict[K, dict[RequestAttempts[T], None]], key: K, attempts: RequestAttempts[T]
 ) -> None:
-    equal = index.get(attempts.identity.key, {})
+    equal = index.get(key, {})
     equal.pop(attempts, None)
     if not equal:
-        index.pop(attempts.identity.key, None)
+        index.pop(key, None)

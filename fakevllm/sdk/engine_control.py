@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from fakevllm.sdk.protocol import (
     ENGINE_TIMEOUT_S,
     QUICK_TIMEOUT_S,
+    TRANSIENT_STATUSES,
     Backoff,
     ServerCall,
     ServerReply,
@@ -95,11 +96,30 @@ def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
     Raises SwarmError with the reason if it does not come up, and ServerUnreachable if that takes
     longer than `timeout_s`.
     """
+    backoff = Backoff(timeout_s)
     # The server replies once the engine boots: an engine that is off after that was refused.
-    reply = yield from fetch(ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), ControlReply)
+    while not (yield from _try_start(backoff)):
+        # A server whose disk was full may have started the engine by itself.
+        if (yield from status()).engine_status is not EngineStatus.OFFLINE:
+            break
+    return (yield from wait_for_engine(RUNNING, timeout_s))
+
+
+def _try_start(backoff: Backoff) -> ServerCall[bool]:
+    """Start the engine. If the server cannot start it now, pause and return False.
+
+    Raises SwarmError if the server refuses, or if `backoff` is exhausted.
+    """
+    try:
+        reply = yield from fetch(ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), ControlReply)
+    except SwarmError as error:
+        if error.status not in TRANSIENT_STATUSES or backoff.is_exhausted:
+            raise
+        yield from backoff.pause(error.detail)
+        return False
     if not reply.success:
         raise SwarmError(f"The engine was not started: {reply.error}")
-    return (yield from wait_for_engine(RUNNING, timeout_s))
+    return True
 
 
 def stop() -> ServerCall[None]:

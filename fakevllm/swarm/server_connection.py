@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import Any, TypeVar
 
 import aiohttp
@@ -46,9 +47,37 @@ their pace to the status."""
 END_GROUP_RETRY_S = 60
 """Seconds for which a group's end is sent again to a server that does not answer. A server restarts
 well within this time."""
+PASSING_STATUSES = (429, 502, 503, 504)
+"""Statuses of a server that cannot start its engine now but may do so later."""
+FIRST_START_PAUSE_S = 1.0
+MAX_START_PAUSE_S = 10.0
 _PROXY_KEYS = frozenset({"num_repeat", "temperature"})
 """Keys of the job whose values are the proxy's own for its siblings, whatever the server's job
 has."""
+
+
+class StartBackoff:
+    """Pauses between attempts to start the engine of a server that cannot start it now.
+
+    >>> backoff = StartBackoff()
+    >>> backoff.failed(100.0)
+    >>> backoff.is_due(100.9), backoff.is_due(101.0)
+    (False, True)
+    """
+
+    def __init__(self) -> None:
+        self._pause_s = FIRST_START_PAUSE_S
+        self._due_at: float | None = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the next attempt may be made."""
+        return self._due_at is None or now >= self._due_at
+
+    def failed(self, now: float) -> None:
+        """Record a failed attempt. Each pause is twice as long as the one before, up to a
+        maximum."""
+        self._due_at = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, MAX_START_PAUSE_S)
 
 
 class SwarmLink:
@@ -75,6 +104,7 @@ class SwarmLink:
         changes when the server restarts."""
         self._job_refusal: str | None = None
         """Why the server did not accept the proxy's job; None if it did."""
+        self._start_backoff = StartBackoff()
         self._url = url
         self._reported_error: str | None = "not polled yet"
         """Kind of the error that was logged last; None while the server can be polled."""
@@ -210,12 +240,14 @@ class SwarmLink:
         if status.engine_status is EngineStatus.OFFLINE:
             # The engine is started once per server process. An engine that was stopped later was
             # stopped on purpose.
-            if status.server_id != self._started_server_id:
-                await self._start()
+            is_new = status.server_id != self._started_server_id
+            if is_new and self._start_backoff.is_due(time.monotonic()):
+                is_final = await self._start()
                 # No await between these two assignments: OFFLINE together with a known server id
                 # means a stopped engine, for which no request waits.
                 self.status = await self._poll_status()
-                self._started_server_id = status.server_id
+                if is_final:
+                    self._started_server_id = status.server_id
         elif status.server_id != self._started_server_id:
             await self._attach(status.server_id)
         await self._fetch_log(status.run_id)
@@ -237,9 +269,13 @@ class SwarmLink:
             await self.load_probe.follow(self._http, is_serving=self.is_serving)
             await self.until_serving(POLL_EVERY_S)
 
-    async def _start(self) -> None:
-        """Send the proxy's job to the server and start the engine. A refusal is logged and kept."""
-        self._job_refusal = None
+    async def _start(self) -> bool:
+        """Send the proxy's job to the server and start the engine. A refusal is logged and kept.
+
+        Return False if the server cannot start the engine now, but perhaps later: its disk may be
+        full.
+        """
+        before, self._job_refusal = self._job_refusal, None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
         for path, request in (("/sync_train_config", config), ("/start_engine", None)):
             async with self._http.post(
@@ -248,12 +284,19 @@ class SwarmLink:
                 reply: dict[str, Any] = await response.json()
             if not reply.get("success"):
                 self._job_refusal = one_line(str(reply.get("error") or reply.get("detail")))
+                if response.status in PASSING_STATUSES:
+                    self._start_backoff.failed(time.monotonic())
+                    if self._job_refusal != before:
+                        log.warning("%s%s: %s; retrying", self._url, path, self._job_refusal)
+                    return False
                 if response.status == 403:
                     self._job_refusal = f"{NEEDS_ADMIN_KEY} ({self._job_refusal})"
                 log.error("%s%s: %s", self._url, path, self._job_refusal)
                 break
             for warning in reply.get("warnings") or ():
                 log.warning("[job]: %s", one_line(str(warning)))
+        self._start_backoff = StartBackoff()
+        return True
 
     async def _attach(self, server_id: str) -> None:
         """Attach to an engine that is already running. The engine keeps its job; differences from

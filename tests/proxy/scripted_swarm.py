@@ -33,6 +33,8 @@ class ScriptedSwarm:
             "/get_train_config": {},
             "/get_run_log": LogReply(entries=[]),
         }
+        self.statuses: dict[str, int] = {}
+        """The status of JSON replies by path, if it is not 200."""
         self.calls: Counter[str] = Counter()
         self.bodies: dict[str, Any] = {}
         """The latest request body by path."""
@@ -72,7 +74,7 @@ class ScriptedSwarm:
             return web.Response(text=answer, content_type="text/html")
         if isinstance(answer, BaseModel):
             answer = answer.model_dump(mode="json")
-        return web.json_response(answer)
+        return web.json_response(answer, status=self.statuses.get(request.path, 200))
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -45,6 +45,8 @@ request may refer to an answer that was sent a moment ago."""
 def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
     """Return the ASGI endpoint of one API format."""
 
+    pipeline, resends = proxy.pipeline, proxy.resends
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         headers = header_map(scope)
         limits = proxy.config.limits
@@ -56,15 +58,16 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
                 raw, limits.per_request, proxy.config.max_siblings, limits.allowed_fields
             )
             request = await _decode(proxy, adapter, checked, headers, app_key)
+            hints, identity = hints_of(headers, checked.body), None
+            if resends.is_on:
+                identity = identity_of(adapter.path, app_key or "", raw, hints, headers)
+                resends.check_idempotency_key(identity)
         except WireError as error:
             error_body = adapter.refusal(error.status, error.body)
             return await send_error(send, replace(error, body=error_body))
         except ClientDisconnected:
             return
-        hints = hints_of(headers, checked.body)
-        pipeline, resends, identity = proxy.pipeline, proxy.resends, None
-        if resends.is_on:
-            identity = identity_of(adapter.path, app_key or "", raw, hints, headers)
+        if identity is not None:
             entry = resends.find(identity, scope)
             if entry is not None and await pipeline.answer_resend(request, entry, receive, send):
                 return

@@ -100,6 +100,11 @@ class Journal:
         return self._writer.error
 
     @property
+    def is_broken(self) -> bool:
+        """Whether nothing can ever be written again, because of a defect or a damaged file."""
+        return self._writer.is_broken
+
+    @property
     def is_full(self) -> bool:
         """Whether no new change may be put, because the disk is too far behind."""
         return self._writer.is_full

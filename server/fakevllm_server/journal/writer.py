@@ -76,6 +76,8 @@ class JournalWriter:
         """Reason why no change can be written at present; None if writing works."""
         self._is_over = False
         """Whether the writer has stopped, so that no more changes will be written."""
+        self.is_broken = False
+        """Whether writing has ended because of a defect or a damaged file."""
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._thread.start()
 
@@ -168,6 +170,7 @@ class JournalWriter:
                     self._wake.wait_for(lambda: self._is_closing, RETRY_S)
             except Exception as error:  # isolated: what is not written must not be acknowledged
                 log.critical("the journal is broken", exc_info=error)
+                self.is_broken = True
                 self._end(f"the journal is broken: {error}")
                 self._on_broken()
                 return False

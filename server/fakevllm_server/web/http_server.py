@@ -14,6 +14,11 @@ from fakevllm_runtime.http_server import (
 from fakevllm_runtime.open_files import raise_file_limit
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
+from fakevllm_server.web.state import ServerState
+
+BROKEN_JOURNAL_EXIT_CODE = 1
+"""Exit code of a server that ended itself because its journal is broken. It is not 0, so that a
+supervisor restarts the server."""
 
 
 def serve(
@@ -28,7 +33,7 @@ def serve(
     With `until_stdin_closes` the server also stops when its standard input closes, which happens if
     its parent dies. `listen_fd` is the file descriptor of a socket on which a parent listens
     already; None binds the configured host and port. Raises ConfigError if the address or the run
-    directory cannot be used.
+    directory cannot be used, and SystemExit if the journal broke.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()
@@ -36,7 +41,8 @@ def serve(
     files = raise_file_limit()
     listener = listening_socket(config.host, config.port, listen_fd)
     with listener:
-        server = GracefulServer(public_server_config(create_app(config), files.num_connections))
+        app = create_app(config)
+        server = GracefulServer(public_server_config(app, files.num_connections))
         logging.getLogger("fakevllm.server").info(
             "listening on http://%s:%d, rollout %s, trainer %s",
             config.host,
@@ -45,3 +51,6 @@ def serve(
             config.trainer_name,
         )
         server.run(sockets=[listener])
+    state: ServerState = app.state.server
+    if state.journal.is_broken:
+        raise SystemExit(BROKEN_JOURNAL_EXIT_CODE)

@@ -83,6 +83,9 @@ class ServerState:
     """Model folder or name; None for the fake engine, and before the first start."""
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
+    _pending_start: asyncio.Task[None] | None = None
+    """Task that starts the engine when the journal can be written again; None if the start of the
+    server needed no such task."""
 
     def __post_init__(self) -> None:
         self._folder = RunFolder(self.config.run_dir)
@@ -132,11 +135,35 @@ class ServerState:
         if self.job is None or self.journal.read(reads.meta, _RUNS) is None:
             return
         log.info("resuming the run: its engine was running when the server died")
+        if not await self._try_start():
+            self._pending_start = asyncio.create_task(self._start_when_written())
+            self._pending_start.add_done_callback(_log_failure)
+
+    async def _start_when_written(self) -> None:
+        """Start the engine when the journal, whose disk is full, can be written again. Do nothing
+        if a client has started the engine meanwhile."""
+        is_done = False
+        while not is_done:
+            await self.journal.wait_written(self.journal.put(), None)
+            is_done = await self._try_start()
+
+    async def _try_start(self) -> bool:
+        """Start the engine if it is offline. Return False if the journal cannot be written now."""
         async with self.engine_lock:
+            if self.engine.status is not EngineStatus.OFFLINE:
+                return True
             try:
                 await self.start_engine()
-            except (ConfigError, JournalError) as error:
+            except ConfigError as error:
                 log.error("%s The engine stays offline.", error)
+            except JournalError as error:
+                log.error(
+                    "the start of the engine cannot be written to the journal (%s); the engine is "
+                    "started when the disk accepts writes again",
+                    error,
+                )
+                return False
+            return True
 
     async def start_engine(self) -> None:
         """Begin to boot the engine. The caller holds `engine_lock`.
@@ -172,8 +199,15 @@ class ServerState:
 
     async def stop_engine(self) -> None:
         """Stop training and the engine. The status is OFFLINE afterwards."""
+        await self._cancel_pending_start()
         async with self.engine_lock:
             await self._stop_engine()
+
+    async def _cancel_pending_start(self) -> None:
+        pending, self._pending_start = self._pending_start, None
+        if pending is not None:
+            pending.cancel()
+            await asyncio.gather(pending, return_exceptions=True)
 
     async def _stop_engine(self) -> None:
         loop, task = self._loop, self._loop_task
@@ -218,7 +252,16 @@ class ServerState:
     def detail(self) -> str | None:
         """Message about a problem of the engine or the journal; None without a problem."""
         error = self.journal.error
+        if self._pending_start is not None and not self._pending_start.done():
+            cause = error or "the disk is slow"
+            return f"the engine is started when the journal can be written again: {cause}"
         return self.engine.detail or (error and f"the journal cannot be written: {error}")
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the server answers calls, or could start an engine that does. While the journal
+        cannot be written, no engine can be started, but a running one goes on serving."""
+        return self.engine.is_serving or self.journal.error is None
 
     def notify_loop(self) -> None:
         """Let the training loop look at the pool again."""

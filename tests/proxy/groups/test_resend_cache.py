@@ -123,6 +123,27 @@ async def test_requests_with_one_idempotency_key_are_one_request(tmp_path: Path)
     assert reply[0].body == reply[1].body != reply[2].body
 
 
+async def test_an_idempotency_key_with_another_body_is_a_400_that_says_so(tmp_path: Path) -> None:
+    named = JSON | {"Idempotency-Key": "x"}
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        first = await send(stack, chat(), named)
+        other = await stack.send(stack.proxy + CHAT, chat(LONG), named)
+        again = await send(stack, chat(), named)
+        await send(stack, chat(LONG), named | {"Authorization": "Bearer another"})
+        await settled(tmp_path, 2)
+    assert other.status == 400 and other.json["error"]["type"] == "BadRequestError"
+    assert "`Idempotency-Key` was sent before with another body" in other.json["error"]["message"]
+    assert again.body == first.body
+
+
+async def test_an_idempotency_key_may_be_sent_again_after_an_error(tmp_path: Path) -> None:
+    named = JSON | {"Idempotency-Key": "x"}
+    async with running(tmp_path, **sections(tmp_path)) as stack:
+        refused = await stack.send(stack.proxy + CHAT, chat(temperature=-1), named)
+        await send(stack, chat(), named)
+    assert refused.status == 400
+
+
 async def test_retries_with_another_key_or_session_are_new_requests(tmp_path: Path) -> None:
     async with running(tmp_path, **sections(tmp_path)) as stack:
         await send(stack, chat(), JSON | {"Authorization": "Bearer a"})

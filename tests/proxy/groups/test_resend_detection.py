@@ -81,6 +81,21 @@ def test_an_idempotency_key_identifies_one_request() -> None:
     assert known.find(SENT, now=3) is first
 
 
+def test_an_idempotency_key_with_another_body_is_reused_unless_its_request_failed() -> None:
+    known = attempts()
+    first = RequestIdentity(b"k", idempotency_key="x", body=b"1")
+    other = RequestIdentity(b"l", idempotency_key="x", body=b"2")
+    assert not known.reuses_idempotency_key(first, now=0)
+    request = known.begin(first, "a", now=0)
+    assert known.reuses_idempotency_key(other, now=1)
+    elsewhere = RequestIdentity(b"m", idempotency_key="x", body=b"1")
+    assert not known.reuses_idempotency_key(elsewhere, now=1), "the session alone differs"
+    for unrelated in (RequestIdentity(b"l", idempotency_key="y", body=b"2"), SENT, MARKED):
+        assert not known.reuses_idempotency_key(unrelated, now=1)
+    known.failed(request, now=2)
+    assert not known.reuses_idempotency_key(other, now=3)
+
+
 def test_a_retry_of_a_failed_request_is_a_new_request_once() -> None:
     known = attempts()
     refused, waiting = known.begin(SENT, "a", now=0), known.begin(SENT, "b", now=0)

@@ -16,6 +16,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from fakevllm.ledger.store import Ledger
+from fakevllm.swarm import link as link_module
 from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
@@ -258,6 +259,34 @@ async def test_a_key_that_may_not_start_the_engine_is_logged_with_a_fix(
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors == [f"{swarm.url}/sync_train_config: {NEEDS_ADMIN_KEY} ({detail})"]
     assert swarm.calls["/start_engine"] == 0
+
+
+NO_SPACE = "The request cannot be written to the journal now (disk is full). Try again later."
+
+
+async def test_a_server_that_cannot_start_its_engine_now_is_asked_again(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "FIRST_START_PAUSE_S", 0.01)
+    monkeypatch.setattr(link_module, "MAX_START_PAUSE_S", 0.01)
+    async with ScriptedSwarm() as swarm:
+        swarm.answers |= {"/get_engine_status": OFFLINE, "/sync_train_config": ACCEPTED}
+        swarm.answers["/start_engine"] = {"detail": NO_SPACE}
+        swarm.statuses["/start_engine"] = 503
+        async with following(swarm, ledger) as link:
+            await until(lambda: swarm.calls["/start_engine"] >= 3)
+            assert link.status is not None and link.status.engine_status_detail == NO_SPACE
+            assert link.may_become_ready, "requests wait for the engine"
+            swarm.answers["/start_engine"] = ACCEPTED
+            del swarm.statuses["/start_engine"]
+            await until(lambda: not link.may_become_ready)
+            num_starts = swarm.calls["/start_engine"]
+            num_polls = swarm.calls["/get_engine_status"]
+            await until(lambda: swarm.calls["/get_engine_status"] >= num_polls + 2)
+            assert swarm.calls["/start_engine"] == num_starts
+            assert link.status.engine_status_detail is None
+    lines = [line for line in link_messages(caplog) if NO_SPACE in line and "start_engine" in line]
+    assert lines == [f"{swarm.url}/start_engine: {NO_SPACE}; retrying"]
 
 
 async def test_warnings_about_the_job_are_logged_by_the_proxy_too(

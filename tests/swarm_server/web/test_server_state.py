@@ -1,16 +1,24 @@
 """Start, stop and close of the server's state, with the fake engine as a child process."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
+import httpx
+import pytest
+import pytest_asyncio
 from typer.testing import CliRunner
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.journal import changes
+from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.web.app import create_app
 from fakevllm_server.web.server_state import ServerState
+from tests.swarm_server.journal.disk_faults import Disk
 
 
 async def start_engine(state: ServerState) -> None:
@@ -50,3 +58,87 @@ def test_a_second_server_on_a_run_directory_is_refused(tmp_path: Path) -> None:
     first.close()
     assert result.exit_code == 2
     assert "is used by another server: choose another --run-dir" in result.output
+
+
+@pytest_asyncio.fixture
+async def interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[ServerState, httpx.AsyncClient]]:
+    """The state and a client of a server whose predecessor died while its engine was running. The
+    lifespan of its app does not run."""
+    monkeypatch.setattr(Journal.wait_written, "__defaults__", (0.2,))
+    app = create_app(ServerConfig("fake", tmp_path))
+    state: ServerState = app.state.server
+    state.job = TrainJob()
+    job = changes.meta_set("job", state.job.as_yaml())
+    state.journal.put(job, changes.meta_set("engine_runs", "yes"))
+    assert state.journal.drain()
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        yield state, http
+    await state.close()
+
+
+async def test_an_interrupted_run_is_resumed_as_soon_as_the_full_disk_has_room(
+    interrupted: tuple[ServerState, httpx.AsyncClient],
+) -> None:
+    state, http = interrupted
+    disk = Disk(state.journal)
+    disk.refuse()
+    await state.resume()
+    assert state.engine.status is EngineStatus.OFFLINE
+    health = await http.get("/health")
+    assert health.status_code == 503
+    assert "is started when the journal can be written again" in health.json()["detail"]
+    status = (await http.get("/get_engine_status")).json()
+    assert status["engine_status_detail"] == health.json()["detail"]
+    disk.accept()
+    await wait_until_rolling(state)
+    assert state.detail is None
+    assert (await http.get("/health")).json() == {"status": "ok"}
+
+
+async def test_a_client_may_start_the_engine_before_the_interrupted_run_is_resumed(
+    interrupted: tuple[ServerState, httpx.AsyncClient],
+) -> None:
+    state, http = interrupted
+    disk = Disk(state.journal)
+    disk.refuse()
+    await state.resume()
+    assert (await http.post("/start_engine")).status_code == 503
+    disk.accept()
+    async with asyncio.timeout(20):
+        while (await http.post("/start_engine")).status_code == 503:
+            await asyncio.sleep(0.02)
+    await wait_until_rolling(state)
+
+
+async def test_a_stop_ends_the_wait_for_a_full_disk(
+    interrupted: tuple[ServerState, httpx.AsyncClient],
+) -> None:
+    state, _ = interrupted
+    disk = Disk(state.journal)
+    disk.refuse()
+    await state.resume()
+    await state.stop_engine()
+    disk.accept()
+    assert state.journal.drain()
+    await asyncio.sleep(0)
+    assert state.engine.status is EngineStatus.OFFLINE and state.detail is None
+
+
+async def test_a_serving_server_stays_healthy_while_its_disk_is_full(
+    interrupted: tuple[ServerState, httpx.AsyncClient],
+) -> None:
+    state, http = interrupted
+    await state.resume()
+    await wait_until_rolling(state)
+    disk = Disk(state.journal)
+    disk.refuse()
+    state.journal.put(changes.meta_set("a", "b"))
+    async with asyncio.timeout(20):
+        while state.journal.error is None:
+            await asyncio.sleep(0.02)
+    assert (await http.get("/health")).status_code == 200
+    assert "cannot be written" in (state.detail or "")
+    disk.accept()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -23,6 +24,15 @@ BOOT_TIMEOUT_S = 600.0
 disk."""
 STOP_GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
+PASSING_ERRORS = frozenset(
+    {
+        *(errno.ENOSPC, errno.EDQUOT),
+        *(errno.EMFILE, errno.ENFILE),
+        *(errno.ENOMEM, errno.EAGAIN),
+    }
+)
+"""Errors of a system that is short of disk space, files, memory or processes. A later start may
+succeed."""
 REFUSED_EXIT_CODE = 2
 """Exit code of an engine that cannot start until the user fixes the cause."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -49,11 +59,12 @@ class ChildProcess:
     async def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Stop the running process, if any, and start a new one.
 
-        Raises BackendRefused if the program cannot be executed.
+        Raises BackendRefused if the program cannot be executed, and BackendError if the system has
+        too little memory, processes or disk space at the moment.
         """
         await self.close()
-        with self.log_file.open("ab") as log:
-            try:
+        try:
+            with self.log_file.open("ab") as log:
                 self._process = await asyncio.create_subprocess_exec(
                     *command,
                     stdin=asyncio.subprocess.PIPE,
@@ -62,10 +73,10 @@ class ChildProcess:
                     start_new_session=True,
                     env=env,
                 )
-            except OSError as error:
-                raise BackendRefused(
-                    f"{self.name} cannot be started: {command[0]}: {error.strerror}"
-                ) from None
+        except OSError as error:
+            message = f"{self.name} cannot be started: {command[0]}: {error.strerror}"
+            kind = BackendError if error.errno in PASSING_ERRORS else BackendRefused
+            raise kind(message) from None
 
     async def wait_until_ready(
         self, ready: Callable[[], Awaitable[bool]], timeout_s: float | None = None

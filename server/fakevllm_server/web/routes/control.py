@@ -6,6 +6,7 @@ import logging
 import os
 
 from fastapi import APIRouter, HTTPException
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from fakevllm_adapters.formats.base import EngineInfo
@@ -45,8 +46,10 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
+    async def health() -> JSONResponse:
+        if state.is_healthy:
+            return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "unhealthy", "detail": state.detail}, 503)
 
     @routes.get("/get_engine_status")
     async def get_engine_status() -> EngineStatusReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fakevllm_server.backends.process.child_process import ChildProcess
-from fakevllm_server.types.backend import BackendRefused
+from fakevllm_server.types.backend import BackendError, BackendRefused
 
 IGNORES_SIGTERM = (
     "import signal, time; signal.signal(15, 1); print('ignoring', flush=True); time.sleep(600)"
@@ -40,3 +41,17 @@ async def test_a_missing_program_is_a_refusal(tmp_path: Path) -> None:
     process = ChildProcess("the engine", tmp_path / "log")
     with pytest.raises(BackendRefused, match=r"the engine cannot be started: .*/nothing"):
         await process.start([str(tmp_path / "nothing")], os.environ)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE, errno.ENOMEM, errno.EAGAIN])
+async def test_a_shortage_of_the_system_is_no_refusal_so_that_the_start_is_retried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    async def fails(*command: str, **options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fails)
+    process = ChildProcess("the engine", tmp_path / "log")
+    with pytest.raises(BackendError, match=os.strerror(code)) as failure:
+        await process.start([sys.executable], os.environ)
+    assert not isinstance(failure.value, BackendRefused)
