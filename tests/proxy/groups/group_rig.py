@@ -50,7 +50,7 @@ ERROR_MESSAGES = {
 
 
 def text_of(index: int) -> str:
-    return f"said by {index}"
+    return f"answer of {index}"
 
 
 def chunks_of(index: int) -> list[bytes]:
