@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm.admission.rules import is_shadow
+from fakevllm.admission.admission_rules import is_shadow
 from fakevllm.groups import sibling_scheduler
 from fakevllm.groups.group_context import GroupContext
 from fakevllm.groups.group_record import ScoredSiblings

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from benchmarks.recorded_traffic import FOLDER, expand_lines
-from fakevllm.admission.rules import MARKERS
+from fakevllm.admission.admission_rules import MARKERS
 from fakevllm.admission.side_calls import SideCallRules
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS

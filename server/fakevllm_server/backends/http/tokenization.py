@@ -8,7 +8,10 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
-from fakevllm_adapters.vllm_compat.chat_checks import check_continuation, check_conversation
+from fakevllm_adapters.vllm_compat.chat_parameter_errors import (
+    check_continuation,
+    check_conversation,
+)
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, type_refusal
 from fakevllm_server.backends.http.sampling_parameters import check_model
 from fakevllm_server.types.backend import TokenEngine

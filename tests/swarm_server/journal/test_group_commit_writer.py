@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from fakevllm_server.journal import group_commit_writer as writing
 from fakevllm_server.journal import store
-from fakevllm_server.journal import writer as writing
+from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
 from fakevllm_server.journal.row_changes import meta_set
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
 from tests.swarm_server.journal.disk_faults import LIMIT_S, BlockedWriter, Disk, rows
 
 BIG = "x" * 1_000_000
