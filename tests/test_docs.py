@@ -30,7 +30,7 @@ from fakevllm_server.cli import main as server_cli
 from fakevllm_server.config.job_warnings import NEVER_USED
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.routes.access import ADMIN_PATHS
+from fakevllm_server.web.routes.authorization import ADMIN_PATHS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -21,10 +21,10 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.episodes.submissions import hash_of
 from fakevllm_server.journal import row_changes
+from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.rows import PooledGroup, SavedCheckpoint, ScoredSample, Submission
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
-from fakevllm_server.journal.writer import Change
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 

@@ -1,8 +1,8 @@
 """Admission: which requests are fanned out and trained, and the task of a request. Pure, except for
 the file of the kill switch and the reading of datasets.
 
-* `rules` applies the configuration section `[policy]`. `side_calls` recognises requests such as
-  title generation, which are never trained.
+* `admission_rules` applies the configuration section `[policy]`. `side_calls` recognises requests
+  such as title generation, which are never trained.
 * `kill_switch` turns fan-out off for all requests.
 * `task_index` finds the task of a request. `dataset` reads tasks from a file.
 """

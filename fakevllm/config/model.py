@@ -22,8 +22,8 @@ from fakevllm.config.serving import ServeSection
 from fakevllm.config.upstream import FallbackSection, UpstreamSection, checked_server_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.http.client_body import FORBIDDEN_FIELDS
-from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.job.validation import check_job

@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from fakevllm.admission.rules import is_shadow
+from fakevllm.admission.admission_rules import is_shadow
 from fakevllm.groups import sibling_scheduler
 from fakevllm.groups.group_context import GroupContext
 from fakevllm.groups.group_record import ScoredSiblings
 from fakevllm.groups.sampler import Sampler
 from fakevllm.groups.scoring import score
-from fakevllm.groups.selection import seeded_random
 from fakevllm.groups.sibling_scheduler import (
     AppState,
     BreakOff,
@@ -30,6 +29,7 @@ from fakevllm.groups.sibling_scheduler import (
     Refuse,
     Serve,
 )
+from fakevllm.groups.sibling_selection import seeded_random
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import GroupRecord

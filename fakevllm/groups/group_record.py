@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from fakevllm.admission.rules import ServeOnly
+from fakevllm.admission.admission_rules import ServeOnly
 from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
-from fakevllm.groups.selection import Selection, failure_of, is_broken_off
+from fakevllm.groups.sibling_selection import Selection, failure_of, is_broken_off
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.sessions.types import Place
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.request import Request, SiblingResult, read_answer
-from fakevllm.transport.retry import failure_reason
+from fakevllm.transport.retry_handler import failure_reason
 from fakevllm_adapters.formats.base import Answer, Json
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import Task

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from fakevllm.admission.admission_rules import AdmissionRules, RequestFacts, Ruling
 from fakevllm.admission.kill_switch import KillSwitch
-from fakevllm.admission.rules import AdmissionRules, RequestFacts, Ruling
 from fakevllm.admission.side_calls import SessionSummaries, SessionSummary
 from fakevllm.config.policy import PolicySection
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.transport.request import Request
 
-log = logging.getLogger("fakevllm.admission.rules")
+log = logging.getLogger("fakevllm.admission.admission_rules")
 
 
 class TrafficGate:

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fakevllm.admission.rules import ServeOnly, is_shadow, why_only_served
+from fakevllm.admission.admission_rules import ServeOnly, is_shadow, why_only_served
 from fakevllm.config.model import Config
 from fakevllm.config.serving import ServeRules
 from fakevllm.groups.group_context import GroupContext
@@ -45,7 +45,7 @@ from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm.transport.retry import RetryHandler, failure_reason
+from fakevllm.transport.retry_handler import RetryHandler, failure_reason
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, Send

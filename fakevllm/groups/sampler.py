@@ -10,7 +10,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.relay import LeadCall, relay
 from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
-from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm_adapters.protocol.errors import WireError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fakevllm.groups.group_record import GroupDraft
-from fakevllm.groups.selection import failure_of, is_broken_off, with_floor
+from fakevllm.groups.sibling_selection import failure_of, is_broken_off, with_floor
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.recorded_group import messages_of
 from fakevllm.hooks.results import RewardOutcome

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fakevllm.config.serving import ServeRules
-from fakevllm.groups.selection import Selection, best_sibling, select
+from fakevllm.groups.sibling_selection import Selection, best_sibling, select
 from fakevllm.transport.request import SiblingOutcome
 
 

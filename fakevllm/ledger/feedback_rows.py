@@ -45,7 +45,7 @@ _VOID = """
     WHERE group_id = ? AND feedback_id = ? AND state IN ('received', 'waiting')
 """
 _MARK_TOO_LATE = """
-    UPDATE feedback SET reason = 'too_late: what was said before counts already'
+    UPDATE feedback SET reason = 'too_late: earlier feedback counts already'
     WHERE group_id = ?1 AND feedback_id = ?2 AND EXISTS (
         SELECT 1 FROM feedback WHERE group_id = ?1 AND kind = 'feedback'
         AND state IN ('joined', 'pooled', 'trained'))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fakevllm.sessions.client_session_ids import Hints
-from fakevllm.sessions.session_lookup import LookupResult
+from fakevllm.sessions.conversation_matching import LookupResult
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import IncomingRequest, Place
 

@@ -11,6 +11,13 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
+from fakevllm.sessions.conversation_matching import (
+    HistoryMatch,
+    LookupResult,
+    SessionLookup,
+    padded,
+    quotes,
+)
 from fakevllm.sessions.normalize import (
     MessageHistory,
     PromptEnds,
@@ -25,13 +32,6 @@ from fakevllm.sessions.session_index import (
     GroupStatus,
     SessionIndex,
     SessionNode,
-)
-from fakevllm.sessions.session_lookup import (
-    HistoryMatch,
-    LookupResult,
-    SessionLookup,
-    padded,
-    quotes,
 )
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place, PlacedRequest
 

@@ -28,7 +28,7 @@ from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.metrics import Metrics
 from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Kind, Place
-from fakevllm.settlement.feedback_values import (
+from fakevllm.settlement.feedback_to_reward import (
     FeedbackBody,
     FeedbackIdConflict,
     identify,
@@ -40,7 +40,7 @@ from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body, unavailable
 
-log = logging.getLogger("fakevllm.settlement.feedback_values")
+log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 FLUSH_S = 5.0
 """Seconds to wait for queued ledger writes, before the app gets an error and has to retry."""

@@ -15,13 +15,13 @@ from fakevllm.errors import LedgerError
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
-from fakevllm.settlement.feedback_values import MIN_ADVANTAGE, baseline_of
+from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
 from fakevllm.settlement.reward_delivery import reason_of
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 
-log = logging.getLogger("fakevllm.settlement.feedback_values")
+log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 PAUSE_S = 1.0
 """Seconds between two attempts after an error."""

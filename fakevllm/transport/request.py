@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from fakevllm.admission.rules import TRAIN, Ruling
+from fakevllm.admission.admission_rules import TRAIN, Ruling
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json

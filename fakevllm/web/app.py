@@ -16,9 +16,9 @@ from fakevllm.web.cors import AllowedOrigins, CorsHeaders, CorsPreflight
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm.web.routes import admin, feedback, inference, passthrough
 from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
-from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (

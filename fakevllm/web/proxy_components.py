@@ -30,7 +30,7 @@ from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback_server import Fallback
-from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason

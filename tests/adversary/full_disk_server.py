@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fakevllm_server.cli.main import main
+from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change
 
 FLAG = Path(os.environ["FAKE_FULL_DISK"])
 _transact = Journal._transact  # pyright: ignore[reportPrivateUsage]

@@ -15,7 +15,7 @@ import orjson
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import ROLLOUTS
-from fakevllm_server.rollout.capture.chat import ChatCapture
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.types.backend import Endpoint, Rollout
 from fakevllm_server.types.calls import RecordedCall

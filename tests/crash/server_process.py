@@ -23,7 +23,7 @@ from swarm_server.journal.disk_faults import Disk
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.journal import writer
+from fakevllm_server.journal import group_commit_writer
 from fakevllm_server.training import loop, step
 from fakevllm_server.types import crash_points
 from fakevllm_server.types.backend import Backend, Endpoint
@@ -198,7 +198,7 @@ def main(
 
     server_state.open_backend = open_backend
     # Shorter intervals make the tests faster and change no decision.
-    step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = writer.RETRY_S = 0.01
+    step.RETRY_STEP_AFTER_S = loop.SWEEP_EVERY_S = group_commit_writer.RETRY_S = 0.01
     asyncio.run(run_server(run_dir, disk, is_half))
 
 

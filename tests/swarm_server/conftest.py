@@ -11,13 +11,13 @@ import pytest
 from swarm_server.cli.saved_runs import GROUPS, running_server
 from swarm_server.training.intake_server import IntakeServer
 
-from fakevllm_server.journal import writer
+from fakevllm_server.journal import group_commit_writer
 
 
 @pytest.fixture
 async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[IntakeServer]:
     """An intake that can be killed and restarted, and whose journal retries quickly."""
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(group_commit_writer, "RETRY_S", 0.01)
     server = IntakeServer(tmp_path / "run")
     yield server
     server.process.close()

@@ -21,7 +21,7 @@ from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders

@@ -13,7 +13,11 @@ from typing_extensions import TypedDict
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, WireError, bad_request, schema_error
-from fakevllm_adapters.vllm_compat.chat_checks import MAX_STOP_STRINGS, check, check_before_types
+from fakevllm_adapters.vllm_compat.chat_parameter_errors import (
+    MAX_STOP_STRINGS,
+    check,
+    check_before_types,
+)
 from fakevllm_adapters.vllm_compat.grammar import (
     AnyResponseFormat,
     Grammar,

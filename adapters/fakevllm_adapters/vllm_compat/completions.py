@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import Json, bad_request, not_supported
-from fakevllm_adapters.vllm_compat.chat_checks import check_num_token_ids
+from fakevllm_adapters.vllm_compat.chat_parameter_errors import check_num_token_ids
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, parse_chat_request, type_refusal
 from fakevllm_adapters.vllm_compat.chat_response import allowed_tokens_field
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from fakevllm.settlement.feedback_values import FeedbackBody
+from fakevllm.settlement.feedback_to_reward import FeedbackBody
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body

@@ -94,7 +94,7 @@ def verify(
         with _progress(total, "reading") as on_read:
             for checkpoint in reversed(selected):
                 report = archive.verify(checkpoint, on_read)
-                is_intact &= report.verdict in (Integrity.WHOLE, Integrity.REPLACED)
+                is_intact &= report.integrity in (Integrity.WHOLE, Integrity.REPLACED)
                 print(f"{checkpoint.saved.folder}  {report}")
         if step is None:
             for name in archive.unknown_names():
@@ -237,7 +237,7 @@ def _verify(archive: RunArchive, checkpoint: CheckpointInfo) -> None:
 
     with _progress(archive.num_bytes(checkpoint) or 0, "verifying") as on_read:
         report = archive.verify(checkpoint, on_read)
-    if report.verdict is not Integrity.WHOLE:
+    if report.integrity is not Integrity.WHOLE:
         raise ConfigError(
             f"{archive.folder(checkpoint)} is {report}: choose another step. "
             "`fakevllm-server checkpoints verify` shows which checkpoints are whole."

@@ -64,12 +64,12 @@ class Integrity(StrEnum):
 class IntegrityReport:
     """The result of verifying a checkpoint."""
 
-    verdict: Integrity
+    integrity: Integrity
     detail: str = ""
     """How the checkpoint is damaged; empty if it is not damaged."""
 
     def __str__(self) -> str:
-        return f"{self.verdict} ({self.detail})" if self.detail else self.verdict
+        return f"{self.integrity} ({self.detail})" if self.detail else self.integrity
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class RunArchive:
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
         """Read a checkpoint's files and compare them with those that were written."""
         report = self._verify_files(checkpoint, on_read)
-        if report.verdict is not Integrity.WHOLE and checkpoint not in self.checkpoints():
+        if report.integrity is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)
         return report
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from fakevllm_adapters.http.guard import LOOPBACK, is_loopback
+from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import KeyRing
 from fakevllm_runtime.errors import ConfigError as ConfigError

@@ -15,14 +15,14 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fakevllm_server.forest.node_runs import first_difference
-from fakevllm_server.forest.text_comparison import (
+from fakevllm_server.forest.call_text_comparison import (
     Message,
     TextPair,
     Vocabulary,
     decode_pair,
     split_messages,
 )
+from fakevllm_server.forest.consecutive_nodes import first_difference
 
 
 class Cause(StrEnum):

@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fakevllm_server.forest.node_runs import Slices
+from fakevllm_server.forest.consecutive_nodes import Slices
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from fakevllm_server.forest.node_runs import Slices, append_slice, first_difference
+from fakevllm_server.forest.consecutive_nodes import Slices, append_slice, first_difference
 from fakevllm_server.forest.token_edges import Edges, TrainedSpans, find_edges
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.journal import reads
+from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.rows import (
     CALL_COLUMNS,
     PRUNED,
@@ -25,7 +26,6 @@ from fakevllm_server.journal.rows import (
     groups_hash,
 )
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
-from fakevllm_server.journal.writer import Change
 from fakevllm_server.types.calls import RecordedCall
 
 # --- episodes

@@ -21,10 +21,10 @@ from sqlalchemy.exc import DatabaseError
 
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 from fakevllm_server.config.model import ConfigError
+from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
 from fakevllm_server.journal.migrations import MIGRATIONS
 from fakevllm_server.journal.retention import Retention
 from fakevllm_server.journal.rows import CorruptCall
-from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
 from fakevllm_server.types.crash_points import crash_point
 
 P = ParamSpec("P")

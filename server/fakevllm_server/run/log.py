@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.reads import PlannedBatch, ServedWeights
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change
 from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, ClientMetrics
 from fakevllm_server.run.trained_token_share import additive_metrics
 

@@ -14,9 +14,9 @@ from fakevllm_server.episodes.submissions import (
     hash_of,
 )
 from fakevllm_server.journal import reads
+from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.rows import Submission
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change
 
 Reply = TypeVar("Reply", bound=BaseModel)
 

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.publisher import Publisher

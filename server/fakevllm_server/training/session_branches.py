@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fakevllm_server.forest.branch_causes import Cause, SessionCall, drift_metrics, find_causes
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.types.calls import FinishedGroup
 
 MAX_TOKENS = 1_000_000

@@ -15,7 +15,7 @@ from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.trained_token_share import coverage, without_update

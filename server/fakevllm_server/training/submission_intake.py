@@ -23,16 +23,16 @@ from fakevllm_adapters.protocol.swarm import (
     EndGroupRequest,
     SiblingRef,
 )
-from fakevllm_server.episodes.claim_control import Participation
+from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRegistry, Idempotency
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.group_commit_writer import Change, JournalError
 from fakevllm_server.journal.rows import PooledGroup, ScoredSample, pooled_or_dropped
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.journal.tables import GroupState
-from fakevllm_server.journal.writer import Change, JournalError
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decision
 from fakevllm_server.types.calls import RecordedCall

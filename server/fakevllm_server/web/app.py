@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from fakevllm_adapters.formats.registry import ADAPTERS, TOKEN_COUNTERS
+from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiEndpoint
-from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.curves.run_follower import Follower
@@ -27,7 +27,11 @@ from fakevllm_server.web.routes import (
     refusals,
     uploads,
 )
-from fakevllm_server.web.routes.access import ADMIN_PATHS, invalid_key_error, is_key_of_episode
+from fakevllm_server.web.routes.authorization import (
+    ADMIN_PATHS,
+    invalid_key_error,
+    is_key_of_episode,
+)
 from fakevllm_server.web.server_state import ServerState
 
 

@@ -14,7 +14,7 @@ from fakevllm_runtime.http_server import (
 from fakevllm_runtime.open_files import raise_file_limit
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
-from fakevllm_server.web.state import ServerState
+from fakevllm_server.web.server_state import ServerState
 
 BROKEN_JOURNAL_EXIT_CODE = 1
 """Exit code of a server that ended itself because its journal is broken. It is not 0, so that a

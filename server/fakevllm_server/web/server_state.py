@@ -20,13 +20,13 @@ from fakevllm_server.backends.process.engine_registry import open_backend
 from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
 from fakevllm_server.episodes.batch_selection import batches_waiting
-from fakevllm_server.episodes.claim_control import Participation
+from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.group_commit_writer import JournalError
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import JournalError
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder, fingerprint

@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from fakevllm_adapters.http.access_guard import Guard
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     Receive,
@@ -14,7 +15,6 @@ from fakevllm_adapters.http.asgi import (
     read_body,
     send_json,
 )
-from fakevllm_adapters.http.guard import Guard
 from fakevllm_adapters.protocol.keys import KeyRing
 
 OPEN = Guard()

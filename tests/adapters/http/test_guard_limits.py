@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
+from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import (
     MAX_BODY_BYTES,
     ClientDisconnected,
@@ -19,7 +20,6 @@ from fakevllm_adapters.http.asgi import (
     send_json,
 )
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
-from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.keys import KeyRing

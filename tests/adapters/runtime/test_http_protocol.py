@@ -12,8 +12,8 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send, read_body, send_json
-from fakevllm_adapters.http.guard import Guard, GuardMiddleware
 from fakevllm_runtime.http_protocol import MAX_HEAD_BYTES, ArrivalLimits, limited_protocol
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nhost: localhost\r\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from fakevllm.admission.rules import Train
+from fakevllm.admission.admission_rules import Train
 from fakevllm.config.serving import ServeRules
 from fakevllm.groups.group_context import GroupContext
 from fakevllm.groups.group_executor import GroupExecutor, GroupServices
@@ -26,7 +26,7 @@ from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -50,7 +50,7 @@ ERROR_MESSAGES = {
 
 
 def text_of(index: int) -> str:
-    return f"said by {index}"
+    return f"answer of {index}"
 
 
 def chunks_of(index: int) -> list[bytes]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
-from fakevllm.groups.selection import Failure, failure_of, is_broken_off, with_floor
+from fakevllm.groups.sibling_selection import Failure, failure_of, is_broken_off, with_floor
 from fakevllm.metrics import Metrics
 from fakevllm_adapters.formats.base import Answer
 from tests.proxy.groups.group_rig import Stage, staged

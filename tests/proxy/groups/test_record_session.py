@@ -8,11 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm.admission.rules import ServeOnly, ServeOnlyReason
+from fakevllm.admission.admission_rules import ServeOnly, ServeOnlyReason
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.sessions.client_session_ids import NO_HINTS
+from fakevllm.sessions.conversation_matching import LookupResult
 from fakevllm.sessions.request_placement import Placement
-from fakevllm.sessions.session_lookup import LookupResult
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place
 from fakevllm.transport.engine_client import EngineResponse

@@ -21,7 +21,7 @@ from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request, SiblingPlan, sample
-from fakevllm.transport.retry import RetryHandler
+from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE

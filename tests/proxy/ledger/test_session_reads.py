@@ -109,7 +109,7 @@ def test_the_requests_that_followed_an_answer_are_listed(ledger: Ledger) -> None
         FollowUp("d", "continues", True, "thanks", 1004.0),
     ]
     assert ledger.sessions.follow_ups("again") == []
-    assert ledger.sessions.follow_ups("nobody") == []
+    assert ledger.sessions.follow_ups("unknown") == []
 
 
 def test_restored_requests_are_the_latest_and_sorted_oldest_first(ledger: Ledger) -> None:

@@ -40,7 +40,7 @@ def test_calls_are_stored_as_little_endian_blobs(ledger: Ledger, path: Path) -> 
 
 
 def test_settling_an_unrecorded_group_writes_nothing(ledger: Ledger, path: Path) -> None:
-    ledger.settle("nobody", "pooled", None, 1, [[call()]])
+    ledger.settle("unknown", "pooled", None, 1, [[call()]])
     assert ledger.drain()
     assert rows(path, "SELECT * FROM calls") == []
     assert ledger.health.ok

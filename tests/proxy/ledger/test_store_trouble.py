@@ -72,8 +72,8 @@ async def test_each_change_of_a_flush_has_its_own_outcome(ledger: Ledger, path: 
     other = sqlite3.connect(path)
     try:
         other.execute("BEGIN IMMEDIATE")
-        locked_out = ledger.record(group("while-locked"))
-        assert not await ledger.is_written(locked_out, timeout_s=0.01), "it is not written yet"
+        unwritten = ledger.record(group("while-locked"))
+        assert not await ledger.is_written(unwritten, timeout_s=0.01), "it is not written yet"
     finally:
         other.close()
 
@@ -139,6 +139,6 @@ def test_a_path_that_cannot_be_a_ledger_is_refused_with_a_fix(tmp_path: Path) ->
 
 
 def test_special_characters_in_the_path_are_accepted(tmp_path: Path) -> None:
-    odd = tmp_path / "a ?#%20ü.sqlite"
-    Ledger.open(odd).close()
-    assert odd.exists()
+    special = tmp_path / "a ?#%20ü.sqlite"
+    Ledger.open(special).close()
+    assert special.exists()

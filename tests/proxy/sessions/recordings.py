@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from benchmarks.recorded_traffic import FOLDER, expand_lines
-from fakevllm.admission.rules import MARKERS
+from fakevllm.admission.admission_rules import MARKERS
 from fakevllm.admission.side_calls import SideCallRules
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -106,7 +106,7 @@ def _answered(requests: list[Recorded]) -> list[Recorded]:
             *(_answer_quoted(other.body) for other in later if other.turn == one.turn),
         ]
         answer = next(filter(None, found), None)
-        placeholder = {"role": "assistant", "content": f"An answer that nobody went on from, {at}."}
+        placeholder = {"role": "assistant", "content": f"An answer without a continuation, {at}."}
         is_failed = one.is_failed or any(other.body == one.body for other in later)
         answered.append(replace(one, answer=answer or placeholder, is_failed=is_failed))
     return answered

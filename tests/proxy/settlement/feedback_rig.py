@@ -11,7 +11,7 @@ from typing import Any
 from fakevllm.config.model import load
 from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.settlement.feedback_service import FeedbackService
-from fakevllm.settlement.feedback_values import FeedbackBody
+from fakevllm.settlement.feedback_to_reward import FeedbackBody
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm_adapters.protocol.swarm import EndGroupReply
 from tests.e2e.hook_files import PREFER_YES, write_hooks

@@ -110,7 +110,7 @@ async def test_a_withdrawal_of_used_feedback_gets_the_reason_too_late(tmp_path: 
         replies = [await service.accept(feedback_on("g1", thumbs=None), KEY) for _ in range(2)]
         up, back = rows(proxy)
     assert [is_repeated for _, is_repeated in replies] == [False, True]
-    assert {row.reason for row, _ in replies} == {"too_late: what was said before counts already"}
+    assert {row.reason for row, _ in replies} == {"too_late: earlier feedback counts already"}
     assert (up.state, back.state, replies[0][0]) == ("joined", "kept", back)
 
 

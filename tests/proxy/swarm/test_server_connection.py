@@ -16,7 +16,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from fakevllm.ledger.store import Ledger
-from fakevllm.swarm import link as link_module
+from fakevllm.swarm import server_connection as link_module
 from fakevllm.swarm.errors import NEEDS_ADMIN_KEY, describe_error
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink

@@ -14,7 +14,7 @@ from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from tests.proxy.scripted_swarm import until
-from tests.proxy.transport.test_retry import (
+from tests.proxy.transport.test_retry_handler import (
     ALL_FORMATS,
     ANSWER,
     BOTH_MODES,

@@ -13,12 +13,12 @@ import pytest
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import GRACE_S, AppResponse
 from fakevllm.transport.hang_watchdog import HangWatchdog
-from fakevllm.transport.retry import RetryHandler, failure_reason
+from fakevllm.transport.retry_handler import RetryHandler, failure_reason
 from fakevllm_adapters.formats.sse import DONE
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from tests.proxy.groups.group_rig import Stage, staged, text_of
-from tests.proxy.transport.test_retry import (
+from tests.proxy.transport.test_retry_handler import (
     ALL_FORMATS,
     BOOTING,
     BOTH_MODES,

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from fakevllm.config.model import load
-from fakevllm.transport.retry import failure_reason
+from fakevllm.transport.retry_handler import failure_reason
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import open_proxy
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -21,7 +21,7 @@ from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
-from tests.proxy.transport.test_retry import (
+from tests.proxy.transport.test_retry_handler import (
     ANSWER,
     EVENTS,
     ScriptedServer,

@@ -113,7 +113,7 @@ def test_a_checkpoint_that_a_server_deleted_meanwhile_is_not_damaged(run_dir: Pa
     with open_journal(run_dir) as db:
         db.execute("DELETE FROM checkpoints WHERE step = 2")
     shutil.rmtree(checkpoint_folder(run_dir, 2))
-    assert run.verify(first).verdict is Integrity.REPLACED
+    assert run.verify(first).integrity is Integrity.REPLACED
 
 
 def test_verify_reports_the_bytes_read(run_dir: Path) -> None:

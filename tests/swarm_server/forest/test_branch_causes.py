@@ -13,7 +13,7 @@ from swarm_server.forest.tiny_tokenizer import (
 )
 
 from fakevllm_server.forest.branch_causes import Cause, SessionCall, drift_metrics, find_causes
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 
 SYSTEM = "system: be brief"
 END = "<|im_end|>"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 
 START, END = 1, 2
 SPECIAL = {START: "<|im_start|>", END: "<|im_end|>"}

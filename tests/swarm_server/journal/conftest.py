@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fakevllm_server.journal import writer
+from fakevllm_server.journal import group_commit_writer
 from fakevllm_server.journal.store import Journal
 
 pytest.register_assert_rewrite("tests.swarm_server.journal.run_invariants")
@@ -20,7 +20,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def journal(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Journal]:
-    monkeypatch.setattr(writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(group_commit_writer, "RETRY_S", 0.01)
     opened = Journal(path)
     yield opened
     opened.close()

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change
 
 LIMIT_S = 10.0
 

@@ -352,10 +352,10 @@ class AnyOrder(RuleBasedStateMachine):
         one = self.new_call()
 
         def request_with(advantage: float) -> Request:
-            told = AddSampleRequest(
+            sample = AddSampleRequest(
                 sample_id=name, run_id="r", advantage=advantage, calls=[one.to_wire()]
             )
-            return lambda process: process.intake.add_sample(told, [one], None)
+            return lambda process: process.intake.add_sample(sample, [one], None)
 
         request = request_with(advantage)
         outcome = self.act(fate, lambda: request(self.process))
@@ -366,7 +366,7 @@ class AnyOrder(RuleBasedStateMachine):
     def _calls_of(self, name: str) -> list[list[RecordedCall]]:
         return list(self.records.ended_groups[name].values())
 
-    # --- again
+    # --- repeated requests
 
     @precondition(lambda self: self.records.acknowledged)
     @rule(pick=st.integers(0, 50))

@@ -43,13 +43,13 @@ async def play(process: ServerProcess, reward: float, kind: str = "eval") -> End
     return end
 
 
-def told(process: ServerProcess) -> list[LogEntry]:
+def evaluation_entries(process: ServerProcess) -> list[LogEntry]:
     assert process.journal.drain()
     return [entry for entry in process.log.entries_after(0) if entry.kind == "evaluated"]
 
 
-def facts(process: ServerProcess) -> list[tuple[int, int, float]]:
-    return [(one.step, one.version, one.metrics["reward"]) for one in told(process)]
+def evaluations(process: ServerProcess) -> list[tuple[int, int, float]]:
+    return [(one.step, one.version, one.metrics["reward"]) for one in evaluation_entries(process)]
 
 
 async def test_an_evaluation_is_logged_at_the_step_whose_weights_were_served(
@@ -59,14 +59,16 @@ async def test_an_evaluation_is_logged_at_the_step_whose_weights_were_served(
     await train(process, "a", "b")
     await play(process, 0.25)
     await play(process, 1.0, kind="train")
-    assert facts(process) == [(0, 0, 0.0), (2, 2, 0.25)]
-    assert [one.at for one in told(process)] == sorted(one.at or 0.0 for one in told(process))
+    assert evaluations(process) == [(0, 0, 0.0), (2, 2, 0.25)]
+    assert [one.at for one in evaluation_entries(process)] == sorted(
+        one.at or 0.0 for one in evaluation_entries(process)
+    )
 
 
 async def test_a_repeated_end_is_logged_once(process: ServerProcess) -> None:
     end = await play(process, 0.5)
     await process.intake.end_episode(end, 0.5, None)
-    assert facts(process) == [(0, 0, 0.5)]
+    assert evaluations(process) == [(0, 0, 0.5)]
 
 
 async def test_the_log_is_the_same_after_a_kill_and_continues(
@@ -74,15 +76,15 @@ async def test_the_log_is_the_same_after_a_kill_and_continues(
 ) -> None:
     await train(process, "a", "b")  # saved at 2
     await play(process, 0.5)
-    before = told(process)
+    before = evaluation_entries(process)
     again = process.restarted_after_kill(tmp_path / "killed")
-    assert told(again) == before
+    assert evaluation_entries(again) == before
     end = await play(again, 0.75)  # before its engine is up: those weights were the last
-    assert facts(again) == [(2, 2, 0.5), (2, 2, 0.75)]
+    assert evaluations(again) == [(2, 2, 0.5), (2, 2, 0.75)]
     await again.boot_trainer()
     await play(again, 1.0)
     await again.intake.end_episode(end, 0.75, None)
-    assert facts(again)[2:] == [(2, 3, 1.0)]
+    assert evaluations(again)[2:] == [(2, 3, 1.0)]
     assert [one.seq for one in again.log.entries_after(0)] == sorted(
         {o.seq for o in again.log.entries_after(0)}
     )
@@ -95,12 +97,12 @@ async def test_steps_to_be_trained_again_count_while_they_are_served(
     await train(process, "a", "b", "c")  # saved at 2
     await process.log.record_rollback(2, 4)
     await play(process, 0.5)
-    assert facts(process) == [(3, 3, 0.5)]
+    assert evaluations(process) == [(3, 3, 0.5)]
     again = process.restarted()
     await play(again, 0.25)
     await again.boot_trainer()
     await play(again, 0.75)
-    assert facts(again) == [(3, 3, 0.5), (3, 3, 0.25), (2, 5, 0.75)]
+    assert evaluations(again) == [(3, 3, 0.5), (3, 3, 0.25), (2, 5, 0.75)]
     again.close()
 
 
@@ -108,11 +110,11 @@ async def test_evaluations_of_abandoned_weights_are_not_logged(process: ServerPr
     await train(process, "a", "b", "c")
     process.log.record_abandoned(2, 4, "gone_back")
     await play(process, 0.5)  # step 3's are served still
-    assert facts(process) == []
+    assert evaluations(process) == []
     again = process.restarted()
     await play(again, 0.5)
-    assert facts(again) == []
+    assert evaluations(again) == []
     await again.boot_trainer()
     await play(again, 0.75)
-    assert facts(again) == [(2, 5, 0.75)]
+    assert evaluations(again) == [(2, 5, 0.75)]
     again.close()

@@ -83,8 +83,10 @@ async def test_the_run_log_and_its_totals_stay_complete(server: IntakeServer) ->
     await train_groups(server)
     num_steps, totals = server.process.log.last_step, dict(server.process.log.totals)
     await restart(server)
-    told = [one.group_id for entry in server.process.log.entries_after(0) for one in entry.groups]
-    assert told[:2] == ["a", "b"] and len(told) == num_steps
+    trained = [
+        one.group_id for entry in server.process.log.entries_after(0) for one in entry.groups
+    ]
+    assert trained[:2] == ["a", "b"] and len(trained) == num_steps
     assert server.process.log.totals == totals
 
 
@@ -144,13 +146,13 @@ async def test_a_feedback_sample_is_never_trained_twice(
     server: IntakeServer,
 ) -> None:
     """A feedback sample contains its calls, so that only its id shows that it was trained."""
-    await server.add_sample("said")
+    await server.add_sample("sample")
     assert await server.process.step()
     await train_groups(server)
     await restart(server)
     before = server.process.content()
-    assert server.process.journal.read(reads.submission, "sample:said") is None
-    reply = await server.add_sample("said")
+    assert server.process.journal.read(reads.submission, "sample:sample") is None
+    reply = await server.add_sample("sample")
     assert (reply.success, reply.failure_reason) == (False, "already_trained")
     assert server.process.content() == before
 

@@ -10,8 +10,8 @@ from swarm_server.samples import call as sample_call
 
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_server.rollout.capture.base import CallCapture
-from fakevllm_server.rollout.capture.chat import ChatCapture
-from fakevllm_server.rollout.capture.completions import CompletionsCapture
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
+from fakevllm_server.rollout.capture.completion_tokens import CompletionsCapture
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.token_masks import TokenMasks, packed
 from fakevllm_server.types.weight_versions import CallStamp

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from fakevllm_server.rollout.capture.chat import ChatCapture
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
 from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]

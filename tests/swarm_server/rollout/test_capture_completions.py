@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
-from fakevllm_server.rollout.capture.completions import CompletionsCapture
+from fakevllm_server.rollout.capture.completion_tokens import CompletionsCapture
 from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.formats.sse import DONE, KEEP_ALIVE, SseDecoder, encode, parse_event
-from fakevllm_server.rollout.capture.chat import ChatCapture
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
 from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]

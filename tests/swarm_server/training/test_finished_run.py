@@ -20,9 +20,9 @@ async def test_the_last_step_is_logged_as_the_last_also_after_a_restart(
             await run.finish_group("a")
             await run.trained("a")
         await run.rolling()
-        told = [line for line in caplog.messages if "was the last" in line]
+        messages = [line for line in caplog.messages if "was the last" in line]
         assert (
-            told
+            messages
             == [
                 "step 1 was the last (total_training_steps 1): calls are served, and "
                 "nothing is trained any more"

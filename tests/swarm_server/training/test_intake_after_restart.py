@@ -9,7 +9,7 @@ import pytest
 from swarm_server.samples import call
 from swarm_server.training.intake_server import CLIENT, LIMIT_S, IntakeServer, end_request
 
-from fakevllm_server.journal import writer
+from fakevllm_server.journal import group_commit_writer
 from tests.swarm_server.journal.server_process import JOB
 
 
@@ -232,7 +232,7 @@ async def test_a_group_with_a_call_that_changed_on_disk_is_dropped(server: Intak
     await server.end_group("whole")
     damage = "UPDATE calls SET logprobs = zeroblob(16) WHERE owner IN ('ended/1', 'open/0')"
     await server.process.journal.write(
-        writer.Change("damage", lambda db: db.exec_driver_sql(damage))
+        group_commit_writer.Change("damage", lambda db: db.exec_driver_sql(damage))
     )
     server.restart()
     assert server.reasons == {"ended": "corrupt", "open": "corrupt"}

@@ -12,8 +12,8 @@ from swarm_server.training.intake_requests import ABORTS, CALLS, ENDS, Prepare, 
 from swarm_server.training.intake_server import IntakeServer, end_request
 
 from fakevllm_server.episodes import submissions
-from fakevllm_server.journal import writer
-from fakevllm_server.journal.writer import JournalError
+from fakevllm_server.journal import group_commit_writer
+from fakevllm_server.journal.group_commit_writer import JournalError
 from fakevllm_server.training import submission_intake
 from tests.swarm_server.journal.disk_faults import BlockedWriter, Disk
 
@@ -141,7 +141,7 @@ async def test_a_full_journal_refuses_requests_and_accepts_them_later(
 ) -> None:
     request = await prepare(server)
     before = server.process.content()
-    monkeypatch.setattr(writer, "MAX_WAITING", 0)
+    monkeypatch.setattr(group_commit_writer, "MAX_WAITING", 0)
     blocked = BlockedWriter(server.process.journal)
     with pytest.raises(JournalError, match="too many changes wait"):
         await request()
@@ -157,7 +157,7 @@ async def test_calls_that_a_full_journal_cannot_accept_are_not_kept_in_memory_ei
     episode = await server.play(call(1))
     await server.capture("g", call(1), call(1))
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "MAX_WAITING", 0)
+        patch.setattr(group_commit_writer, "MAX_WAITING", 0)
         blocked = BlockedWriter(server.process.journal)
         await server.process.intake.add_episode_call(episode, call(2))
         await server.capture("g", call(2), call(2))

@@ -13,7 +13,7 @@ from swarm_server.loops import Run
 from swarm_server.samples import call
 
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.forest.text_comparison import Vocabulary
+from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.run.trained_token_share import additive_metrics
 from fakevllm_server.training import session_branches as branches_module
 from fakevllm_server.training.session_branches import branch_metrics

@@ -21,7 +21,7 @@ from swarm_server.team_server import (
     write_keys,
 )
 
-from fakevllm_server.web.routes.access import ADMIN_PATHS
+from fakevllm_server.web.routes.authorization import ADMIN_PATHS
 from tests.e2e.processes import Processes
 
 

@@ -13,7 +13,7 @@ from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.journal import changes
+from fakevllm_server.journal import row_changes
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.web.app import create_app
@@ -70,8 +70,8 @@ async def interrupted(
     app = create_app(ServerConfig("fake", tmp_path))
     state: ServerState = app.state.server
     state.job = TrainJob()
-    job = changes.meta_set("job", state.job.as_yaml())
-    state.journal.put(job, changes.meta_set("engine_runs", "yes"))
+    job = row_changes.meta_set("job", state.job.as_yaml())
+    state.journal.put(job, row_changes.meta_set("engine_runs", "yes"))
     assert state.journal.drain()
     transport = httpx.ASGITransport(app=app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -135,7 +135,7 @@ async def test_a_serving_server_stays_healthy_while_its_disk_is_full(
     await wait_until_rolling(state)
     disk = Disk(state.journal)
     disk.refuse()
-    state.journal.put(changes.meta_set("a", "b"))
+    state.journal.put(row_changes.meta_set("a", "b"))
     async with asyncio.timeout(20):
         while state.journal.error is None:
             await asyncio.sleep(0.02)

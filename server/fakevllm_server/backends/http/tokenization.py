@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
-from fakevllm_adapters.vllm_compat.chat_checks import (
+from fakevllm_adapters.vllm_compat.chat_parameter_errors import (
     check_continuation,
     check_conversation,
     check_num_entries,

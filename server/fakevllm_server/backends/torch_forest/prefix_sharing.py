@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fakevllm_server.forest import CallTokens, Forest, Segment, build_forest
-from fakevllm_server.forest.node_runs import Slices
+from fakevllm_server.forest.consecutive_nodes import Slices
 
 SHARE_OF_A_TOKEN = 0.1
 """Upper bound of the cost of another partial attention, as a share of a node's total cost. It is

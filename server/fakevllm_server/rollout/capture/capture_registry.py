@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fakevllm_server.rollout.capture.base import CallCapture
-from fakevllm_server.rollout.capture.chat import ChatCapture
-from fakevllm_server.rollout.capture.completions import CompletionsCapture
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
+from fakevllm_server.rollout.capture.completion_tokens import CompletionsCapture
 
 CAPTURES: dict[str, type[CallCapture]] = {
     "/v1/chat/completions": ChatCapture,

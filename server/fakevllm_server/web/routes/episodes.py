@@ -21,7 +21,7 @@ from fakevllm_adapters.protocol.swarm import (
 )
 from fakevllm_server.episodes.episode_registry import EpisodeRefused, Idempotency, max_claims
 from fakevllm_server.episodes.submissions import hash_of
-from fakevllm_server.web.routes.access import caller_of
+from fakevllm_server.web.routes.authorization import caller_of
 from fakevllm_server.web.routes.refusals import StrictRoute
 from fakevllm_server.web.server_state import ServerState
 

@@ -44,8 +44,8 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
 from fakevllm_server.types.weight_versions import CallStamp, GateAbandoned
-from fakevllm_server.web.routes.access import caller_of, not_found, unclaimed_key
-from fakevllm_server.web.routes.model_call import Attempt, ClientCall
+from fakevllm_server.web.routes.authorization import caller_of, not_found, unclaimed_key
+from fakevllm_server.web.routes.model_call_relay import Attempt, ClientCall
 from fakevllm_server.web.server_state import ServerState
 
 log = logging.getLogger("fakevllm.server")

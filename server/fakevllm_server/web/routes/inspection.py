@@ -27,7 +27,7 @@ from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.run.group_display import read_group_view
 from fakevllm_server.web.latest_call_recorder import LatestCall
 from fakevllm_server.web.pool_view import pool_information
-from fakevllm_server.web.routes.access import caller_of, is_admin
+from fakevllm_server.web.routes.authorization import caller_of, is_admin
 from fakevllm_server.web.routes.refusals import StrictRoute
 from fakevllm_server.web.server_state import ServerState
 from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog

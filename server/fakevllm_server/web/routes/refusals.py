@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from fakevllm_adapters.http.validation_messages import one_line
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_server.episodes.submissions import IdempotencyConflict
-from fakevllm_server.journal.writer import JournalError
+from fakevllm_server.journal.group_commit_writer import JournalError
 
 _NOT_AN_OBJECT = (
     "The body must be one JSON object, sent with the header content-type: application/json."

@@ -17,7 +17,7 @@ from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.scheduler import Scheduler
-from fakevllm_server.backends.embedded.lora_view import adapter_view, needs_adapter_view
+from fakevllm_server.backends.embedded.lora_model import adapter_view, needs_adapter_view
 from fakevllm_server.backends.embedded.weights import MergedWeights, adapters_of, copy_weights
 from fakevllm_server.types.backend import BackendError
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from fakevllm_server.backends.torch_forest.attention.transformers_hook import head_states, repeat_kv
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 from fakevllm_server.forest import Forest
-from fakevllm_server.forest.node_runs import Slices
+from fakevllm_server.forest.consecutive_nodes import Slices
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.engine import EmbeddedEngine
-from fakevllm_server.backends.embedded.lora_view import adapter_view, needs_adapter_view
+from fakevllm_server.backends.embedded.lora_model import adapter_view, needs_adapter_view
 from fakevllm_server.backends.embedded.train.gradient_checkpointing import (
     set_gradient_checkpointing,
 )

@@ -20,7 +20,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, LiveResponse
 from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.request import Request, SiblingPlan
-from fakevllm.transport.retry import LEAD_ONLY, RetryHandler
+from fakevllm.transport.retry_handler import LEAD_ONLY, RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.base import EngineInfo, NotTranslated
 from fakevllm_adapters.formats.registry import ADAPTERS

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
-from fakevllm.settlement.feedback_values import (
+from fakevllm.settlement.feedback_to_reward import (
     FeedbackBody,
     FeedbackIdConflict,
     baseline_of,

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.admission.kill_switch import KillSwitch
-from fakevllm.admission.rules import (
+from fakevllm.admission.admission_rules import (
     AdmissionRules,
     RequestFacts,
     Ruling,
@@ -18,6 +17,7 @@ from fakevllm.admission.rules import (
     is_sampled,
     why_only_served,
 )
+from fakevllm.admission.kill_switch import KillSwitch
 from fakevllm.admission.side_calls import SessionSummary
 from fakevllm.config.policy import PolicySection, SideRule
 from fakevllm.groups.request_admission import TrafficGate

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse
 
+from fakevllm_adapters.http.access_guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     Receive,
     Scope,
     Send,
 )
-from fakevllm_adapters.http.guard import OPEN_PATHS, Guard, GuardMiddleware, is_loopback
 from fakevllm_adapters.protocol.errors import WireError, unauthorized
 from fakevllm_adapters.protocol.keys import KeyRing, Role, named_key
 from tests.adapters.http.guarded import KEYED, OPEN, client_of, echo_app

@@ -23,7 +23,7 @@ from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
-log = logging.getLogger("fakevllm.transport.retry")
+log = logging.getLogger("fakevllm.transport.retry_handler")
 
 T = TypeVar("T")
 Attempt = Callable[[Request, Callable[[], bool]], Awaitable[T]]

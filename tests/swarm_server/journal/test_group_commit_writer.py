@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
+from fakevllm_server.journal import group_commit_writer as writing
 from fakevllm_server.journal import store
-from fakevllm_server.journal import writer as writing
+from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
 from fakevllm_server.journal.row_changes import meta_set
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.journal.writer import Change, JournalError, JournalWriter
 from tests.swarm_server.journal.disk_faults import LIMIT_S, BlockedWriter, Disk, rows
 
 BIG = "x" * 1_000_000
@@ -35,12 +35,12 @@ async def test_an_acknowledged_change_is_on_disk(journal: Journal, path: Path) -
 
 async def test_no_change_is_acknowledged_before_it_is_on_disk(journal: Journal, path: Path) -> None:
     blocked = BlockedWriter(journal)
-    place = journal.put(meta_set("a", "1"))
+    position = journal.put(meta_set("a", "1"))
     with pytest.raises(JournalError, match="the disk is slow"):
-        await journal.wait_written(place, 0.02)
+        await journal.wait_written(position, 0.02)
     assert facts(path) == []
     blocked.release()
-    await journal.wait_written(place)
+    await journal.wait_written(position)
     assert facts(path) == ["a"]
 
 
@@ -49,15 +49,15 @@ async def test_writing_to_a_full_disk_is_retried_until_there_is_space(
 ) -> None:
     disk = Disk(journal)
     disk.fill()
-    patient = asyncio.ensure_future(journal.wait_written(journal.put(meta_set("big", BIG)), None))
+    big_write = asyncio.ensure_future(journal.wait_written(journal.put(meta_set("big", BIG)), None))
     behind = journal.put(meta_set("small", "1"))
     with pytest.raises(JournalError, match="full"):
         await journal.wait_written(behind, 0.1)
-    assert journal.error is not None and not patient.done()
+    assert journal.error is not None and not big_write.done()
     assert facts(path) == []
     disk.free_space()
     await journal.wait_written(behind, LIMIT_S)
-    await patient
+    await big_write
     assert facts(path) == ["big", "small"]
     assert journal.error is None
 
@@ -70,11 +70,11 @@ async def test_writing_to_a_locked_file_is_retried(
     journal = Journal(path)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    place = journal.put(meta_set("a", "1"))
+    position = journal.put(meta_set("a", "1"))
     with pytest.raises(JournalError, match="locked"):
-        await journal.wait_written(place, 0.1)
+        await journal.wait_written(position, 0.1)
     other.execute("ROLLBACK")
-    await journal.wait_written(place, LIMIT_S)
+    await journal.wait_written(position, LIMIT_S)
     other.close()
     journal.close()
     assert facts(path) == ["a"]
@@ -113,12 +113,12 @@ async def test_positions_can_be_waited_for_in_any_order_and_repeatedly(journal: 
 async def test_flush_waits_until_the_queue_is_empty(journal: Journal, path: Path) -> None:
     blocked = BlockedWriter(journal)
     journal.put(meta_set("a", "1"))
-    settled = asyncio.ensure_future(journal.flush())
+    flushed = asyncio.ensure_future(journal.flush())
     await asyncio.sleep(0)
     journal.put(meta_set("b", "1"))
-    assert not settled.done()
+    assert not flushed.done()
     blocked.release()
-    await settled
+    await flushed
     assert facts(path) == ["a", "b"]
 
 
@@ -126,12 +126,12 @@ async def test_a_cancelled_waiter_does_not_affect_other_waiters(
     journal: Journal, path: Path
 ) -> None:
     blocked = BlockedWriter(journal)
-    gone, stays = (asyncio.ensure_future(journal.write(meta_set(name, ""))) for name in "ab")
+    cancelled, other = (asyncio.ensure_future(journal.write(meta_set(name, ""))) for name in "ab")
     await asyncio.sleep(0)
-    gone.cancel()
+    cancelled.cancel()
     blocked.release()
-    await stays
-    assert gone.cancelled()
+    await other
+    assert cancelled.cancelled()
     assert facts(path) == ["a", "b"]
 
 
@@ -232,9 +232,9 @@ async def test_a_broken_journal_ends_the_server(journal: Journal, path: Path) ->
         good = journal.put(meta_set("a", "1"))
         bad = journal.put(Change("bad", lambda db: db.exec_driver_sql("SELECT ?", (object(),))))
         blocked.release()
-        for place in (good, bad):  # one transaction: all or nothing
+        for position in (good, bad):  # one transaction: all or nothing
             with pytest.raises(JournalError, match="is broken"):
-                await journal.wait_written(place)
+                await journal.wait_written(position)
         await asyncio.wait_for(ended.wait(), LIMIT_S)
     finally:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)

@@ -4,7 +4,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.groups.selection import best_sibling, seeded_random, select
+from fakevllm.groups.sibling_selection import best_sibling, seeded_random, select
 
 
 def test_the_best_scored_sibling_is_served() -> None:
