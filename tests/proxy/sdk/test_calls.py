@@ -227,20 +227,20 @@ def test_ensure_running_sends_the_job_and_starts_an_engine_that_is_off() -> None
 def test_a_start_is_retried_while_the_server_cannot_write_it_to_its_disk() -> None:
     full = reply(503, detail="It cannot be written to the journal now (full). Try again later.")
     off, on = engine_reply("OFFLINE"), engine_reply("ROLLING")
-    record = run_call(engine_calls.start(None), [full, off, full, off, OK, on])
+    record = run_call(engine_control.start(None), [full, off, full, off, OK, on])
     assert record.paths.count("/start_engine") == 3 and len(record.pauses) == 2
 
 
 def test_a_start_ends_if_the_server_has_started_the_engine_by_itself() -> None:
     full = reply(503, detail="It cannot be written to the journal now (full). Try again later.")
     answers = [full, engine_reply("BOOTING"), engine_reply("ROLLING")]
-    assert run_call(engine_calls.start(None), answers).paths.count("/start_engine") == 1
+    assert run_call(engine_control.start(None), answers).paths.count("/start_engine") == 1
 
 
 def test_a_start_that_the_disk_refuses_for_too_long_is_reported() -> None:
     full = reply(503, detail="It cannot be written to the journal now (full). Try again later.")
     with pytest.raises(SwarmError, match="cannot be written to the journal"):
-        run_call(engine_calls.start(1.0), [full, engine_reply("OFFLINE")] * 20)
+        run_call(engine_control.start(1.0), [full, engine_reply("OFFLINE")] * 20)
 
 
 def test_an_engine_that_cannot_start_is_reported_with_the_reason() -> None:

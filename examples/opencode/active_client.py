@@ -1,6 +1,6 @@
 """opencode as an active client of the swarm server.
 
-    python -m examples.opencode.active [--tasks 20] [--opencode opencode]
+    python -m examples.opencode.active_client [--tasks 20] [--opencode opencode]
 
 Each session is an episode with an API key of its own. Its reward is the result of the tests in the
 workspace. No hook and no proxy are needed once the server has a job, which `fakevllm serve` can
