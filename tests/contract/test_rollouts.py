@@ -137,6 +137,20 @@ async def test_an_invalid_request_is_refused_in_vllms_format(
     assert orjson.loads(captured.body) == answer.json, "capture must not change a refusal"
 
 
+MEDIA: list[Json] = [
+    {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
+    {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
+]
+
+
+@pytest.mark.parametrize("part", MEDIA, ids=lambda part: part["type"])
+async def test_a_model_that_reads_only_text_refuses_images_and_audio(rig: Rig, part: Json) -> None:
+    question: Json = {"type": "text", "text": "What is this?"}
+    answer = await rig.send({"messages": [{"role": "user", "content": [question, part]}]})
+    assert answer.status == 400
+    assert "is not a multimodal model" in answer.json["error"]["message"]
+
+
 async def test_a_body_that_is_not_json_is_refused_in_vllms_format(rig: Rig) -> None:
     headers = {"Content-Type": "application/json"}
     async with rig.http.post(CHAT, data=b'{"messages": [', headers=headers) as answer:

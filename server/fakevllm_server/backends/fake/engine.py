@@ -28,11 +28,11 @@ from typing import Any
 
 import orjson
 
-from fakevllm_adapters.formats.chat import text_of
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import bad_request, not_supported
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, prompt_too_large
 from fakevllm_adapters.vllm_compat.grammar import Grammar
+from fakevllm_adapters.vllm_compat.message_content import content_text
 from fakevllm_server.backends.fake.minimal_json_value import minimal_value
 from fakevllm_server.backends.fake.script import Script, Turn, read_script
 from fakevllm_server.backends.http.engine_server import serve
@@ -73,7 +73,9 @@ class FakeEngine:
     # --- TokenEngine
 
     def render(self, request: ChatRequest) -> list[int]:
-        texts = [text_of(message.get("content")) for message in request.messages]
+        texts = [
+            content_text(message.get("content"), self.model_name) for message in request.messages
+        ]
         num_bytes = sum(len(text.encode(errors="replace")) for text in texts)
         if num_bytes > self.max_prompt_bytes and request.truncate_prompt_tokens is None:
             raise prompt_too_large(num_bytes, self.max_model_len, self.max_prompt_bytes)

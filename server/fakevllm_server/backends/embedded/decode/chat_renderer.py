@@ -10,33 +10,13 @@ from typing import Any
 
 from fakevllm_adapters.protocol.errors import bad_request
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, fit_prompt_text
+from fakevllm_adapters.vllm_compat.message_content import content_text
 
 MAX_CACHED_PROMPTS = 256
 """Number of cached prompts. Siblings and retries of a request need the same prompt within
 seconds."""
 RESERVED_KWARGS = frozenset(
     {"tokenize", "chat_template", "return_dict", "conversation", "tools", "return_tensors"}
-)
-TEXT_PARTS = {
-    "text": "text",
-    "input_text": "text",
-    "output_text": "text",
-    "refusal": "refusal",
-    "thinking": "thinking",
-}
-"""For each type of content part, the field that holds its text."""
-MEDIA_PARTS = frozenset(
-    {
-        "image_url",
-        "input_image",
-        "image",
-        "image_pil",
-        "image_embeds",
-        "audio_url",
-        "input_audio",
-        "video_url",
-        "file",
-    }
 )
 
 
@@ -100,32 +80,12 @@ class ChatRenderer:
         if not isinstance(role, str):
             raise bad_request("Each message must have a `role`.", "messages")
         rendered = {key: value for key, value in message.items() if value is not None}
-        rendered["content"] = self._text(message.get("content"))
+        rendered["content"] = content_text(message.get("content"), self._model_name)
         if role == "assistant" and rendered.get("tool_calls"):
             rendered["tool_calls"] = [
                 _with_parsed_arguments(call) for call in rendered["tool_calls"]
             ]
         return rendered
-
-    def _text(self, content: Any) -> str:
-        if content is None:
-            return ""
-        if isinstance(content, str):
-            return content
-        if not isinstance(content, list):
-            raise bad_request("`content` must be a string or a list of parts.", "messages")
-        return "\n".join(self._part(part) for part in content)
-
-    def _part(self, part: Any) -> str:
-        if isinstance(part, str):
-            return part
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in MEDIA_PARTS:
-            raise bad_request(f"{self._model_name} is not a multimodal model")
-        if kind not in TEXT_PARTS:
-            raise bad_request(f"Unknown part type: {kind}")
-        text = part.get(TEXT_PARTS[kind])
-        return text if isinstance(text, str) else ""
 
 
 def _with_parsed_arguments(call: Any) -> Any:
