@@ -140,6 +140,7 @@ def check_hook(
         Path | None,
         typer.Option(help="Ledger whose latest group is used. Default: a made-up group."),
     ] = None,
+    config: ConfigFile = None,
 ) -> None:
     """Run all hooks on one group and show their results."""
 
@@ -148,7 +149,9 @@ def check_hook(
 
         from rich.console import Console
 
+        from fakevllm.config.model import load
         from fakevllm.hooks.check import check, render
+        from fakevllm.hooks.sandbox import HookSandbox
         from fakevllm.ledger.store import Ledger
 
         group = None
@@ -158,7 +161,9 @@ def check_hook(
             store = Ledger.open(ledger)
             group = store.latest_group()
             store.close()
-        report = asyncio.run(check(path, group))
+        hooks = load(config, {}).hooks
+        sandbox = HookSandbox(hooks.environment, hooks.memory_mb)
+        report = asyncio.run(check(path, group, sandbox=sandbox))
         Console().print(render(report))
         if not report.ok:
             raise typer.Exit(1)

@@ -15,6 +15,7 @@ from fakevllm.hooks.hook_process import HookInfo
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.recorded_group import RecordedGroup, made_up_group
 from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.hooks.spec import Feedback
 
 CHECK_TIMEOUT_S = 30.0
@@ -48,14 +49,17 @@ class CheckReport:
 
 
 async def check(
-    path: Path, group: RecordedGroup | None = None, timeout_s: float = CHECK_TIMEOUT_S
+    path: Path,
+    group: RecordedGroup | None = None,
+    timeout_s: float = CHECK_TIMEOUT_S,
+    sandbox: HookSandbox = DEFAULT_SANDBOX,
 ) -> CheckReport:
     """Run all hooks on a group, by default on a made-up one.
 
     Raises HookError if the hooks cannot be loaded.
     """
     group = group or made_up_group()
-    worker = HookWorker(path, timeout_s)
+    worker = HookWorker(path, timeout_s, sandbox)
     try:
         started = time.perf_counter()
         info = await worker.start()

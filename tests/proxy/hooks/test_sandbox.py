@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fakevllm.cli.main import app
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.hooks.sandbox import HookSandbox
@@ -29,6 +32,7 @@ def on_compute_relative_reward(valid_results, all_answers):
     return [1.0 for _ in all_answers]
 """
 RETURN_ENVIRONMENT = """
+import asyncio
 import os
 
 
@@ -136,3 +140,17 @@ def test_what_a_hook_has_started_ends_with_a_proxy_that_is_killed(
     os.kill(parent.pid, number)
     parent.wait(10)
     wait_until(lambda: not is_running(pid), 10, "the end of the process that the hook started")
+
+
+async def test_check_hook_runs_the_hook_with_the_environment_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "C")
+    hook(tmp_path, "import os\nos.environ['DATABASE_URL']\n" + RETURN_ENVIRONMENT)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fakevllm.toml").write_text('[hooks]\nenvironment = ["DATABASE_URL"]\n')
+    result = await asyncio.to_thread(CliRunner().invoke, app, ["check-hook", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    (tmp_path / "fakevllm.toml").unlink()
+    refused = await asyncio.to_thread(CliRunner().invoke, app, ["check-hook", str(tmp_path)])
+    assert refused.exit_code == 2 and "DATABASE_URL" in refused.output
