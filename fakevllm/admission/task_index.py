@@ -24,9 +24,12 @@ class TaskIndex:
     def __init__(
         self, secret: bytes | None = None, accepts_unsigned: Callable[[], bool] | None = None
     ) -> None:
-        """`secret`: key that signs task keys; None: they are not signed. `accepts_unsigned`: called
-        for each look-up; whether a task key without a signature is accepted as well. By default it
-        is accepted only if there is no secret."""
+        """Create an empty index.
+
+        `secret`: key that signs task keys; None: task keys are not signed. `accepts_unsigned` is
+        called for each look-up, and returns whether a task key without a signature is accepted. By
+        default, such a key is accepted only if there is no secret.
+        """
         self._secret = secret
         self._accepts_unsigned = accepts_unsigned or (lambda: secret is None)
         self._tasks: dict[str, Task] = {}

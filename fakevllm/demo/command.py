@@ -264,9 +264,9 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
 
 
 def _require_same_kind(config: Path, job: TrainJob) -> None:
-    """Raise UserError if the run in this folder is another control or differs in lockstep.
+    """Raise UserError if the run in this folder had another value of `--control` or `--lockstep`.
 
-    A curve that mixes both kinds would mean nothing.
+    A learning curve that mixes two kinds of runs would mean nothing.
     """
     if not config.exists():
         return

@@ -109,8 +109,10 @@ class ResendCache:
             self._attempts.connection_lost(entry, received_at)
 
     def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """Return the entry that a request resends, or None for a new request. `scope` is the ASGI
-        scope of the request's connection."""
+        """Return the entry of the request that this one resends; None for a new request.
+
+        `scope` is the ASGI scope of the request's connection.
+        """
         entry = self._attempts.find(identity, self._now())
         if entry is not None:
             _watch(scope, partial(self._connection_reset, entry))

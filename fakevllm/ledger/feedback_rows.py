@@ -186,7 +186,7 @@ class FeedbackRows:
         """Return the group about whose answer the request `group_id` is implicit feedback.
 
         For a regeneration, this is the latest other group with the same history. For any other
-        request that begins a new turn, it is the parent.
+        request that begins a new turn, it is the group whose answer the request continues.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)

@@ -238,9 +238,10 @@ class Ledger:
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
-        """Return the latest request of that app whose answer has this response id.
+        """Return the latest request of an app whose answer has this response id.
 
-        An app may choose the id itself, and may choose it twice.
+        `app_key` is the fingerprint of the app's API key. An app may choose the id itself, and may
+        choose the same id twice.
         """
         with self._read_engine.connect() as db:
             row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()

@@ -81,7 +81,7 @@ def sync_job(job: TrainJob) -> ServerCall[None]:
 
 
 def train_config() -> ServerCall[TrainJob | None]:
-    """Return the server's job; None if it has none, or one that this client cannot parse."""
+    """Return the server's job; None if the server has no job or this client cannot parse it."""
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     try:
         return TrainJob.model_validate(reply.content) if reply.status == 200 else None

@@ -116,8 +116,8 @@ def end(
 ) -> ServerCall[None]:
     """End the episode, and return once the server has its output on disk.
 
-    The same request is sent until then, for END_RETRY_S. Raises ValueError for an output that
-    cannot be trained, EpisodeLost, SwarmError.
+    After transient errors the same request is sent again, for at most END_RETRY_S. Raises
+    ValueError for an output that cannot be trained, EpisodeLost, SwarmError.
     """
     check_output(task, output)
     sent_output = output.model_copy(

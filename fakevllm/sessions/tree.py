@@ -187,8 +187,11 @@ class SessionTree:
                 self.served(placed.group_id, message, placed.received_at, placed.response_id)
 
     def _open_session(self, request: IncomingRequest) -> SessionNode:
-        """Return a session for a request whose session is not known. If a side call waits for this
-        request, it is the side call's session, else a new session.
+        """Return a session for a request whose session was not found.
+
+        A request that names a session gets the session of that name. Otherwise, a main call whose
+        question an earlier side call quotes gets the session of that side call. Any other request
+        gets a new session.
         """
         session_id = _named_session_id(request)
         adopted = None if session_id or request.is_side else self._adopting_session(request)
@@ -243,7 +246,10 @@ class SessionTree:
     def _kind_after(
         self, request: IncomingRequest, parent: GroupNode, base: HistoryMatch | None
     ) -> Kind:
-        """Return the kind of a request among those that continue the same answer."""
+        """Return PARALLEL, EDITS or CONTINUES for a request that continues the parent's answer.
+
+        The kind depends on the other requests that continue the same answer.
+        """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES
         others = [

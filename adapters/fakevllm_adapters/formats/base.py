@@ -44,7 +44,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about the engine that formats need to answer as the engine would. None is unknown."""
+    """Facts about the engine, which a format needs to answer as the engine would.
+
+    A field is None if the fact is unknown.
+    """
 
     model: str | None = None
     max_model_len: int | None = None

@@ -1,7 +1,8 @@
 """A limit on the size of request heads for uvicorn's httptools protocol.
 
 Uvicorn's h11 protocol has such a limit. Its httptools protocol stores all headers until the last
-one arrives, which may be never, and no API key is checked before. The program that serves passes
+header arrives. A client without an API key could therefore send headers without end: the key is
+checked only when the head is complete. The program that serves passes
 its protocol class to `limit_head`; this module only counts bytes.
 """
 
@@ -23,7 +24,10 @@ request is the connection's last one. Its argument is the error, or None."""
 
 
 def limit_head(protocol: P) -> P:
-    """Return a limited subclass of uvicorn's httptools protocol; return others unchanged."""
+    """Return a subclass of uvicorn's httptools protocol that limits the size of request heads.
+
+    Any other protocol class is returned unchanged.
+    """
     if not hasattr(protocol, "on_header"):
         return protocol
     return cast(P, type("BoundedHttp", (BoundedHead, protocol), {}))

@@ -220,12 +220,14 @@ class KeyRing:
         return None if entry is None else entry.name
 
     def is_admin(self, key: str | None) -> bool:
-        """Return whether a key has the role admin; True for every key if none is required."""
+        """Return whether a key has the role admin; True for every key if requests need no key."""
         entry = self._find(key)
         return not self._requires_key or (entry is not None and entry.role is Role.ADMIN)
 
     def owner_of(self, key: str | None) -> str:
-        """Return the owner id of a key (see `AppKey.owner`); "" if and only if none is required.
+        """Return the owner id of a key (see `AppKey.owner`).
+
+        The owner id is "" if and only if requests need no key.
 
         A key that is not valid, such as one revoked a moment ago, gets an owner id of its own, so
         that its bearer has access to nothing that belongs to others.

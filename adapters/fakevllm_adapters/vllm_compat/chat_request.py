@@ -43,7 +43,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines support.
 
-    Other fields are accepted and ignored if vLLM does so. `chat_checks` refuses the rest by name.
+    A field that vLLM accepts and ignores is ignored here too. `chat_checks` refuses, by name, the
+    fields that vLLM supports and the bundled engines do not.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -211,8 +212,9 @@ def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int
 def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
     """Return the prompt, cut to `truncate_prompt_tokens` tokens if the request has that field.
 
-    The end of the prompt is kept, unless `truncation_side` is "right". -1 means the longest prompt
-    that leaves room for `max_tokens`. Raises WireError (400) for a longer one, as vLLM does.
+    The end of the prompt is kept, unless `truncation_side` is "right". The value -1 stands
+    for the greatest length that leaves room for `max_tokens`. Raises WireError (400), as vLLM does,
+    if `truncate_prompt_tokens` exceeds that length.
     """
     max_prompt_tokens = request.truncate_prompt_tokens
     if max_prompt_tokens is None:

@@ -30,10 +30,11 @@ def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
 
 
 def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
-    """Return the body with this limit, if it has no limit or a higher one.
+    """Return the body with a token limit of at most `max_new_tokens`.
 
-    Returns the same object if its own limit is not higher. A limit that is not a number is kept,
-    because the engine refuses it.
+    A body without a limit gets one, and a higher limit is lowered. A body whose limit is not
+    higher is returned as the same object. A limit that is not a number is kept, because the engine
+    refuses it.
 
     >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': [], 'max_tokens': 4096}

@@ -132,7 +132,10 @@ class ResponsesExchange:
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _open(self) -> bool:
-        """Send the first events unless they were sent; return whether they are sent now."""
+        """Send the first two events of the stream, unless an earlier call has sent them.
+
+        Return whether this call sent them.
+        """
         if self._is_open:
             return False
         self._is_open = True
