@@ -23,14 +23,15 @@ call the other model's forward pass."""
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return whether merging would round: the model has adapters, and computes in another type than
-    that of its weights."""
+    """Return whether merging the adapters would round them. This is so if the model has adapters
+    and computes in another type than that of its weights."""
     return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 
 def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model that computes as `model` does now. It has its own adapters. All other weights
-    are the same tensors, so weights must never be copied into it."""
+    """Return a model that computes as `model` does now. The returned model has its own adapters. It
+    shares the tensors of all other weights with `model`, so weights must never be copied into
+    it."""
     shared = [weight for weight in named_weights(model).values() if not weight.requires_grad]
     view: Any = copy.deepcopy(model, {id(weight): weight for weight in shared})
     for module in view.modules():

@@ -32,7 +32,8 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Return k3. The gradient with respect to `log_prob` is 1 - exp(reference - log_prob)."""
+    """Return the k3 estimate for each token. The gradient with respect to `log_prob` is 1 -
+    exp(reference - log_prob)."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 

@@ -64,7 +64,8 @@ class Watchdog:
 async def wait_until_hung(
     client: ControlClient, num_running: Callable[[], int], is_paused: Callable[[], bool]
 ) -> str:
-    """Observe vLLM every `POLL_INTERVAL_S`. Return how it hangs once it hangs."""
+    """Observe vLLM every `POLL_INTERVAL_S` seconds until it hangs. Return a description of how it
+    hangs."""
     watchdog, progress = Watchdog(time.monotonic()), _ProgressProbe(client)
     try:
         while True:

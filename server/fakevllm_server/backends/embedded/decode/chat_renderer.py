@@ -48,8 +48,8 @@ class ChatRenderer:
         self._cache: OrderedDict[bytes, tuple[int, ...]] = OrderedDict()
 
     def render(self, request: ChatRequest) -> list[int]:
-        """Return the prompt's ids. Raises WireError (400) for a conversation that the template or
-        the model does not accept."""
+        """Return the token ids of the request's prompt. Raises WireError (400) for a conversation
+        that the template or the model does not accept."""
         extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {
             "add_generation_prompt": extra.get("add_generation_prompt", True),

@@ -64,7 +64,7 @@ class LogitsProcessor:
 
     def apply(self, logits: Tensor) -> None:
         """Change `logits` [vocabulary], float32, in place. At least one token stays possible: if
-        the rules together leave none, the end of sequence is allowed."""
+        the rules together exclude all tokens, the end-of-sequence token is allowed."""
         self._mask(logits)
         for id, bias in self._sampling.logit_bias.items():
             logits[id] += bias

@@ -28,7 +28,7 @@ EVERY = 100
 
 
 class SharingSpeedup:
-    """The last measurement."""
+    """The speedup that was measured last."""
 
     def __init__(self) -> None:
         self.metrics: StepMetrics = {}
@@ -39,8 +39,8 @@ class SharingSpeedup:
     def measure(
         self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Measure if the last measurement is old enough. Call it after a step's last update, and
-        clear the gradients afterwards, because the measurement leaves some."""
+        """Measure the speedup again if the last measurement is old enough. Call this after a step's
+        last update. Clear the gradients afterwards, because the measurement adds to them."""
         self._num_since += 1
         piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:
