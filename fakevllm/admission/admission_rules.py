@@ -55,8 +55,8 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Ruling that the request is fanned out, provided that its body allows it
-    (`why_only_served`)."""
+    """Ruling that the request is fanned out, provided that `why_only_served` finds no obstacle in
+    its body."""
 
     num: int | None = None
     """Number of siblings; None: the number in the job."""

@@ -101,7 +101,7 @@ class SideCallRules:
 
 
 class SessionSummaries:
-    """Summaries of the sessions with the latest main calls, at most `max_sessions`."""
+    """Summaries of at most `max_sessions` sessions: those with the latest main calls."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
@@ -111,8 +111,11 @@ class SessionSummaries:
         return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """Record a main call. System and opening messages are those of the session's first main
-        call; `has_tools` stays True once any main call had tools."""
+        """Record a main call of a session.
+
+        The summary keeps the system and opening messages of the session's first main call. Its
+        `has_tools` stays True once any main call had tools.
+        """
         summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
         if summary is None:

@@ -136,8 +136,10 @@ def _add_branches(
     agents: Mapping[str | None, list[str]],
     feedback_rows: Mapping[str, list[FeedbackRecord]],
 ) -> None:
-    """Add all groups to the tree. A loop follows each conversation, because recursion along a long
-    one would be too deep; only branches nest."""
+    """Add all groups to the tree.
+
+    A loop follows each conversation, because recursion along a long conversation would be too deep.
+    """
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
     while work:
         node, last_id, turn = work.pop()

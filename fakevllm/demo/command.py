@@ -282,7 +282,8 @@ def _require_same_kind(config: Path, job: TrainJob) -> None:
 def _require_same_engines(file: Path, engines: EngineChoice) -> None:
     """Raise UserError if the run in this folder used other engines.
 
-    A checkpoint fits only the trainer that wrote it, and one curve should have one sampler.
+    A checkpoint fits only the trainer that wrote it, and all points of a learning curve should come
+    from the same rollout engine.
     """
     if file.exists():
         before = EngineChoice(**json.loads(file.read_text()))

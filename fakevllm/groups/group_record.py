@@ -218,7 +218,10 @@ class GroupDraft:
 
     @property
     def _is_cut(self) -> bool:
-        """Return whether the app disconnected early and no resend has got the answer since."""
+        """Return whether the app disconnected before it had the whole answer.
+
+        False if a resend has got the answer since.
+        """
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 

@@ -160,7 +160,7 @@ class Pipeline:
         return is_answered
 
     def _track_task(self) -> asyncio.Task[Any]:
-        """Return the current task, after adding it to those that `close` cancels."""
+        """Add the current task to the tasks that `close` cancels, and return it."""
         task = asyncio.current_task()
         assert task is not None
         self._request_tasks.add(task)

@@ -198,7 +198,7 @@ class ResendCache:
             self.client_disconnected(entry)
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
-        """Take back a delivery if its connection is reset soon after the last byte.
+        """Record a delivery as failed if its connection is reset soon after the last byte.
 
         A client that closes its socket with unread data resets the connection. A client that has
         read everything does not, except for clients that stop in the middle of a stream because

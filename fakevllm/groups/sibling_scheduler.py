@@ -235,8 +235,11 @@ class GroupScheduler:
         return [*self._cancel(), *self._settle()]
 
     def _on_lead_refused(self) -> list[Decision]:
-        """Send the lead's error without waiting for the siblings: an engine that refuses one
-        sibling as a bad request refuses all of them."""
+        """Cancel the siblings and send the lead's error to the app.
+
+        The siblings are not awaited, because an engine that refuses one sibling as a bad request
+        refuses all of them.
+        """
         self._answered.clear()
         self._servable.clear()
         self._scoring = None

@@ -187,7 +187,10 @@ class _HookCall:
     """One call of one hook, and the reply to the proxy."""
 
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
-        """`printed_errors` has type and location of each error whose traceback was printed."""
+        """Prepare the call.
+
+        `printed_errors` has the type and location of each error whose traceback was printed.
+        """
         self._call = call
         self._printed_errors = printed_errors
         self._hooks = hooks

@@ -118,8 +118,8 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 def _in_loss(entry: LogEntry) -> list[str]:
     """Return the ids of the step's groups that were in the loss.
 
-    An entry that was rewritten from a checkpoint has no metrics and names no siblings. All its
-    groups count.
+    These are the groups with trained siblings. An entry that was rewritten from a checkpoint has no
+    metrics and names no siblings; then all groups of the entry are returned.
     """
     return [group.group_id for group in entry.groups if group.siblings or not entry.metrics]
 
@@ -129,7 +129,7 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return group id and feedback id of each id that belongs to a sample."""
+    """Return the group id and the feedback id of each sample. Ids of groups are left out."""
     samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -179,7 +179,7 @@ class FeedbackRows:
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
-        """Return the app's latest group with this answer id or this group id."""
+        """Return the id of the app's latest group whose answer id or group id is `answer_id`."""
         return self._one(_FIND_GROUP, answer_id, app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:

@@ -92,8 +92,8 @@ def train_config() -> ServerCall[TrainJob | None]:
 def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
     """Start the engine, and return its status once it serves requests.
 
-    Raises SwarmError with the reason if it does not come up, and ServerUnreachable if that takes
-    longer than `timeout_s`.
+    Raises SwarmError with the reason if the engine cannot be started, and ServerUnreachable if the
+    start takes longer than `timeout_s`.
     """
     # The server replies once the engine boots: an engine that is off after that was refused.
     reply = yield from fetch(ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), ControlReply)
@@ -182,7 +182,7 @@ def _warn_of_differences(job: TrainJob) -> ServerCall[None]:
 
 
 def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
-    """Return one text per setting that this client set and the server's job has otherwise.
+    """Return one text per setting that this client set and that differs in the server's job.
 
     `reply` is the reply of `/get_train_config`. Settings that the client left alone are ignored.
     """

@@ -182,8 +182,8 @@ class OpenClaims:
     def abort_all(self) -> None:
         """Abort all open claims, and refuse new ones. Never raises.
 
-        Otherwise the server would wait until each claim expires, and a script that is edited and
-        started again would wait with it.
+        Claims that are not aborted block the server until they expire, and a script that is edited
+        and started again would have to wait as well.
         """
         if os.getpid() != self._pid:  # the end of a forked process is not its parent's
             return

@@ -117,7 +117,7 @@ class PeriodicDrainThreadPoolExecutor:
     def drain(self) -> list[Any]:
         """Wait for the current window, and return the results of the calls that succeeded.
 
-        The errors of the others are logged.
+        The errors of calls that failed are logged.
         """
         window, self._window = self._window, []
         self._wait_for(window)

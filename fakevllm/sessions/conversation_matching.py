@@ -121,7 +121,7 @@ class SessionLookup:
         return LookupResult(quoted, Evidence.QUOTE)
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
-        """Return the last served answer that the request names by a response id or a call id."""
+        """Return the last served answer that the request refers to by a response or call id."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -213,7 +213,10 @@ class SessionLookup:
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question the text quotes, preferably with its answer."""
+        """Return the session whose question the request's text quotes.
+
+        A session whose answer is quoted too is preferred.
+        """
         text = padded(request.history.user_text)
         best: tuple[int, SessionNode] | None = None
         for session in self._recent(request):

@@ -204,7 +204,10 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the session of a waiting side call that quotes this request's question."""
+        """Return the id of a session that a side call opened by quoting this request's question.
+
+        None if there is no such session, or if it has a main call already.
+        """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
             session = self._index.sessions.get(orphan.session_id)
@@ -288,7 +291,7 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the latest group of the session with the same history."""
+        """Return the session's latest main call with the same history as the request, or None."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group

@@ -138,7 +138,7 @@ class Adapter(Protocol):
         ...
 
     def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
-        """Return the request of sibling `index`; sibling 0 is the app's own request."""
+        """Return the request body of sibling `index`; sibling 0 is the app's own request."""
         ...
 
     def parse_answer(self, body: Json) -> Answer:

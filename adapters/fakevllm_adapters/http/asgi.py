@@ -75,7 +75,8 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Parse a request body; return None if it is not a JSON object.
 
-    Relays send such a body on, because the engine words the error better.
+    The relay sends a body that is not a JSON object to the engine unchanged, because the engine's
+    error message is better.
     """
     try:
         value: Any = orjson.loads(raw)

@@ -1,7 +1,8 @@
 """Request schema of /v1/chat/completions, as vLLM validates it.
 
 The engines that are not vLLM use this module. The schema has every field that at least one of them
-supports. `chat_checks` refuses, by name, the fields of vLLM that none of them supports.
+supports. `chat_parameter_errors` refuses, by name, the fields of vLLM that no bundled engine
+supports.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines support.
 
-    A field that vLLM accepts and ignores is ignored here too. `chat_checks` refuses, by name, the
-    fields that vLLM supports and the bundled engines do not.
+    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses, by
+    name, the fields that vLLM supports and the bundled engines do not.
     """
 
     model_config = ConfigDict(extra="allow")

@@ -1,7 +1,8 @@
 """Adjust the token limits of a request: to the model's context, and to the job's longest answer.
 
-vLLM refuses a `max_tokens` that exceeds its context. Apps mean the number as a ceiling and often
-send a far larger one. Such a limit is removed. vLLM then generates as much as the context allows.
+vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
+send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
+as much as the context allows.
 All functions are pure.
 """
 

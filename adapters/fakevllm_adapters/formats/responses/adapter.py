@@ -1,7 +1,7 @@
 """The adapter of /v1/responses, as vLLM serves it, over chat completions.
 
-Items keep the upstream's ids of tool calls. A call then has the same id in the app's history and in
-the ledger.
+Items keep the ids that the upstream gave to tool calls. A call therefore has the same id in the
+app's history and in the ledger.
 """
 
 from __future__ import annotations
