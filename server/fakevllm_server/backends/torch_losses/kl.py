@@ -5,7 +5,7 @@ Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - refe
     k1  d                    the gradient is 0 on average, and not that of the KL
     k2  d² / 2               the value is biased, the gradient is right on average
     k3  exp(-d) + d - 1      never negative, low variance; the gradient is not that of the KL
-    +   `k1+` and `k3+` have that value with k2's gradient
+    +   `k1+` and `k3+` have the value of k1 or k3, with the gradient of k2
 
 verl also calls them kl, mse and low_var_kl.
 """

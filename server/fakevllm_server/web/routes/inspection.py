@@ -169,8 +169,8 @@ TRAINER_PATHS = (
 def _trainer_routes() -> APIRouter:
     """Return the routes that AgentJet's own trainer calls on its server.
 
-    Here they refuse every call, in the protocol's format. The trainer of this server is its child
-    process, and no client may set the engine's state or the batch.
+    On this server, these routes refuse every call, in the protocol's format. The trainer of this
+    server is its child process, and no client may set the engine's state or the batch.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

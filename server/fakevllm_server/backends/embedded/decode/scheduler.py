@@ -90,7 +90,8 @@ class Scheduler:
         return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """End the running prefill, and return the requests that waited for it, by key."""
+        """End the running prefill, and return the requests that waited for it, by the key of their
+        prefix."""
         done, self.prefilling = self.prefilling, {}
         return done
 
