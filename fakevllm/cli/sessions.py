@@ -101,8 +101,8 @@ def render_tree(
 ) -> RenderableType:
     """Return a session's tree.
 
-    Groups that continue the same answer follow it. The last of them continues at the same level,
-    and the ones before it are branches. Feedback on an answer is below the answer. `children` are
+    The groups that continue an answer are drawn after the answer: the last group at the same level,
+    the earlier groups as branches. Feedback on an answer is below the answer. `children` are
     the sessions of sub-agents, each with the group that started it.
     """
     first = groups[0]

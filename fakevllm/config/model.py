@@ -223,7 +223,7 @@ class Config(Section):
         return self.proxy.key_file or self.proxy.run_dir / "keys"
 
     def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
-        """Return the key ring of the key file, which follows the file's later changes.
+        """Return the key ring of the key file. The ring follows later changes of the file.
 
         `clock` returns seconds. Raises ConfigError if the file cannot be read, or if keys are
         required and missing.

@@ -189,9 +189,9 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     reraise=True,
 )
 async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
-    """Return the API key of each task by its id. Retry while the proxy restarts.
+    """Register the tasks at the proxy, and return each task's API key by its id.
 
-    Raises ConfigError.
+    Retry while the proxy restarts. Raises ConfigError.
     """
     return await register_tasks(f"{proxy_url}/v1", tasks)
 

@@ -254,9 +254,10 @@ class Pipeline:
     def _limit_siblings(
         self, plan: SiblingPlan, context: GroupContext
     ) -> tuple[SiblingPlan, str | None]:
-        """Reduce a plan to as many siblings as the engine has capacity for. Return the plan, and a
-        reason slug if the request is served without training. A lead without siblings is not
-        trained, but it is sampled as it would be within a group.
+        """Reduce a plan to as many siblings as the engine has capacity for.
+
+        Return the plan, and a reason slug if the request is served without training, else None. A
+        lead without siblings is not trained, but it is sampled as it would be within a group.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,

@@ -159,9 +159,10 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Update state and reason, and the values that are not None.
+        """Update the state, the reason, and each further column whose argument is not None.
 
-        State and reason stay if the run log has set them, or if the feedback is void.
+        The state and the reason stay unchanged if the run log has set them, or if the feedback is
+        void.
         """
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
@@ -195,7 +196,7 @@ class FeedbackRows:
         return self._one(_SAME_HISTORY, place.session_id, place.asked_key, group_id)
 
     def with_baseline(self, num: int) -> list[tuple[str, str, bool]]:
-        """Return the waiting feedback of apps that have at least `num` values, oldest first.
+        """Return the waiting feedback of apps with at least `num` feedback values, oldest first.
 
         Each item has group id, feedback id, and whether the group is settled.
         """

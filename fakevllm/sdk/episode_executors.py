@@ -306,8 +306,10 @@ def _kind_of(error: Exception) -> Hashable:
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:
-    """Return whether the cause is a lost connection, whose traceback through libraries has no more
-    information."""
+    """Return whether the cause is a lost connection.
+
+    The traceback of such an error only runs through libraries and need not be logged.
+    """
     while error is not None:
         if isinstance(error, ConnectionError):
             return True

@@ -197,7 +197,8 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return the clients that the caller must close.
 
-        These are the clients that were idle for too long; after `close`, it is `client` itself.
+        Returned are the clients that were idle for too long. After `close`, only `client` itself is
+        returned.
         """
         with self._lock:
             if self._is_closed:

@@ -187,7 +187,7 @@ class KeyRing:
     """The keys that a process accepts, stored as hashes.
 
     A ring that was made without keys accepts every request, and every client is an admin. A ring
-    whose keys were all revoked accepts none.
+    whose keys were all revoked accepts no request.
     """
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
