@@ -147,7 +147,8 @@ class RunArchive:
         return [name for name in names if name not in known]
 
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
-        """Read a checkpoint's files and compare them with those that were written."""
+        """Read a checkpoint's files, and check that they have not changed since they were
+        written."""
         report = self._verify_files(checkpoint, on_read)
         if report.integrity is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)

@@ -100,7 +100,7 @@ class ServerConfig:
 
     def _refuse_unused_settings(self) -> None:
         """Raise ConfigError for settings without effect, because a user who sets them expects other
-        engines than those that run."""
+        engines than the server will run."""
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
             "--rollout-url is for --rollout vllm: add this, or leave the URL out": (

@@ -38,7 +38,7 @@ def pack(
     the group of each call. A group is not cut if it can stay whole in DFS order. Raises ValueError
     if `max_tokens` is below 1.
 
-    The denominators of a loss must be those of the whole batch, not of a piece.
+    The denominators of a loss must be computed from the whole batch, not from a piece.
 
     >>> calls = [CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4]), CallTokens.of([5], [6])]
     >>> [piece.calls for piece in pack(calls, max_tokens=4)]

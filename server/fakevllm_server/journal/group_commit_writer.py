@@ -1,7 +1,7 @@
 """The one thread that writes the journal, in group commits.
 
-Changes that arrive while a transaction is flushed to disk are written together in the next one, so
-that a thousand writers cost about as many flushes as ten.
+Changes that arrive while a transaction is flushed to disk are written together in the next
+transaction, so that a thousand writers cost about as many flushes as ten.
 
 If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile, the
 server's memory has the changes in the queue, and the file does not have them yet. None of these

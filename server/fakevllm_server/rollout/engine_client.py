@@ -334,7 +334,7 @@ async def _send_stream(
     """Send a stream to the client.
 
     If the engine fails after the status was sent, the stream ends with an error event, so that the
-    client cannot take a cut-off answer for a complete one.
+    client cannot mistake a cut-off answer for a complete answer.
     """
     await start_stream(send, status, headers)
     error = internal_error().body

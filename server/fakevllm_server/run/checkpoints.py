@@ -33,8 +33,7 @@ class CheckpointFolders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the folder contains no checkpoint, neither a complete one nor an incomplete
-        one."""
+        """Whether the folder contains no checkpoint, not even an incomplete checkpoint."""
         return not any(self._folder.glob("step-*"))
 
     def delete_except(self, names: Collection[str]) -> None:
@@ -59,7 +58,7 @@ class CheckpointFolders:
     def find(self, saved: SavedCheckpoint) -> Path:
         """Return the folder of a checkpoint, after checking its digest.
 
-        Raises OSError if the files are not those that were written.
+        Raises OSError if the files are missing or have changed since they were written.
         """
         folder = self._folder / saved.folder
         if digest(folder) != saved.digest:

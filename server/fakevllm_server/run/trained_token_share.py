@@ -73,7 +73,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """Return why a call must not be trained on, as part of a metric's name; None if it may be.
+    """Return the reason why a call must not be trained on, as part of a metric's name; None if the
+    call may be trained on.
 
     `call.untrainable` has the full text of the reason.
 

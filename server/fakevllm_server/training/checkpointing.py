@@ -1,4 +1,5 @@
-"""Save a run's checkpoints, restore the newest readable one, and delete those no longer needed.
+"""Save a run's checkpoints, restore the newest readable checkpoint, and delete checkpoints that are
+no longer needed.
 
 The trainer writes the files, `run.checkpoints` owns the folders, and the journal records which
 folders are complete.

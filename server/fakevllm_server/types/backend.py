@@ -204,7 +204,7 @@ class Trainer(Protocol):
 
         They are taken under the distribution that the tokens were sampled from: at the call's
         temperature, over each token's set of allowed tokens. This method is needed only for jobs
-        with `use_kl_in_reward`. A trainer without it refuses such a job in `boot`.
+        with `use_kl_in_reward`. A trainer without this method refuses such a job in `boot`.
         """
         ...
 

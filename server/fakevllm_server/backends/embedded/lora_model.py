@@ -1,6 +1,6 @@
 """A view of a model with adapters: a second model with the same weights and its own adapters.
 
-The view samples if adapters are trained in another type than that of the weights. Merging such
+The view samples if adapters are trained in another type than the type of the weights. Merging such
 adapters into bfloat16 weights would round them to the grid of the weights and lose everything below
 half a grid step. The view does not merge: sampler and trainer compute the same products, and the
 weights that do not train exist once.

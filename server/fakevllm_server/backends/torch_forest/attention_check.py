@@ -72,7 +72,8 @@ def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
 
 
 def check_attention(model: Any, attention: str) -> AttentionCheck:
-    """Compare the results of any method, including `rows`, with those of the model itself."""
+    """Compare the results of any attention method, including `rows`, with the results of the model
+    itself."""
     try:
         log_prob, gradient = relative_differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.

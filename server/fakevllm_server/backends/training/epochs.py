@@ -1,4 +1,4 @@
-"""Combine the metrics of a step's epochs (passes over the batch) to those of the step."""
+"""Combine the metrics of a step's epochs (passes over the batch) to the metrics of the step."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """A worker has died, or its rank is out of step with the others. Only a new start of all
-    workers helps."""
+    """A worker has died, or its rank is out of step with the others. Training can continue only
+    after all workers have been started again."""
 
 
 class WorkerGroup:

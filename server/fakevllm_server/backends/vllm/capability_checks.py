@@ -122,8 +122,8 @@ def check_logprobs(response: VllmResponse) -> CheckResult:
 
 
 def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
-    """Check that the logprobs are those of the distribution after division by the temperature, from
-    which vLLM samples.
+    """Check that the logprobs belong to the distribution from which vLLM samples, whose logits are
+    divided by the temperature.
 
     The arguments are completions of the same prompt at temperatures 1 and 2, with the top logprobs
     of the first token. The temperature divides logits, so at temperature 2 the difference of two

@@ -4,7 +4,7 @@
 
 The simulation keeps these properties of vLLM:
 
-* The logprobs are those of its policy at the requested temperature.
+* It reports the logprobs of its policy at the requested temperature.
 * The weights are the file `weights.txt` in the weights folder. The text of this file is the content
   of every answer.
 * While it is paused, the simulation samples nothing.

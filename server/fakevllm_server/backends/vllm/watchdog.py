@@ -48,7 +48,8 @@ class Watchdog:
         self._last_progress_at = now
 
     def observe(self, state: Observation) -> str | None:
-        """Return how vLLM hangs, as the predicate of a sentence, or None if it does not hang."""
+        """Add an observation. If vLLM hangs, return how it hangs, as the predicate of a sentence;
+        otherwise return None."""
         if state.is_healthy:
             self._last_healthy_at = state.at
         if state.has_progressed or state.is_paused or not state.num_running:

@@ -7,7 +7,7 @@ CallCapture.
 * The engine is asked for token ids, logprobs, weight versions and usage.
 * Fields that the app did not request are reset to null, as a plain vLLM would print them. Chunks
   that exist only because of the capture's fields are removed.
-* Ids and logprobs are those that the engine reported. They are never derived from the text.
+* Ids and logprobs are recorded as the engine reported them. They are never derived from the text.
 * A call with a missing id or logprob is recorded, but marked as untrainable. Missing values are
   never filled in.
 """

@@ -59,7 +59,8 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/get_episode_buffer")
     async def get_episode_buffer(request: Request) -> EpisodeBuffer:
-        """Return the caller's claimed episodes, or those of all clients to an admin."""
+        """Return the caller's claimed episodes. An admin gets the claimed episodes of all
+        clients."""
         caller, sees_all = caller_of(state, request.scope), is_admin(state, request.scope)
         episodes = [each for each in state.episodes.claimed if sees_all or each.owner == caller]
         base_url = str(request.base_url)

@@ -180,8 +180,8 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
-    """Combine the metrics of all pieces to those of the step. Contributions to means are added
-    up."""
+    """Combine the metrics of all pieces to the metrics of the step. Contributions to means are
+    added up."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:

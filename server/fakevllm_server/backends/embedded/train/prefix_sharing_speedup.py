@@ -1,4 +1,5 @@
-"""Measure how much faster a step's pass with shared prefixes is than the same calls one by one.
+"""Measure how much faster a forward and backward pass with shared prefixes is than passing the same
+calls one by one.
 
 The calls of one piece go forward and backward through the model twice in direct succession: once
 with shared prefixes, and once call by call, in as many passes as the token budget needs. The
