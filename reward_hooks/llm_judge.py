@@ -55,7 +55,10 @@ async def on_compute_relative_reward(
 
 
 async def judge_answers(question: str, texts: list[str]) -> list[float | None]:
-    """Return a reward per text, by one call or by one call each (MODE)."""
+    """Return a reward per text.
+
+    The judge gets all texts in one call or, if MODE is "pointwise", each text in a call of its own.
+    """
     if MODE == "pointwise":
         replies = await asyncio.gather(*(call_judge(question, [text]) for text in texts))
         return [reply[0] for reply in replies]

@@ -55,8 +55,8 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Ruling that the request is fanned out, provided that its body allows it
-    (`why_only_served`)."""
+    """Ruling that the request is fanned out, provided that `why_only_served` finds no obstacle in
+    its body."""
 
     num: int | None = None
     """Number of siblings; None: the number in the job."""
@@ -165,7 +165,7 @@ def is_sampled(subject: str, fraction: float) -> bool:
 
 
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
-    """Return why a request is served once and not trained, None where it is fanned out."""
+    """Return the reason why a request is served once and not trained; None if it is fanned out."""
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING
     if not _has_one_prompt(body):

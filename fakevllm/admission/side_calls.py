@@ -101,7 +101,7 @@ class SideCallRules:
 
 
 class SessionSummaries:
-    """Summaries of the sessions with the latest main calls, at most `max_sessions`."""
+    """Summaries of at most `max_sessions` sessions: those with the latest main calls."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
@@ -111,8 +111,11 @@ class SessionSummaries:
         return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """Record a main call. System and opening messages are those of the session's first main
-        call; `has_tools` stays True once any main call had tools."""
+        """Record a main call of a session.
+
+        The summary keeps the system and opening messages of the session's first main call. Its
+        `has_tools` stays True once any main call had tools.
+        """
         summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
         if summary is None:
@@ -158,8 +161,10 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts that may begin with a marker: the system messages, and the other message if
-    there is only one."""
+    """Return the texts that may begin with a marker.
+
+    They are the system messages, and the message of another role if there is exactly one.
+    """
     system: list[str] = []
     others: list[str] = []
     for role, text in messages_of(body):
@@ -189,9 +194,10 @@ def _quotes(body: Json, session: SessionSummary) -> bool:
     """Return whether this call is a separate conversation about the session: it quotes the
     session's opening message.
 
-    Two kinds of main calls contain that message too. A user's edited first message has the same
-    system messages as the session. A shortened session may have other system messages, for example
-    if they contain the date, but it contains answers.
+    Two kinds of main calls contain that message too, and the result for them is False. A call with
+    an edited first message has the same system messages as the session. A call that continues the
+    session with a shortened history may have other system messages, for example if they contain the
+    date, but its history contains answers.
     """
     opening = session.opening.strip()
     if len(opening) < MIN_QUOTED_CHARS or body.get("tools"):

@@ -163,8 +163,10 @@ class TaskIndex:
         return tasks[0] if result == "hit" else None
 
     def _contained_tasks(self, text: str) -> list[Task]:
-        """Return the tasks whose texts `text` contains, without those whose text is part of another
-        match."""
+        """Return the tasks whose texts `text` contains.
+
+        A task whose text is part of another matching task's text is left out.
+        """
         matches = self._texts.contained_rows(text)
         longest = [
             row for row in matches if not any(row != other and row in other for other in matches)

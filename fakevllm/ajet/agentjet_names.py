@@ -66,7 +66,7 @@ class RouterTaskReader:
     """Reads the training and validation tasks of a dataset."""
 
     def __init__(self, reader_type: str, reader_config: AjetTaskReader) -> None:
-        """Raise ValueError for reader types of AgentJet that are not supported."""
+        """Create the reader. Raises ValueError for a reader type that is not supported."""
         if reader_type != HF_REPO:
             raise ValueError(
                 f"reader_type {reader_type!r} is not supported: use {HF_REPO!r}, or a reader of "

@@ -101,8 +101,8 @@ def render_tree(
 ) -> RenderableType:
     """Return a session's tree.
 
-    Groups that continue the same answer follow it. The last of them continues at the same level,
-    and the ones before it are branches. Feedback on an answer is below the answer. `children` are
+    The groups that continue an answer are drawn after the answer: the last group at the same level,
+    the earlier groups as branches. Feedback on an answer is below the answer. `children` are
     the sessions of sub-agents, each with the group that started it.
     """
     first = groups[0]
@@ -136,8 +136,10 @@ def _add_branches(
     agents: Mapping[str | None, list[str]],
     feedback_rows: Mapping[str, list[FeedbackRecord]],
 ) -> None:
-    """Add all groups to the tree. A loop follows each conversation, because recursion along a long
-    one would be too deep; only branches nest."""
+    """Add all groups to the tree.
+
+    A loop follows each conversation, because recursion along a long conversation would be too deep.
+    """
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
     while work:
         node, last_id, turn = work.pop()

@@ -110,9 +110,10 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 
 def _group_mean(steps: Iterable[tuple[float, int]]) -> float:
-    """Return the mean over groups of the first steps that have MIN_MEAN_GROUPS groups together.
+    """Return the mean over all groups of the first steps.
 
-    Each step is its mean and its number of groups.
+    `steps` has the mean and the number of groups of each step. As many steps are used as are needed
+    for MIN_MEAN_GROUPS groups.
 
     >>> _group_mean([(1.0, 30), (0.0, 30), (0.5, 90)])
     0.5

@@ -59,7 +59,7 @@ def _checked_origins(origins: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class ProxySection(Section):
-    """The proxy's own address and files."""
+    """The section `[proxy]`: the proxy's own address and files."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
@@ -76,7 +76,7 @@ class ProxySection(Section):
 
 
 class SwarmSection(Section):
-    """The swarm server."""
+    """The section `[swarm]`: address and API key with which the proxy reaches the swarm server."""
 
     url: Annotated[str, AfterValidator(checked_server_url)] = "http://127.0.0.1:10086"
     key: str | None = Field(default=None, repr=False)
@@ -84,7 +84,7 @@ class SwarmSection(Section):
 
 
 class HooksSection(Section):
-    """The hooks."""
+    """The section `[hooks]`: the user's hook files, and the time limit of a hook call."""
 
     path: Path | None = None
     """Folder with the hook files, or one file. None means that every request is served once and not
@@ -98,15 +98,17 @@ class HooksSection(Section):
 
 
 class ModelsSection(Section):
-    """Names of models."""
+    """The section `[models]`: the names under which apps may request the served model."""
 
     aliases: tuple[str, ...] = ()
     """Names that an app may use for the served model; "*" accepts any name."""
 
 
 class DatasetSection(Section):
-    """Rows with reference answers, for the traffic of an existing app. A request belongs to the row
-    whose text it quotes."""
+    """The section `[dataset]`: tasks with reference answers for the traffic of an existing app.
+
+    A request belongs to the row of the dataset whose text the request contains.
+    """
 
     file: Path | None = None
     """JSON Lines file with one task per row."""
@@ -123,7 +125,7 @@ def _checked_removed_fields(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class LimitsSection(Section):
-    """Limits of one request, and of the number of concurrent requests."""
+    """The section `[limits]`: limits of one request, and of the number of concurrent requests."""
 
     body_bytes: int = Field(default=_DEFAULT_LIMITS.body_bytes, ge=1)
     num_headers: int = Field(default=_DEFAULT_LIMITS.num_headers, ge=1)
@@ -180,7 +182,7 @@ class Config(Section):
 
     @cached_property
     def max_siblings(self) -> int:
-        """Maximum number of bodies sampled for one request, including a greedy lead's."""
+        """Maximum number of calls to the engine for one request: its siblings and a greedy lead."""
         most = max(self.job.num_repeat, self.policy.max_siblings) + self.serves_greedy
         return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
 
@@ -252,7 +254,7 @@ class Config(Section):
         return self.proxy.key_file or self.proxy.run_dir / "keys"
 
     def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
-        """Return the key ring of the key file, which follows the file's later changes.
+        """Return the key ring of the key file. The ring follows later changes of the file.
 
         `clock` returns seconds. Raises ConfigError if the file cannot be read, or if keys are
         required and missing.
@@ -263,8 +265,12 @@ class Config(Section):
         return ring
 
     def _refuse_without_keys(self) -> None:
-        """Raise ConfigError for a key file without a valid key, for a configured file that does not
-        exist, and for no file at all if other machines or all web pages can reach the proxy."""
+        """Raise ConfigError if keys are required and there are none.
+
+        There are four cases: the key file has no valid key; the configured key file does not exist;
+        the proxy is reachable from other machines, or all web pages may use it, and there is no key
+        file.
+        """
         fix = "make one with `fakevllm keys add NAME`"
         if self.key_file.exists():
             raise ConfigError(f"The key file {self.key_file} has no valid key: {fix}.")

@@ -94,7 +94,7 @@ class SkipRule(Section):
 
 
 class PolicySection(Section):
-    """The admission policy: which requests are fanned out."""
+    """The section `[policy]`: which requests are fanned out, and into how many siblings."""
 
     sample_fraction: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
     """Fraction of sessions whose requests are fanned out."""

@@ -15,7 +15,7 @@ BASELINE_WINDOW = 200
 
 
 class RewardSection(Section):
-    """Changes of rewards after the hook's score."""
+    """The section `[reward]`: changes of rewards after the reward hook has scored the answers."""
 
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
     """Maximum reward of a sibling whose answer failed because of the model, whatever the hook's
@@ -24,7 +24,7 @@ class RewardSection(Section):
 
 
 class FeedbackSection(Section):
-    """Training from user feedback."""
+    """The section `[feedback]`: how user feedback changes rewards and becomes training samples."""
 
     window_s: float = Field(default=0.0, ge=0, le=MAX_WINDOW_S, allow_inf_nan=False)
     """Seconds for which a scored group waits for feedback on its answer; 0 means no waiting."""

@@ -49,7 +49,10 @@ class ServeRules(Section):
 
 
 class RouteRules(Section):
-    """The settings of one route that differ from those of the section. None means no difference."""
+    """The section `[serve.routes.NAME]`: settings that apply to one route only.
+
+    None means that the value of the section `[serve]` applies.
+    """
 
     policy: PolicyName | None = None
     quorum: int | None = Field(default=None, ge=1)
@@ -59,7 +62,7 @@ class RouteRules(Section):
 
 
 class ServeSection(ServeRules):
-    """The rules of all routes, and the exceptions of single routes."""
+    """The section `[serve]`: the rules for all routes, and the exceptions for single routes."""
 
     max_siblings_in_flight: int = Field(default=0, ge=0)
     """Maximum number of siblings of all requests together, without leads; 0 means no fixed
@@ -69,7 +72,7 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules of one route: its own settings, and the section's for the rest.
+        """Return the rules of one route: its own settings, completed from the section `[serve]`.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'

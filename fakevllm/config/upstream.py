@@ -42,14 +42,15 @@ def checked_server_url(text: str) -> str:
 
 
 class UpstreamSection(Section):
-    """The wait for an engine that is unavailable."""
+    """The section `[upstream]`: how long a request waits for an engine that is unavailable."""
 
     hold_s: float = Field(default=25.0, ge=0, le=3600, allow_inf_nan=False)
     """Seconds a request waits for a server that is unavailable, or whose engine is not ready."""
 
 
 class FallbackSection(Section):
-    """Another OpenAI-compatible server, which answers while the engine is unavailable."""
+    """The section `[fallback]`: another OpenAI-compatible server, which answers while the engine is
+    unavailable."""
 
     url: Annotated[str, AfterValidator(checked_http_url)] | None = None
     """URL of the fallback server, with or without `/v1`."""

@@ -189,9 +189,9 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     reraise=True,
 )
 async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
-    """Return the API key of each task by its id. Retry while the proxy restarts.
+    """Register the tasks at the proxy, and return each task's API key by its id.
 
-    Raises ConfigError.
+    Retry while the proxy restarts. Raises ConfigError.
     """
     return await register_tasks(f"{proxy_url}/v1", tasks)
 
@@ -264,9 +264,9 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
 
 
 def _require_same_kind(config: Path, job: TrainJob) -> None:
-    """Raise UserError if the run in this folder is another control or differs in lockstep.
+    """Raise UserError if the run in this folder had another value of `--control` or `--lockstep`.
 
-    A curve that mixes both kinds would mean nothing.
+    A learning curve that mixes two kinds of runs would mean nothing.
     """
     if not config.exists():
         return
@@ -282,7 +282,8 @@ def _require_same_kind(config: Path, job: TrainJob) -> None:
 def _require_same_engines(file: Path, engines: EngineChoice) -> None:
     """Raise UserError if the run in this folder used other engines.
 
-    A checkpoint fits only the trainer that wrote it, and one curve should have one sampler.
+    A checkpoint fits only the trainer that wrote it, and all points of a learning curve should come
+    from the same rollout engine.
     """
     if file.exists():
         before = EngineChoice(**json.loads(file.read_text()))

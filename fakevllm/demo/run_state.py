@@ -54,7 +54,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The step that is being collected; 1 while it is unknown."""
+        """The number of the step that is being collected; 1 while the number is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
     @property

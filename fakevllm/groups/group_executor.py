@@ -202,8 +202,10 @@ class GroupExecutor:
         self._execute(self._scheduler.lead_began())
 
     async def _refuse(self, error: WireError) -> None:
-        """Send the fallback's answer if there is one, else `error`. The fallback's answer is not a
-        sibling."""
+        """Send the fallback's answer to the app, or `error` if there is no such answer.
+
+        The fallback's answer is not a sibling.
+        """
         try:
             self._fallback_reply = await self._services.sampler.retry_handler.use_fallback(
                 self._request, self._app, error

@@ -93,8 +93,8 @@ class GroupDraft:
     def place(self) -> Place | None:
         """Return the request's place in its session.
 
-        The place is computed at the first call. The last chance is the record, which is made when
-        the app has its answer.
+        The place is computed at the first call, at the latest when the record is made after the
+        app's answer. None if the request has no placement.
         """
         if self.placement is None:
             return None
@@ -103,8 +103,11 @@ class GroupDraft:
         return self.placement.place(is_side=is_side)
 
     def stream_began(self, engine_id: str | None) -> None:
-        """Announce the answer's id when the app has read the first part of a stream: the app can
-        already send feedback. `engine_id` is the engine's id of the answer."""
+        """Record the answer's id, and pass it to `on_answer_id`.
+
+        Call this when the first part of a stream has been sent, because the app can send feedback
+        from then on. `engine_id` is the engine's id of the answer.
+        """
         answer_id = self.request.response_id or engine_id
         if answer_id is not None and self.answer_id is None:
             self._announce_answer(answer_id)
@@ -215,7 +218,10 @@ class GroupDraft:
 
     @property
     def _is_cut(self) -> bool:
-        """Return whether the app disconnected early and no resend has got the answer since."""
+        """Return whether the app disconnected before it had the whole answer.
+
+        False if a resend has got the answer since.
+        """
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 

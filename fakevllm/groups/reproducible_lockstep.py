@@ -37,8 +37,10 @@ def seed_of(run_seed: int, row: str, nth: int) -> int:
 
 
 def is_idle(status: EngineStatusReply | None) -> bool:
-    """Return whether no training step is in progress or due. A server that is unreachable, or that
-    trains nothing, counts as idle."""
+    """Return whether the server is idle: no training step is in progress or due.
+
+    A server that is unreachable, off or booting counts as idle.
+    """
     if status is None:
         return True
     if status.engine_status is EngineStatus.ROLLING:

@@ -160,7 +160,7 @@ class Pipeline:
         return is_answered
 
     def _track_task(self) -> asyncio.Task[Any]:
-        """Return the current task, after adding it to those that `close` cancels."""
+        """Add the current task to the tasks that `close` cancels, and return it."""
         task = asyncio.current_task()
         assert task is not None
         self._request_tasks.add(task)
@@ -254,9 +254,10 @@ class Pipeline:
     def _limit_siblings(
         self, plan: SiblingPlan, context: GroupContext
     ) -> tuple[SiblingPlan, str | None]:
-        """Reduce a plan to as many siblings as the engine has capacity for. Return the plan, and a
-        reason slug if the request is served without training. A lead without siblings is not
-        trained, but it is sampled as it would be within a group.
+        """Reduce a plan to as many siblings as the engine has capacity for.
+
+        Return the plan, and a reason slug if the request is served without training, else None. A
+        lead without siblings is not trained, but it is sampled as it would be within a group.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,

@@ -119,8 +119,10 @@ class ResendCache:
             self._attempts.connection_lost(entry, received_at)
 
     def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """Return the entry that a request resends, or None for a new request. `scope` is the ASGI
-        scope of the request's connection."""
+        """Return the entry of the request that this one resends; None for a new request.
+
+        `scope` is the ASGI scope of the request's connection.
+        """
         entry = self._attempts.find(identity, self._now())
         if entry is not None:
             _watch(scope, partial(self._connection_reset, entry))
@@ -212,7 +214,7 @@ class ResendCache:
             self.client_disconnected(entry)
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
-        """Take back a delivery if its connection is reset soon after the last byte.
+        """Record a delivery as failed if its connection is reset soon after the last byte.
 
         A client that closes its socket with unread data resets the connection. A client that has
         read everything does not, except for clients that stop in the middle of a stream because

@@ -60,7 +60,7 @@ class RequestAttempts(Generic[T]):
         return bool(key) and key == self.identity.idempotency_key
 
     def conflicts_with(self, identity: RequestIdentity) -> bool:
-        """Return whether both have an idempotency key, and the keys differ."""
+        """Return whether this request and `identity` have idempotency keys that differ."""
         own, other = self.identity.idempotency_key, identity.idempotency_key
         return bool(own and other) and own != other
 

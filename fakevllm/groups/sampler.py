@@ -29,7 +29,7 @@ class Sampler:
         """Return the complete answer of one sibling, or the reply or error in its place.
 
         Nothing is sent to the app. If the engine is crowded because of the proxy's own siblings, a
-        lead waits and is retried; a sibling is not.
+        lead waits and is retried; any other sibling is not retried.
         """
         last = SiblingResult(index)
         sibling_limit = self.retry_handler.sibling_limit

@@ -22,7 +22,9 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Return the rewards of siblings that have answered, in the order of `results`.
+    """Call the reward hook, and return the rewards of siblings that have answered.
+
+    The rewards are in the order of `results`.
 
     An answer that the engine broke off is not passed to the hook and has no reward. An answer that
     the model itself cut off or garbled gets at most `failure_floor`.
@@ -41,8 +43,11 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Return the outcome for all `num` siblings. `positions` are the positions of the scored
-    siblings."""
+    """Return the outcome for all `num` siblings, of which only some were passed to the hook.
+
+    `outcome` has the scored siblings only, and `positions` their positions among all siblings. All
+    other siblings get the reward None.
+    """
     rewards: list[float | None] = [None] * num
     annotations: list[Json] = [{} for _ in range(num)]
     for position, annotation in zip(positions, outcome.annotations, strict=False):

@@ -127,7 +127,7 @@ class GroupScheduler:
     # --- events
 
     def begin(self) -> list[Decision]:
-        """Return the decisions that start the group."""
+        """Start the group: relay the lead if it can be relayed, else start all siblings."""
         if self._is_relayed:
             self.app = AppState.RELAYED
             self._unstarted.discard(0)
@@ -136,7 +136,10 @@ class GroupScheduler:
         return self._start()
 
     def lead_began(self) -> list[Decision]:
-        """Handle the first token of a relayed lead: its prompt is in the engine's prefix cache."""
+        """Start the siblings when the first token of a relayed lead arrives.
+
+        From then on, the prompt is in the engine's prefix cache.
+        """
         return self._start() if self._is_relayed and not self.is_over else []
 
     def sibling_finished(self, index: int, outcome: SiblingOutcome) -> list[Decision]:
@@ -164,7 +167,7 @@ class GroupScheduler:
         return self._advance()
 
     def deadline_passed(self) -> list[Decision]:
-        """Handle the deadline: from now on one answer is a quorum."""
+        """Handle the deadline: from now on, a single answer is enough to answer the app."""
         self._quorum = 1
         return self._advance()
 
@@ -232,8 +235,11 @@ class GroupScheduler:
         return [*self._cancel(), *self._settle()]
 
     def _on_lead_refused(self) -> list[Decision]:
-        """Send the lead's error without waiting for the siblings: an engine that refuses one
-        sibling as a bad request refuses all of them."""
+        """Cancel the siblings and send the lead's error to the app.
+
+        The siblings are not awaited, because an engine that refuses one sibling as a bad request
+        refuses all of them.
+        """
         self._answered.clear()
         self._servable.clear()
         self._scoring = None

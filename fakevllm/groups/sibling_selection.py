@@ -85,8 +85,9 @@ def best_sibling(
     rng: random.Random,
     served: int | None,
 ) -> int | None:
-    """Return the sibling with the highest reward, or None without rewards. Among tied siblings it
-    is the served one, or else a random one.
+    """Return the sibling with the highest reward, or None if there are no rewards.
+
+    If several siblings tie, return the served sibling if it is among them, else a random one.
 
     >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2
@@ -159,8 +160,10 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
 def with_floor(
     rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
 ) -> list[float | None]:
-    """Return the rewards with every failed answer at `floor`, or at the lowest reward of the other
-    answers if that is lower. A `floor` of None changes nothing.
+    """Return the rewards, with a low reward for every failed answer.
+
+    That reward is `floor`, or the lowest reward of the other answers if that is lower. If `floor`
+    is None, the rewards stay unchanged.
 
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]

@@ -129,10 +129,10 @@ class HookProcess:
         self.is_async = loaded["is_async"]
 
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
-        """Run a hook and return its reply, or a LostCall with the reason.
+        """Run a hook and return its reply, or a LostCall if the process ends before it replies.
 
-        After `limit_s` seconds the process is killed. The reason then names `timeout_s`, the limit
-        that the user configured.
+        After `limit_s` seconds the process is killed. The LostCall's reason then names `timeout_s`,
+        the limit that the user configured.
         """
         call_id = next(self._ids)
         if self.is_dead:

@@ -196,7 +196,10 @@ class _HookCall:
     """One call of one hook, and the reply to the proxy."""
 
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
-        """`printed_errors` has type and location of each error whose traceback was printed."""
+        """Prepare the call.
+
+        `printed_errors` has the type and location of each error whose traceback was printed.
+        """
         self._call = call
         self._printed_errors = printed_errors
         self._hooks = hooks
@@ -219,7 +222,7 @@ class _HookCall:
         return self._hooks.reward(*arguments[: self._hooks.reward_arity])
 
     def returned(self, value: object) -> Json:
-        """Return the reply for a hook that returned this value. The value is checked."""
+        """Check the value that a hook returned, and return the reply: the value or a failure."""
         if self._call["kind"] == "submit":
             plan = read_plan(value)
             if isinstance(plan, HookFailure):
@@ -246,7 +249,10 @@ class _HookCall:
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Return a reply without a result; `reason` is None if a result is added to it."""
+        """Return a reply without a result.
+
+        `reason` is the reason of the failure; None if the caller adds a result to the reply.
+        """
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
             "id": self._call["id"],

@@ -51,7 +51,7 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """Feedback on an answer that an app got, or the request that followed the answer.
+    """Explicit feedback on an answer that an app got, or a request that followed the answer.
 
     >>> Feedback(kind="feedback", request_id="g1", answer={"content": "7"}, thumbs="up").thumbs
     'up'

@@ -118,8 +118,8 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 def _in_loss(entry: LogEntry) -> list[str]:
     """Return the ids of the step's groups that were in the loss.
 
-    An entry that was rewritten from a checkpoint has no metrics and names no siblings. All its
-    groups count.
+    These are the groups with trained siblings. An entry that was rewritten from a checkpoint has no
+    metrics and names no siblings; then all groups of the entry are returned.
     """
     return [group.group_id for group in entry.groups if group.siblings or not entry.metrics]
 
@@ -129,7 +129,7 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return group id and feedback id of each id that belongs to a sample."""
+    """Return the group id and the feedback id of each sample. Ids of groups are left out."""
     samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -159,9 +159,10 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Update state and reason, and the values that are not None.
+        """Update the state, the reason, and each further column whose argument is not None.
 
-        State and reason stay if the run log has set them, or if the feedback is void.
+        The state and the reason stay unchanged if the run log has set them, or if the feedback is
+        void.
         """
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
@@ -179,14 +180,14 @@ class FeedbackRows:
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
-        """Return the app's latest group with this answer id or this group id."""
+        """Return the id of the app's latest group whose answer id or group id is `answer_id`."""
         return self._one(_FIND_GROUP, answer_id, app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
         """Return the group about whose answer the request `group_id` is implicit feedback.
 
         For a regeneration, this is the latest other group with the same history. For any other
-        request that begins a new turn, it is the parent.
+        request that begins a new turn, it is the group whose answer the request continues.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)
@@ -195,7 +196,7 @@ class FeedbackRows:
         return self._one(_SAME_HISTORY, place.session_id, place.asked_key, group_id)
 
     def with_baseline(self, num: int) -> list[tuple[str, str, bool]]:
-        """Return the waiting feedback of apps that have at least `num` values, oldest first.
+        """Return the waiting feedback of apps with at least `num` feedback values, oldest first.
 
         Each item has group id, feedback id, and whether the group is settled.
         """

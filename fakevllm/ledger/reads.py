@@ -90,7 +90,10 @@ class CallReads:
         self._read_engine = read_engine
 
     def group_ids(self, prefix: str) -> list[str]:
-        """Return at most MAX_MATCHES ids of groups that begin with `prefix`; an equal id first."""
+        """Return at most MAX_MATCHES ids of groups that begin with `prefix`.
+
+        An id that equals `prefix` comes first.
+        """
         with self._read_engine.connect() as db:
             return list(db.exec_driver_sql(_WITH_PREFIX, (prefix, MAX_MATCHES)).scalars())
 
@@ -110,7 +113,7 @@ class CallReads:
 
 
 def call_from_row(row: Row[Any]) -> CapturedCall:
-    """Return a row of `calls` as the wire has it, its arrays in base64."""
+    """Return a row of `calls` as a CapturedCall of the swarm protocol, with arrays in base64."""
     return CapturedCall(
         prompt_ids=b64encode(row.prompt_ids).decode(),
         response_ids=b64encode(row.response_ids).decode(),

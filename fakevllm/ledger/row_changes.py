@@ -188,8 +188,10 @@ def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
 
 
 def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
-    """Return the rows of a trained group. The advantages are None if the server is older than they
-    are."""
+    """Return advantage, group id and sibling index for each trained sibling of a group.
+
+    The advantage is None if the server is too old to report advantages.
+    """
     pairs = itertools.zip_longest(group.siblings, group.advantages[: len(group.siblings)])
     return [(advantage, group.group_id, index) for index, advantage in pairs]
 

@@ -1,4 +1,4 @@
-"""Queries about sessions: to restore the session tree, to list sessions, to find follow-ups.
+"""Queries that restore the session tree, list sessions, and find requests that follow an answer.
 
 Reads block, so call them off the event loop.
 """
@@ -121,7 +121,7 @@ class SessionReads:
         self._read_engine = read_engine
 
     def latest_requests(self, limit: int) -> list[PlacedRequest]:
-        """Return the latest requests that have a place, oldest first."""
+        """Return the latest requests that have a place in a session, oldest first."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_PLACED, (limit,)).all()
         return [
@@ -155,13 +155,18 @@ class SessionReads:
             return [SessionGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
 
     def children(self, session_id: str) -> list[tuple[str, str | None]]:
-        """Return the sessions that this one started, each with the group that started it."""
+        """Return the sessions of sub-agents that this session started.
+
+        Each comes with the group that started it.
+        """
         with self._read_engine.connect() as db:
             return [(row[0], row[1]) for row in db.exec_driver_sql(_CHILDREN, (session_id,))]
 
     def ids_with_prefix(self, prefix: str) -> list[str]:
-        """Return ids of sessions that begin with `prefix`. Two ids show that it is ambiguous, so
-        there are never more."""
+        """Return at most two ids of sessions that begin with `prefix`.
+
+        Two ids are enough to show that the prefix is ambiguous.
+        """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_PREFIX, (prefix, prefix + "\x7f")).all()
         return [row[0] for row in rows]

@@ -142,14 +142,15 @@ class Ledger:
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Wait until every earlier change is written or dropped; return False at the timeout.
 
-        The receipt of a change then says which of the two happened. Uses no thread.
+        After that, the receipt of a change says whether it was written or dropped. Uses no thread.
         """
         return await self._writer.flush(timeout_s)
 
     async def is_written(self, *receipts: WriteReceipt, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Flush, then return whether each of these changes is in the file.
 
-        Other changes of the same flush do not count. The receipt of a dropped change has the error.
+        Return False also at the timeout. Other changes that are flushed with these do not affect
+        the result. The receipt of a dropped change has the error.
         """
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
@@ -201,8 +202,8 @@ class Ledger:
     def curve(self, run_id: str) -> list[StepRow]:
         """Return the learning curve of one run, in the order of the steps.
 
-        A group counts in the step that trained it, or else in the step in which it ended. Groups
-        whose rewards are all equal count too.
+        A group counts in the step that trained it. A group that was not trained counts in the step
+        during which it ended. Groups whose rewards are all equal count too.
         """
         with self._read_engine.connect() as db:
             return [StepRow(*row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
@@ -216,13 +217,13 @@ class Ledger:
     def untrained(self) -> dict[str, int]:
         """Return the number of groups that were not trained, by the slug of the reason.
 
-        What follows the colon of a reason differs from group to group, and is left out.
+        The detail after the colon of a reason differs from group to group, and is left out.
         """
         with self._read_engine.connect() as db:
             return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
 
     def failures(self) -> dict[str, int]:
-        """Return the number of siblings that are no usable answer, by the slug of the failure."""
+        """Return the number of siblings without a usable answer, by the slug of the failure."""
         with self._read_engine.connect() as db:
             return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
 
@@ -243,9 +244,10 @@ class Ledger:
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
-        """Return the latest request of that app whose answer has this response id.
+        """Return the latest request of an app whose answer has this response id.
 
-        An app may choose the id itself, and may choose it twice.
+        `app_key` is the fingerprint of the app's API key. An app may choose the id itself, and may
+        choose the same id twice.
         """
         with self._read_engine.connect() as db:
             row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()

@@ -20,7 +20,8 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    The answer of a group that is recorded only now is part of its `GroupRecord` instead.
+    An answer whose app is known to have disconnected when its group is recorded is part of the
+    `GroupRecord` instead. `keep` stores answers whose delivery turns out later to have failed.
     """
 
     def __init__(

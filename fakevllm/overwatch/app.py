@@ -96,7 +96,10 @@ class OverwatchApp(App[None]):
         self._draw()
 
     def _draw(self) -> None:
-        """Draw the snapshot, unless the screen is being closed: a poll may end as late as that."""
+        """Draw the snapshot, unless the screen is being closed.
+
+        A poll may end, and call this method, after the screen has begun to close.
+        """
         if self._snapshot is not None and self._picture.is_attached and self.is_running:
             width = max(1, self.size.width - SCROLL_BAR_COLUMNS)
             self._picture.update(render_snapshot(self._snapshot, width))

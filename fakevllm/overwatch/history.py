@@ -113,7 +113,9 @@ def _append_line(lines: list[LogLine], line: LogLine | None) -> None:
 
 
 def describe_entry(entry: LogEntry) -> LogLine | None:
-    """Return an entry of the run log as a line of text; None if the screen does not show its kind.
+    """Return an entry of the run log as a line of text.
+
+    None if the screen does not show entries of this kind.
 
     >>> reasons = {"a": "stale: old", "b": "stale"}
     >>> describe_entry(LogEntry(seq=1, kind="dropped", step=2, reasons=reasons))

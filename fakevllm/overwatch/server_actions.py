@@ -62,7 +62,7 @@ def _drain() -> ServerCall[str]:
     """Pause claims, wait until no episode runs and no step is due, then stop the engine.
 
     Any client may cancel the drain by resuming claims, and may finish it early by stopping the
-    engine. If the server does not answer, it is polled again: its claims stay paused meanwhile.
+    engine. A server that does not answer is polled until it does, because its claims stay paused.
     """
     yield from _post("/pause_claims")
     backoff = Backoff(None, DRAIN_POLL_INTERVAL_S)

@@ -62,7 +62,8 @@ async def _follow(url: str, key: str | None, capacity: asyncio.Event) -> None:
 async def _status(http: aiohttp.ClientSession, url: str) -> EngineStatusReply | None:
     """Return the engine's status, or None if the proxy does not answer.
 
-    The rows do not wait then: each finds out by itself, and retries.
+    While the proxy does not answer, rows do not wait for capacity: each row is sent, fails to
+    connect, and is retried.
     """
     try:
         async with http.get(url) as answer:

@@ -42,8 +42,8 @@ async def play(
 ) -> AsyncIterator[RowResult]:
     """Yield the results of the rows in the order in which they end.
 
-    `rows` may be endless: at most `concurrency` rows are taken from it in advance. A row starts
-    only while `capacity` is set.
+    At most `concurrency` rows run at a time, and no further row is taken from `rows`, which may be
+    endless. A row starts only while `capacity` is set.
     """
     source = iter(rows)
     running: set[asyncio.Task[RowResult]] = set()

@@ -55,7 +55,9 @@ class EngineChoice:
     def resolve(
         backend: str, rollout: str | None = None, trainer: str | None = None
     ) -> EngineChoice:
-        """Return the engines of `backend`, with `rollout` and `trainer` in place of its halves.
+        """Return the engines of `backend`.
+
+        `rollout` replaces its rollout engine, and `trainer` its trainer, unless they are None.
 
         Raises UserError for an unknown name, and for the fake engine mixed with another one.
         """

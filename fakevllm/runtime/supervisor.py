@@ -111,9 +111,9 @@ async def supervise(
 ) -> AsyncGenerator[None]:
     """Keep the processes running while the block runs.
 
-    The processes are stopped in reverse order, one after the other, so that what a later process
-    still sends reaches the earlier ones. Raises FakevllmError, and ends the block, when a process
-    does not stay up.
+    The processes are stopped in reverse order, one after the other, so that an earlier process
+    still receives everything that a later process sends while it stops. Raises FakevllmError, and
+    ends the block, when a process does not stay up.
     """
     body = asyncio.current_task()
     assert body is not None

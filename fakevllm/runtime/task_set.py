@@ -13,11 +13,11 @@ class TaskSet:
     """A set of running tasks that nobody awaits.
 
     The event loop holds only weak references to tasks, so the set holds strong ones. The number of
-    tasks has no limit of its own: whatever starts the tasks must bound it. Call `close()` last.
+    tasks has no limit here: the code that starts the tasks must bound it. Call `close()` last.
     """
 
     def __init__(self, log: logging.Logger, failure_message: str) -> None:
-        """`failure_message` is logged, with the traceback, for a task that raised."""
+        """Create an empty set. If a task raises, `failure_message` is logged with the traceback."""
         self._log = log
         self._failure_message = failure_message
         self._running: set[asyncio.Task[None]] = set()

@@ -1,6 +1,6 @@
 """The client of a swarm server for threads. `async_client` has the same client for an event loop.
 
-What both send is in `engine_calls` and `episode_calls`.
+`engine_control` and `episode_calls` define the requests of both clients.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SwarmClient:
         self._run(engine_control.sync_job(job))
 
     def get_train_config(self) -> TrainJob | None:
-        """Return the server's job; None if it has none, or one that this client cannot parse."""
+        """Return the server's job; None if the server has no job or this client cannot parse it."""
         return self._run(engine_control.train_config())
 
     def start_engine(self, timeout_s: float | None = None) -> None:
@@ -168,8 +168,9 @@ class SwarmClient:
     ) -> None:
         """End the episode, and return once the server has the output on disk.
 
-        From then on it is trained exactly once, even if processes crash. Raises EpisodeLost if the
-        claim is no longer this client's, ValueError for a reward that is not one finite number.
+        After the return, the episode is trained exactly once, even if processes crash. Raises
+        EpisodeLost if the claim is no longer this client's, and ValueError if the reward is not one
+        finite number.
         """
         self._run(
             episode_calls.end(
@@ -245,12 +246,13 @@ class SwarmClient:
             return []
 
     def agree_sync_weight(self) -> bool:
-        """Agree to the training step, and wait until it begins; for jobs whose clients end a batch.
+        """Agree to the training step, and wait until it begins.
 
-        Returns False if the agreement was not accepted because the engine does not collect or
-        another client's step came first, and if the engine goes off. Raises SwarmError if the
-        agreement is refused for ten minutes, for example because this client has ended no episode
-        since the last step.
+        Use this method if the clients decide when a batch is complete. Returns True if the server
+        accepted the agreement and the batch has ended. Returns False in three cases: the engine
+        does not collect a batch, a step began without this client's agreement, or the engine goes
+        off. Raises SwarmError if the agreement is refused for ten minutes, for example because this
+        client has ended no episode since the last step.
         """
         return self._run(engine_control.agree(self.client_uuid))
 

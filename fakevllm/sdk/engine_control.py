@@ -82,7 +82,7 @@ def sync_job(job: TrainJob) -> ServerCall[None]:
 
 
 def train_config() -> ServerCall[TrainJob | None]:
-    """Return the server's job; None if it has none, or one that this client cannot parse."""
+    """Return the server's job; None if the server has no job or this client cannot parse it."""
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     try:
         return TrainJob.model_validate(reply.content) if reply.status == 200 else None
@@ -93,8 +93,8 @@ def train_config() -> ServerCall[TrainJob | None]:
 def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
     """Start the engine, and return its status once it serves requests.
 
-    Raises SwarmError with the reason if it does not come up, and ServerUnreachable if that takes
-    longer than `timeout_s`.
+    Raises SwarmError with the reason if the engine cannot be started, and ServerUnreachable if the
+    start takes longer than `timeout_s`.
     """
     backoff = Backoff(timeout_s)
     # The server replies once the engine boots: an engine that is off after that was refused.
@@ -202,7 +202,7 @@ def _warn_of_differences(job: TrainJob) -> ServerCall[None]:
 
 
 def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
-    """Return one text per setting that this client set and the server's job has otherwise.
+    """Return one text per setting that this client set and that differs in the server's job.
 
     `reply` is the reply of `/get_train_config`. Settings that the client left alone are ignored.
     """

@@ -159,8 +159,10 @@ class OpenClaims:
         self._pid = os.getpid()
 
     def open(self, begin: Callable[[], tuple[str, EpisodeAccess]]) -> tuple[str, EpisodeAccess]:
-        """Call `begin`, and keep its claim until `release`. Raises ClientClosed after
-        `abort_all`."""
+        """Call `begin`, return its claim, and count the claim as open until `release`.
+
+        Raises ClientClosed after `abort_all`.
+        """
         with self._changed:
             if self._is_closed:
                 raise ClientClosed("The client is closed.")
@@ -180,8 +182,8 @@ class OpenClaims:
     def abort_all(self) -> None:
         """Abort all open claims, and refuse new ones. Never raises.
 
-        Otherwise the server would wait until each claim expires, and a script that is edited and
-        started again would wait with it.
+        Claims that are not aborted block the server until they expire, and a script that is edited
+        and started again would have to wait as well.
         """
         if os.getpid() != self._pid:  # the end of a forked process is not its parent's
             return
@@ -206,7 +208,7 @@ def _output(
     metadata: dict[str, Any] | None,
     log_metrics: dict[str, float | list[float]] | None,
 ) -> WorkflowOutput:
-    """Return the output. Raises ValueError in one line."""
+    """Return the values as a WorkflowOutput. Raises ValueError, in one line, for invalid ones."""
     return types.WorkflowOutput(
         reward=reward,
         is_success=is_success,

@@ -71,8 +71,9 @@ def begin(
 ) -> ServerCall[Claim]:
     """Claim an episode, and wait without a time limit until the server grants one.
 
-    The wait is for the engine, for a free episode and, with a policy, for this task's turn. An
-    idempotency key makes it safe to send the claim again when its reply was lost.
+    The server grants a claim when its engine is ready, an episode is free and, with a throttle
+    policy, it is this task's turn. An idempotency key makes it safe to send the claim again after
+    its reply was lost.
 
     Raises SwarmServerOfflineError if the engine is off and was on before (`has_seen_engine`, or
     seen during the wait): a restarted server connects to its engine before it answers, so an engine
@@ -116,8 +117,8 @@ def end(
 ) -> ServerCall[None]:
     """End the episode, and return once the server has its output on disk.
 
-    The same request is sent until then, for END_RETRY_S. Raises ValueError for an output that
-    cannot be trained, EpisodeLost, SwarmError.
+    After transient errors the same request is sent again, for at most END_RETRY_S. Raises
+    ValueError for an output that cannot be trained, EpisodeLost, SwarmError.
     """
     check_output(task, output)
     sent_output = output.model_copy(

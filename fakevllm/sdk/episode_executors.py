@@ -117,7 +117,7 @@ class PeriodicDrainThreadPoolExecutor:
     def drain(self) -> list[Any]:
         """Wait for the current window, and return the results of the calls that succeeded.
 
-        The errors of the others are logged.
+        The errors of calls that failed are logged.
         """
         window, self._window = self._window, []
         self._wait_for(window)
@@ -306,8 +306,10 @@ def _kind_of(error: Exception) -> Hashable:
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:
-    """Return whether the cause is a lost connection, whose traceback through libraries has no more
-    information."""
+    """Return whether the cause is a lost connection.
+
+    The traceback of such an error only runs through libraries and need not be logged.
+    """
     while error is not None:
         if isinstance(error, ConnectionError):
             return True

@@ -52,8 +52,8 @@ class HttpDriver:
 
     Each request has an HTTP client of its own while it runs. In a shared pool, httpcore closes
     connections that look idle (too many, too old) while it hands them to another request, which
-    then fails with `Bad file descriptor` or hangs until its timeout; and each request looks at
-    every connection.
+    then fails with `Bad file descriptor` or hangs until its timeout. A shared pool is also slow,
+    because each request examines every connection.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -197,7 +197,8 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return the clients that the caller must close.
 
-        These are the clients that were idle for too long; after `close`, it is `client` itself.
+        Returned are the clients that were idle for too long. After `close`, only `client` itself is
+        returned.
         """
         with self._lock:
             if self._is_closed:
@@ -247,7 +248,8 @@ class WaitLog:
 def bare_url(url: str) -> str:
     """Return a server's URL without credentials.
 
-    An episode has a key of its own, and others may read messages that contain the URL.
+    An agent uses the episode's own key, and error messages with the URL may be read by people who
+    must not know the client's key.
     """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 

@@ -47,9 +47,10 @@ def episodes_together(
     """Claim an episode of each server for one run of an agent. All of them end, or all are aborted.
 
     `Episode.end` only stores the output. When the block is left, each server first confirms that
-    its claim is still valid, and then each output is sent. All episodes are aborted if the block
-    raises, if an episode has no output, or if a claim is lost (EpisodeLost). In one case the
-    others have ended already: when a server loses its claim between the confirmation and the end.
+    its claim is still valid, and then the outputs are sent one after the other. All episodes are
+    aborted if the block raises, if an episode has no output, or if a claim is lost (EpisodeLost).
+    There is one exception: if a claim is lost after its confirmation, the episodes whose outputs
+    were sent before have ended and cannot be aborted.
     """
     outputs: dict[str, WorkflowOutput] = {}
     with contextlib.ExitStack() as claims:
@@ -73,7 +74,7 @@ def _begin(
     outputs: dict[str, WorkflowOutput],
 ) -> Episode:
     """Claim an episode, and abort it when `claims` is closed. An abort does not change an episode
-    that has ended by then."""
+    that has already ended."""
     uuid, access = client.open_claims.open(lambda: client.begin_episode(idle_limit_s))
     claims.callback(client.open_claims.release, uuid)
     claims.callback(client.abort_episode, uuid)

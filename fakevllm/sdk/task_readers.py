@@ -36,7 +36,7 @@ class JsonlReader(TaskReader):
     """Tasks from a JSON Lines file: `field` becomes the query, and all fields the metadata."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Raise ConfigError for a file that cannot be read or has no such field."""
+        """Read the file. Raises ConfigError if it cannot be read or its rows have no such field."""
         self._tasks = read_tasks(Path(path), field)
 
     def __iter__(self) -> Iterator[Task]:
@@ -47,7 +47,7 @@ class CsvReader(TaskReader):
     """Tasks from a CSV file whose first line has the column names."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Raise ConfigError for a file that cannot be read or has no such column."""
+        """Read the file. Raises ConfigError if it cannot be read or has no such column."""
         self._field = field
         try:
             raw = Path(path).read_bytes()
@@ -72,7 +72,11 @@ class HfReader(TaskReader):
     def __init__(
         self, path: str, field: str = "question", split: str = "train", name: str | None = None
     ) -> None:
-        """Raise ConfigError if the package is not installed, or if there is no such dataset."""
+        """Load the dataset.
+
+        Raises ConfigError if the package `datasets` is not installed, if the dataset cannot be
+        loaded, or if it has no column `field`.
+        """
         try:
             datasets: Any = import_module("datasets")
         except ImportError:
@@ -120,9 +124,10 @@ class RouterReader(TaskReader):
     def __init__(
         self, readers: Mapping[str, TaskReader], shares: Mapping[str, float] | None = None
     ) -> None:
-        """`shares` maps the readers' names to weights; None: equal weights.
+        """Combine the readers. `shares` maps each reader's name to its share; None: equal shares.
 
-        Raises ValueError if the names differ, or if a share is not above 0.
+        Raises ValueError if `shares` and `readers` have different names, or if a share is not above
+        0.
         """
         self._readers = dict(readers)
         self._shares = dict(shares) if shares is not None else dict.fromkeys(readers, 1.0)

@@ -41,7 +41,7 @@ class SwarmError(RuntimeError):
 
 
 class ServerUnreachable(SwarmError):
-    """No server answered in time. It may have processed the request."""
+    """No server answered in time. The server may have processed the request nevertheless."""
 
 
 class SwarmServerOfflineError(SwarmError):

@@ -121,7 +121,7 @@ class SessionLookup:
         return LookupResult(quoted, Evidence.QUOTE)
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
-        """Return the last served answer that the request names by a response id or a call id."""
+        """Return the last served answer that the request refers to by a response or call id."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -156,10 +156,11 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Return the longest prefix, beyond message `after`, that equals an earlier history.
+        """Return the longest prefix that ends after message `after` and equals an earlier history.
 
-        Without a session, two more conditions must hold: the next message must be an answer, which
-        the app has reworded, and only one session may be possible.
+        Without a session, three more conditions must hold. The message after the prefix is an
+        answer, which the app has reworded. The earlier group has no continuation. All groups that
+        match belong to the same session.
         """
         messages = request.history.messages
         by_history = self._index.by_history
@@ -212,7 +213,10 @@ class SessionLookup:
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question the text quotes, preferably with its answer."""
+        """Return the session whose question the request's text quotes.
+
+        A session whose answer is quoted too is preferred.
+        """
         text = padded(request.history.user_text)
         best: tuple[int, SessionNode] | None = None
         for session in self._recent(request):
@@ -260,13 +264,19 @@ def _is_possible(group: GroupNode, request: IncomingRequest) -> bool:
 
 
 def _is_same_user(session: SessionNode, hints: Hints) -> bool:
-    """Return False if the session's user and the request's user are known and differ."""
+    """Return whether the session and the request may belong to the same user.
+
+    The result is False only if both users are known and differ.
+    """
     return not (session.user and hints.user) or session.user == hints.user
 
 
 def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, bool]:
-    """Return a sort key for groups with equal histories: same cache key, same system prompt, and
-    no continuation yet."""
+    """Return a sort key for groups with equal histories; the largest key is the most likely parent.
+
+    The key consists of three conditions, the most important first: the cache keys are equal, the
+    system prompts are equal, and the group has no continuation yet.
+    """
     cache_key = request.hints.cache_key
     return (
         bool(cache_key) and group.session.cache_key == cache_key,

@@ -152,14 +152,17 @@ def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
 
 @lru_cache(1024)
 def scope_key(scope: str) -> bytes:
-    """Return the key of the empty history in this scope."""
+    """Return the key of the empty history in a scope. Histories of two scopes never match."""
     return _key(scope)
 
 
 def normalize_message(
     history_key: bytes, message: Json, previous_role: str = ""
 ) -> NormalizedMessage | None:
-    """Return a message after the history with this key; None if the message is empty."""
+    """Return the normalized message, with the key of the history that ends with this message.
+
+    `history_key` is the key of the history before the message. None if the message is empty.
+    """
     role = _ROLES.get(str(message.get("role")), "user")
     text = _text(message)
     calls = _calls(message) if role == "assistant" else ()
@@ -309,7 +312,11 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts with their answers, at which new prompts are cut."""
+    """The lengths of the latest prompts, each with its answer.
+
+    A new prompt is cut at these lengths, to find out whether it begins with an earlier prompt and
+    its answer.
+    """
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=NUM_ENDS)
@@ -317,8 +324,8 @@ class PromptEnds:
     def history_of(self, prompt: str, scope: str) -> MessageHistory:
         """Return a prompt as a history.
 
-        The history has one message per known length, whether or not the prompt had an answer there,
-        and a last message for the whole prompt.
+        The prompt is cut at each known length. The history has one message per cut, whether or not
+        an answer ends there, and a last message for the whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -347,7 +354,10 @@ class PromptHash:
         self._length = len(prompt)
 
     def with_answer(self, answer: str) -> tuple[bytes, int] | None:
-        """Return key and length of prompt and answer together; None if the answer is empty."""
+        """Return the key and the length of the prompt followed by its answer.
+
+        None if the answer is empty.
+        """
         text = answer.rstrip()
         if not text:
             return None

@@ -46,7 +46,8 @@ class Placement:
     def session_id(self) -> str | None:
         """Return the session that the request would continue as a main call, or None.
 
-        Call `place` soon afterwards: it uses this lookup, and other requests may evict the session.
+        Call `place` soon afterwards, because `place` uses the result of this lookup, and other
+        requests may evict the session.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))

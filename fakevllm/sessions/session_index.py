@@ -100,8 +100,11 @@ class GroupNode:
 
 
 class GroupIndex(Generic[Key]):
-    """Groups by a key. Several groups may share a key. Most keys have one group, which is stored
-    without a dict."""
+    """An index of groups by one kind of key.
+
+    Several groups may share a key. If a key has one group, as most keys have, that group is stored
+    without a dict.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[Key, GroupNode | dict[str, GroupNode]] = {}

@@ -187,8 +187,11 @@ class SessionTree:
                 self.served(placed.group_id, message, placed.received_at, placed.response_id)
 
     def _open_session(self, request: IncomingRequest) -> SessionNode:
-        """Return a session for a request whose session is not known. If a side call waits for this
-        request, it is the side call's session, else a new session.
+        """Return a session for a request whose session was not found.
+
+        A request that names a session gets the session of that name. Otherwise, a main call whose
+        question an earlier side call quotes gets the session of that side call. Any other request
+        gets a new session.
         """
         session_id = _named_session_id(request)
         adopted = None if session_id or request.is_side else self._adopting_session(request)
@@ -201,7 +204,10 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the session of a waiting side call that quotes this request's question."""
+        """Return the id of a session that a side call opened by quoting this request's question.
+
+        None if there is no such session, or if it has a main call already.
+        """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
             session = self._index.sessions.get(orphan.session_id)
@@ -243,7 +249,10 @@ class SessionTree:
     def _kind_after(
         self, request: IncomingRequest, parent: GroupNode, base: HistoryMatch | None
     ) -> Kind:
-        """Return the kind of a request among those that continue the same answer."""
+        """Return PARALLEL, EDITS or CONTINUES for a request that continues the parent's answer.
+
+        The kind depends on the other requests that continue the same answer.
+        """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES
         others = [
@@ -282,7 +291,7 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the latest group of the session with the same history."""
+        """Return the session's latest main call with the same history as the request, or None."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group

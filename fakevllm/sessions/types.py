@@ -20,7 +20,7 @@ class Kind(StrEnum):
     edits        The request continues an answer that an earlier request continued differently.
     compacted    The request continues the session with a shortened or rewritten history.
     parallel     The request runs beside another one that is not answered yet.
-    side         The app makes the call for itself, for a title or a summary. It takes no turn.
+    side         The app makes the call for itself, for a title or a summary. The call is no turn.
     """
 
     NEW = "new"
@@ -45,7 +45,7 @@ class Evidence(StrEnum):
     retry         The same history failed before, and the client says that it retries.
     question      The history begins with an earlier history. The app reworded the answer to it.
     answer        The history contains an answer of the session, after a different beginning.
-    cache_key     The `prompt_cache_key` is the session's, and the history is no evidence.
+    cache_key     The `prompt_cache_key` is that of the session, and the history matches no session.
     quote         The text quotes the session's question.
     none          There is no evidence: the request has a session of its own.
     """

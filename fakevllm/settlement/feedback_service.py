@@ -192,8 +192,9 @@ class FeedbackService:
     ) -> None:
         """Call `process` and report its result as `feedback_finished`.
 
-        A stop of the proxy cancels this without reporting. The group must not be sent without the
-        feedback that the ledger says was added to it; it is left to the next proxy process.
+        A stop of the proxy cancels this method, which then reports nothing. The group stays held,
+        because it must not be sent without feedback that the ledger records as added to it. The
+        next proxy process sends the group.
         """
         try:
             amount = await process()
@@ -228,8 +229,9 @@ class FeedbackService:
         value: FeedbackValue | HookFailure,
         recorded: WriteReceipt | None = None,
     ) -> float | None:
-        """Return the amount to add to the group's reward. Return None if the feedback will become a
-        sample, or if it counts for nothing.
+        """Record the feedback's value, and return the amount to add to the group's reward.
+
+        Return None if the feedback will become a sample, or if it counts for nothing.
 
         An amount is returned only after the ledger has stored it, because a restart could otherwise
         train the feedback a second time. `recorded` is the receipt of `row`; None if the ledger is
@@ -275,7 +277,7 @@ class FeedbackService:
         self, group_id: str, preceding: str | None, place: Place, text: str
     ) -> None:
         """Process the request `group_id` as implicit feedback. `preceding` is the group that the
-        feedback is about, if that group is known to be unsent."""
+        feedback is about if that group is unsent; None means that the ledger must be searched."""
         if preceding is None:
             preceding = await self._find_preceding(group_id, place)
             if preceding is None:

@@ -78,9 +78,11 @@ def identify(
 ) -> tuple[str, FeedbackRecord | None]:
     """Return the feedback's id, and the earlier feedback that this one repeats, or None.
 
-    `earlier`: all feedback about the same answer, oldest first. Without a `feedback_id`, equal
-    content is the same feedback, unless the earlier one was taken back or replaced, or another
-    number was sent since: the sequence up, down, up ends as up. Raises FeedbackIdConflict.
+    `earlier`: all feedback about the same answer, oldest first.
+
+    Without a `feedback_id`, feedback repeats an earlier one with equal content. There are two
+    exceptions: the earlier feedback was taken back or replaced, or another number was sent since.
+    Therefore the sequence up, down, up ends as up. Raises FeedbackIdConflict.
     """
     if body.feedback_id is not None:
         known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)

@@ -77,7 +77,7 @@ class PendingGroups:
         return group_id
 
     def is_recorded(self, group_id: str) -> bool:
-        """Return whether the group has ended, or was sent already."""
+        """Return whether the group was recorded; True also for a sent or forgotten group."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 

@@ -181,8 +181,10 @@ class Delivery:
 
     @contextlib.contextmanager
     def _stoppable_wait(self) -> Generator[None]:
-        """Mark the block as a wait that a stop cancels at once. The group then stays `scored` for
-        the next proxy process."""
+        """Run the block as a wait that a stop of the proxy cancels at once.
+
+        After a cancelled wait, the group stays `scored` for the next proxy process.
+        """
         task = asyncio.current_task()
         assert task is not None
         if self._is_closing:

@@ -60,7 +60,8 @@ def _decode(tokenizer: Any, id: int) -> str:
 def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> TokenTexts:
     """Return the texts by the engine of the server at `swarm`.
 
-    One request is sent per id, because the text of several tokens cannot be split into theirs.
+    One request is sent per id, because the joint text of several tokens cannot be split into the
+    texts of the single tokens.
     Raises TextsUnavailable.
     """
 

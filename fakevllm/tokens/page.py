@@ -1,8 +1,8 @@
 """A page of tokens: a group or an episode as training sees it. Pure.
 
-An advantage is the one that the training step used, as the server reported it. It is the mean over
-the trained tokens of a sibling or an episode; with most algorithms all of these tokens have the
-same advantage. Nothing in this package computes an advantage.
+The page shows one advantage per sibling or episode. It is the mean over the trained tokens of the
+sibling or episode, as the server reported it for the training step. With most algorithms, all of
+these tokens have the same advantage. Nothing in this package computes an advantage.
 """
 
 from __future__ import annotations

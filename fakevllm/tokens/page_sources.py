@@ -23,8 +23,9 @@ TIMEOUT_S = 30.0
 def load_from_ledger(file: Path, episode: str | None) -> Page | None:
     """Return the page of a group or a sibling; None if the ledger has no such group.
 
-    `episode` is the beginning of a group's id, or that and the sibling's index: `GROUP/INDEX`.
-    None selects the group that was trained last; if none was, the last group with tokens. Raises
+    `episode` is the beginning of a group's id, optionally followed by the sibling's index:
+    `GROUP/INDEX`. None selects the group that was trained last or, if no group was trained, the
+    last group with tokens. Raises
     UserError if several groups match.
     """
     if not file.exists():

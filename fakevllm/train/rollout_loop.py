@@ -42,7 +42,7 @@ FINAL_DROP_REASONS = {"training_stopped", "training_refused"}
 
 
 class Stopped(SwarmServerOfflineError):
-    """The loop was stopped. Like an engine that is off, this error ends all retries."""
+    """The loop was stopped. Like its base class, this error ends all retries."""
 
 
 @dataclass(slots=True)

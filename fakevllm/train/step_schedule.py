@@ -41,8 +41,8 @@ def step_tasks(
 
     Each task is repeated `job.num_repeat` times. The dataset is shuffled again for each epoch. The
     first `steps_done` steps are skipped, so that a resumed run continues at its place in the
-    dataset. `played` has the number of episodes by task id that already wait for the first step
-    that is yielded; the step contains that many fewer.
+    dataset. `played` maps task ids to the numbers of episodes that have ended and wait for the
+    first yielded step; these episodes are left out of that step.
 
     >>> job = TrainJob(batch_size=2, num_repeat=2)
     >>> sorted(task.task_id for task in next(step_tasks([Task(task_id=i) for i in "ab"], job, 0)))

@@ -52,8 +52,8 @@ def load_workflow(spec: str, folder: Path) -> Callable[..., Any]:
 def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutput:
     """Return a workflow's result as a WorkflowOutput with a single finite reward.
 
-    A number is taken as the reward. Raises UserError for any other result: the workflow is not run
-    again, because it would return the same.
+    The result may be a WorkflowOutput, or a number, which is taken as the reward. Raises UserError
+    for any other result. The workflow is then not run again, because it would return the same.
     """
     output = returned
     if isinstance(returned, int | float) and abs(returned) <= MAX_REWARD:

@@ -221,8 +221,11 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 
 
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
-    """Parse the answer in a reply. Return None if the reply is an error, cannot be parsed, or is
-    streamed although the app did not ask for a stream, or the reverse."""
+    """Parse the answer in a reply.
+
+    Return None in three cases: the reply is an error, it cannot be parsed, or it is streamed and
+    the app did not request a stream (or the reverse).
+    """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
     adapter = request.adapter
@@ -237,8 +240,10 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
 
 
 def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
-    """Return a sibling's reply with the id that the app chose for its request, or the reply as it
-    is if the app chose none."""
+    """Return a sibling's reply with the id that the app chose for its request.
+
+    If the app chose no id, the reply is returned unchanged.
+    """
     pattern = _sibling_id_pattern(request, index)
     if pattern is None:
         return reply

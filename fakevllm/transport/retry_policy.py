@@ -181,8 +181,10 @@ def _message(body: Json) -> str | None:
 
 
 def _parse_seconds(value: bytes) -> float | None:
-    """Return the number of seconds in a header, or None if the value is not a positive number. A
-    client without a valid timeout does not shorten the wait."""
+    """Return the number of seconds in a header, or None if the value is not a positive number.
+
+    None means that the client's timeout does not shorten the wait.
+    """
     try:
         seconds = float(value)
     except ValueError:

@@ -219,8 +219,11 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
-    """Return the resend cache. It is off without hooks: no request becomes a group then, and a
-    resend costs no more than at a plain vLLM server."""
+    """Return the resend cache, which is switched off if there are no hooks.
+
+    Without hooks no request becomes a group, and a resend costs no more than at a plain vLLM
+    server.
+    """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)
     resends.restore()

@@ -44,7 +44,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about the engine that formats need to answer as the engine would. None is unknown."""
+    """Facts about the engine, which a format needs to answer as the engine would.
+
+    A field is None if the fact is unknown.
+    """
 
     model: str | None = None
     max_model_len: int | None = None
@@ -139,7 +142,7 @@ class Adapter(Protocol):
         ...
 
     def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
-        """Return the request of sibling `index`; sibling 0 is the app's own request."""
+        """Return the request body of sibling `index`; sibling 0 is the app's own request."""
         ...
 
     def parse_answer(self, body: Json) -> Answer:

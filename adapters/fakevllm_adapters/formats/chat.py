@@ -108,7 +108,11 @@ class RelayExchange:
         return KEEP_ALIVE
 
     def _closed(self) -> bytes:
-        """Return the end of the stream, after a finish_reason if the engine sent none."""
+        """Return the last bytes of the stream.
+
+        They are `[DONE]`, preceded by a finish_reason if the engine sent none. A stream without a
+        choice ends with an error instead.
+        """
         self._is_over = True
         if self._has_end:
             return DONE
@@ -232,7 +236,9 @@ def _seed_in(body: Json) -> int | None:
 
 
 def _counted_up(seed: int, index: int) -> int:
-    """Return the seed of sibling `index`: the sum, which wraps from the highest to the lowest.
+    """Return `seed + index`, the seed of sibling `index`.
+
+    A sum above the highest 64-bit integer wraps around to the lowest.
 
     Siblings without a seed differ already, so -1, which means no seed, stays.
 

@@ -184,8 +184,10 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
 
 @lru_cache(64)
 def _hostname_of(url: str) -> str:
-    """Return the lower-case host name of a URL. Return "", which no host is called, if it is
-    not a URL."""
+    """Return the lower-case host name of a URL, or "" if the text is not a URL.
+
+    No host has the name "".
+    """
     try:
         return (urlsplit(url).hostname or "").lower()
     except ValueError:

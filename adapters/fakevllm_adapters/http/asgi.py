@@ -75,7 +75,8 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Parse a request body; return None if it is not a JSON object.
 
-    Relays send such a body on, because the engine words the error better.
+    The relay sends a body that is not a JSON object to the engine unchanged, because the engine's
+    error message is better.
     """
     try:
         value: Any = orjson.loads(raw)
@@ -85,7 +86,10 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def error_object(raw: bytes) -> dict[str, Any] | None:
-    """Parse an upstream's error body; return None if it is not a JSON object orjson can write."""
+    """Parse an upstream's error body.
+
+    Return None if the body is not a JSON object, or has values that orjson cannot write.
+    """
     body = json_object(raw)
     try:
         orjson.dumps(body)
@@ -149,7 +153,7 @@ async def send_json(send: Send, status: int, value: object) -> None:
 
 
 def reason_headers(reason: OutageReason | None) -> Headers:
-    """Return the reason header as a list of one, or an empty list without a reason."""
+    """Return a list with the reason header, or an empty list if there is no reason."""
     return [] if reason is None else [(REASON_HEADER.lower().encode(), reason.encode())]
 
 

@@ -57,10 +57,11 @@ def check_body(
 
 
 def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -> bytes:
-    """Return a JSON object, which orjson can read, with fields removed and changed.
+    """Return the JSON object `raw` without the fields `without`, and with the fields `changed`.
 
-    Python's json writes the result, because orjson turns integers beyond 64 bits into floats. An
-    engine would then refuse another number than the client sent.
+    `raw` must be readable by orjson. Python's json parses and writes it nevertheless, because
+    orjson turns integers beyond 64 bits into floats. The engine's error would then quote a number
+    that the client has not sent.
     """
     kept = {name: value for name, value in json.loads(raw).items() if name not in without}
     return json.dumps(kept | changed, ensure_ascii=False, separators=(",", ":")).encode()
@@ -71,7 +72,7 @@ def without_forbidden_fields(
 ) -> tuple[Json, tuple[str, ...]]:
     """Return the body without forbidden fields, and the names of the removed fields.
 
-    The result is the same object if it has none.
+    If there are no forbidden fields, the returned body is the same object as the argument.
     """
     removed = tuple(name for name in body if name in FORBIDDEN_FIELDS and name not in allowed)
     if not removed:

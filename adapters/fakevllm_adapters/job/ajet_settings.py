@@ -1,4 +1,4 @@
-"""Settings of a job that AgentJet's jobs share, by AgentJet's names.
+"""The settings of a TrainJob that AgentJet's jobs have too, by AgentJet's names.
 
 docs/job.md says what each setting does with which engine.
 """
@@ -96,4 +96,4 @@ class CollectionSection(BaseModel):
 
 
 class SwarmSections(RunSection, LengthSection, EngineSection, CollectionSection):
-    """All settings that AgentJet's jobs share."""
+    """All settings of a TrainJob that AgentJet's jobs have too."""

@@ -2,7 +2,7 @@
 
 A stock AgentJet client sends the whole configuration, with every default filled in. Only the
 section `ajet` is read, because verl's sections repeat its values. A key that would change training
-and is not read causes a warning, unless its value matches what happens anyway.
+and is not read causes a warning, unless its value describes what fakevllm does in any case.
 """
 
 from __future__ import annotations
@@ -131,7 +131,10 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
 
 
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
-    """Yield the settings that the YAML leaves out, leaves to AgentJet, or switches off."""
+    """Yield the names of the settings whose value in the YAML must not be used.
+
+    They are null, are left to AgentJet's choice, or belong to a feature that is switched off.
+    """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1
         if is_off or value is None or value == _CHOSEN_BY_AJET.get(name):

@@ -52,7 +52,7 @@ WITHOUT_CLIP = frozenset({"sapo", "gpg"})
 
 
 class Bounds(NamedTuple):
-    """Bounds on a probability ratio, or on a divergence; a divergence has no lower bound."""
+    """Bounds on a probability ratio or on a divergence. A divergence has only an upper bound."""
 
     low: float | None
     high: float
@@ -150,7 +150,10 @@ class LossSpec:
 
     @property
     def couples_tokens(self) -> bool:
-        """Whether a token's loss depends on other tokens of its unit, which must then be whole."""
+        """Whether a token's loss depends on the other tokens of its unit.
+
+        If so, the unit must not be split.
+        """
         is_sequence = "seq_" in (self.rollout_rs or "") or self.rollout_is == "sequence"
         return self.name in COUPLED or is_sequence
 

@@ -9,7 +9,10 @@ DISCOUNTS = frozenset({"reinforce_plus_plus"})
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Return by setting whether the job uses the setting, and a text on what the setting is for.
+    """Return a dict from the names of settings to pairs.
+
+    A pair is whether the job uses the setting, and a text that says with which other setting it has
+    an effect.
 
     Raises ValueError, in one line, for settings that contradict each other.
     """

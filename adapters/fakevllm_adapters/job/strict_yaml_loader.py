@@ -1,8 +1,9 @@
 """A YAML loader for settings: mappings, lists and scalars only.
 
-It refuses what settings do not need and attackers can use. Aliases can expand a kilobyte to a
-gigabyte. Tags raise whatever their constructors raise. Deep nesting reaches the interpreter's
-recursion limit. It also refuses duplicate keys, of which YAML libraries silently take the last.
+The loader refuses YAML features that settings do not need and that attackers can use. Aliases can
+expand a kilobyte to a gigabyte. Tags raise whatever their constructors raise. Deep nesting reaches
+the interpreter's recursion limit. The loader also refuses duplicate keys, because YAML libraries
+silently take the last one.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ full weights; at this rate or below they stay near zero."""
 
 
 def check_job(job: TrainJob) -> TrainJob:
-    """Return the job unchanged.
+    """Check a job, and return it unchanged.
 
     Raises ValueError for settings that contradict each other or cannot work. The message is one
     line and says how to correct the job.

@@ -19,7 +19,10 @@ LEAST_SHARE = 1e-6
 
 
 class ThrottlePolicy(BaseModel):
-    """The share of each batch that one mix may fill, so that a batch has tasks of several kinds."""
+    """The share of each batch that one mix may fill, so that a batch has tasks of several kinds.
+
+    A mix is a named kind of tasks, such as "math".
+    """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 

@@ -58,7 +58,7 @@ def not_supported(field: str) -> WireError:
 
 
 def not_served(reason: str) -> WireError:
-    """Build a 400 for a request that cannot be translated and whose format the engine lacks."""
+    """Build a 400 for a request that cannot be translated, if the engine has no route for it."""
     return bad_request(f"This engine cannot answer this request in this format: {reason}.")
 
 
@@ -71,8 +71,11 @@ def unknown_model(name: str, served: str) -> WireError:
 def unavailable(
     message: str, reason: OutageReason | None = None, retry_after_s: int = 2
 ) -> WireError:
-    """Return a 503 with `Retry-After`. Keep the number of seconds small: retrying SDKs sleep for
-    exactly that long. `reason` is None where no program needs to know why."""
+    """Build a 503 with `Retry-After`.
+
+    Keep the number of seconds small, because SDKs sleep for exactly that long before they retry.
+    `reason` is None if no program decides by it.
+    """
     body = error_body(message, "Service Unavailable", 503)
     return WireError(503, body, retry_after_s, reason)
 

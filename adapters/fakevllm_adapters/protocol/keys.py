@@ -187,7 +187,7 @@ class KeyRing:
     """The keys that a process accepts, stored as hashes.
 
     A ring that was made without keys accepts every request, and every client is an admin. A ring
-    whose keys were all revoked accepts none.
+    whose keys were all revoked accepts no request.
     """
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
@@ -225,12 +225,14 @@ class KeyRing:
         return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
 
     def is_admin(self, key: str | None) -> bool:
-        """Return whether a key has the role admin; True for every key if none is required."""
+        """Return whether a key has the role admin; True for every key if requests need no key."""
         entry = self._find(key)
         return not self._requires_key or (entry is not None and entry.role is Role.ADMIN)
 
     def owner_of(self, key: str | None) -> str:
-        """Return the owner id of a key (see `AppKey.owner`); "" if and only if none is required.
+        """Return the owner id of a key (see `AppKey.owner`).
+
+        The owner id is "" if and only if requests need no key.
 
         A key that is not valid, such as one revoked a moment ago, gets an owner id of its own, so
         that its bearer has access to nothing that belongs to others.

@@ -16,8 +16,8 @@ never passes it on to an app."""
 class OutageReason(StrEnum):
     """Why a model call has no answer now. The ledger stores the value.
 
-    A swarm server and its engine send the reasons that begin with `engine_`. A proxy finds out the
-    other two by itself.
+    A swarm server and its engine send the reasons that begin with `engine_`. A proxy sets the two
+    reasons that begin with `server_` itself, because its connection to the server has failed.
     """
 
     SERVER_UNREACHABLE = "server_unreachable"

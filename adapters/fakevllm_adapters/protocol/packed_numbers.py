@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
-    """Replace numbers that are not finite by their names, because JSON has none of them.
+    """Replace numbers that are not finite by their names, because JSON cannot express the numbers.
 
     `float` parses both forms.
 

@@ -223,10 +223,10 @@ class AbortGroupRequest(BaseModel):
 
 
 class AddSampleRequest(BaseModel):
-    """A late sample: an answer of an ended group that user feedback makes train once more.
+    """A late sample: an answer of an ended group that is trained again because of user feedback.
 
-    The sample trains by itself. The reply is the same as that to the end of a group. The server
-    takes each sample id once.
+    The sample is trained alone, without its siblings. The reply is the same as that to the end of a
+    group. The server accepts each sample id once.
     """
 
     sample_id: str = Field(min_length=1, max_length=300)

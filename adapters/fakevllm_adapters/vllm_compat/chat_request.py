@@ -1,7 +1,8 @@
 """Request schema of /v1/chat/completions, as vLLM validates it.
 
 The engines that are not vLLM use this module. The schema has every field that at least one of them
-supports. `chat_checks` refuses, by name, the fields of vLLM that none of them supports.
+supports. `chat_parameter_errors` refuses, by name, the fields of vLLM that no bundled engine
+supports.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines support.
 
-    Other fields are accepted and ignored if vLLM does so. `chat_checks` refuses the rest by name.
+    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses, by
+    name, the fields that vLLM supports and the bundled engines do not.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -241,8 +243,9 @@ def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) 
 def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
     """Return the prompt, cut to `truncate_prompt_tokens` tokens if the request has that field.
 
-    The end of the prompt is kept, unless `truncation_side` is "right". -1 means the longest prompt
-    that leaves room for `max_tokens`. Raises WireError (400) for a longer one, as vLLM does.
+    The end of the prompt is kept, unless `truncation_side` is "right". The value -1 stands
+    for the greatest length that leaves room for `max_tokens`. Raises WireError (400), as vLLM does,
+    if `truncate_prompt_tokens` exceeds that length.
     """
     max_prompt_tokens = request.truncate_prompt_tokens
     if max_prompt_tokens is None:

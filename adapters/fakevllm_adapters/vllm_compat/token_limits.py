@@ -1,7 +1,8 @@
 """Adjust the token limits of a request: to the model's context, and to the job's longest answer.
 
-vLLM refuses a `max_tokens` that exceeds its context. Apps mean the number as a ceiling and often
-send a far larger one. Such a limit is removed. vLLM then generates as much as the context allows.
+vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
+send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
+as much as the context allows.
 All functions are pure.
 """
 
@@ -30,10 +31,11 @@ def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
 
 
 def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
-    """Return the body with this limit, if it has no limit or a higher one.
+    """Return the body with a token limit of at most `max_new_tokens`.
 
-    Returns the same object if its own limit is not higher. A limit that is not a number is kept,
-    because the engine refuses it.
+    A body without a limit gets one, and a higher limit is lowered. A body whose limit is not
+    higher is returned as the same object. A limit that is not a number is kept, because the engine
+    refuses it.
 
     >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': [], 'max_tokens': 4096}

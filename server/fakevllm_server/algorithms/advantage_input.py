@@ -50,7 +50,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSpec:
-    """Settings of the estimators. A setting that verl has too has verl's name."""
+    """Settings of the advantage estimators. A setting that also exists in verl has the same name as
+    there."""
 
     norm_adv_by_std_in_grpo: bool = True
     """Whether GRPO divides by the standard deviation. Without it, the algorithm is Dr. GRPO."""
@@ -99,7 +100,7 @@ def centred(scores: Sequence[float]) -> list[float]:
 
 
 def over_std(numbers: Sequence[float], scores: Sequence[float], floor: float) -> list[float]:
-    """Divide the numbers by the standard deviation of `scores` (ddof 1), or by a larger `floor`.
+    """Divide the numbers by max(standard deviation of `scores`, floor), with ddof 1.
 
     With fewer than two scores, the numbers are not divided.
     """

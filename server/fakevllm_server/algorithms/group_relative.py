@@ -72,10 +72,11 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 
 
 def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute pass@k GRPO: the best episode gets A = (best − second) / max(std, floor), others 0.
+    """Compute pass@k GRPO: the best episode gets A = (best − second) / max(std, floor).
 
-    If several episodes are best, all get 0. Without `norm_adv_by_std_in_grpo`, A is not divided.
-    Pass@k training, arXiv 2503.19595. verl raises an error for a group of one episode.
+    All other episodes of the group get 0. If several episodes share the best reward, all get 0.
+    Without `norm_adv_by_std_in_grpo`, A is not divided. Pass@k training, arXiv 2503.19595. verl
+    raises an error for a group of one episode.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -94,8 +95,8 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[fl
 def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute GPG: A = α · (r − mean), α = number of episodes / number with a reward other than 0.
 
-    Both numbers count the whole step. Chu et al., arXiv 2504.02546. The paper's loss is `gpg`, the
-    plain policy gradient.
+    Both numbers of α count the episodes of the whole step. Chu et al., arXiv 2504.02546. The loss
+    of the paper is `gpg`, the plain policy gradient.
     """
     scores = [outcome.score for outcome in outcomes]
     alpha = len(scores) / max(sum(score != 0 for score in scores), 1)

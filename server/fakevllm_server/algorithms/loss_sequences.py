@@ -34,9 +34,9 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
     """Return the number of each call's unit, for the calls of one episode in order.
 
     Units are numbered from 0. With `timeline`, a call continues a timeline if the call's prompt
-    begins with all tokens of the timeline so far; if several match, the longest. If two calls
-    continue the same call, the first joins its timeline and the second starts a new timeline, so
-    that no token is counted twice.
+    begins with all tokens of the timeline so far. If several timelines match, the call continues
+    the longest. If two calls continue the same call, the first joins its timeline and the second
+    starts a new timeline, so that no token is counted twice.
     """
     if loss_unit == "call":
         return list(range(len(calls)))

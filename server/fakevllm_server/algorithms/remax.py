@@ -10,7 +10,8 @@ from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 
 
 class NoBaseline(ValueError):
-    """Raised for groups without a greedy answer. The message has some of the groups' ids."""
+    """Raised for groups without a greedy answer. The message contains the ids of some of these
+    groups."""
 
 
 def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:

@@ -51,7 +51,7 @@ def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
 
 
 def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Return the reward of each scored episode with its overlong penalty, but without KL."""
+    """Return each scored episode's reward plus its overlong penalty, without the KL penalties."""
     penalties = overlong_penalties(group, job)
     return [reward + penalty for reward, penalty in zip(group.rewards, penalties, strict=True)]
 

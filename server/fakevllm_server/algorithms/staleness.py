@@ -15,8 +15,8 @@ def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[
     """Return the group without its stale calls, and the number of calls removed.
 
     A call is stale if weights older than `version` − `max_staleness` sampled at least one of its
-    tokens. An episode that loses all of its calls is removed with its reward, so that the others
-    are compared only with each other.
+    tokens. An episode that loses all of its calls is removed with its reward, so that the remaining
+    episodes are compared only with each other.
     """
     episodes: list[ScoredEpisode] = []
     num_dropped = 0

@@ -33,7 +33,8 @@ def reinforce_plus_plus_baseline(
 
     arXiv 2501.03262. Whitening subtracts the mean over the step's tokens. This mean is not 0 in
     general, because long episodes weigh more. Therefore the advantages of a tied group are not 0.
-    The only episode of a group is not whitened and gets 0. verl uses its raw reward instead.
+    The only episode of a group is not whitened and gets 0. verl uses the raw reward of such an
+    episode instead.
     """
     sizes = Counter(outcome.group_id for outcome in outcomes)
     numbers = by_group(outcomes, lambda group: centred([outcome.score for outcome in group]))

@@ -231,7 +231,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _verify(archive: RunArchive, checkpoint: CheckpointInfo) -> None:
-    """Raise ConfigError if the files of a checkpoint are not those that were written."""
+    """Raise ConfigError if the files of a checkpoint are missing or have changed since they were
+    written."""
     from fakevllm_server.cli.run_archive import Integrity
     from fakevllm_server.config.model import ConfigError
 

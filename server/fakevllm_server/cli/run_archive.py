@@ -138,7 +138,8 @@ class RunArchive:
     def unknown_names(self) -> list[str]:
         """Return the names in the folder `checkpoints` that are not in the journal.
 
-        While a running server writes or deletes a checkpoint, there is such a name for a moment.
+        While a running server writes or deletes a checkpoint, its folder is among these names for a
+        moment.
         """
         folder = self.run_dir / "checkpoints"
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -146,7 +147,8 @@ class RunArchive:
         return [name for name in names if name not in known]
 
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
-        """Read a checkpoint's files and compare them with those that were written."""
+        """Read a checkpoint's files, and check that they have not changed since they were
+        written."""
         report = self._verify_files(checkpoint, on_read)
         if report.integrity is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)
@@ -155,8 +157,8 @@ class RunArchive:
     def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
         """Return the model that the run trains.
 
-        `moved_to` is the model's folder or hub name if it is no longer the one that the run was
-        started with. Raises ConfigError if the model does not exist or is another model.
+        `moved_to` is the model's present folder or hub name, if it has changed since the run was
+        started. Raises ConfigError if the model does not exist or is another model.
         """
         try:
             known = json.loads((self.run_dir / "model.json").read_bytes())
@@ -263,9 +265,9 @@ class CheckpointRestore:
 async def export(
     archive: RunArchive, checkpoint: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
 ) -> None:
-    """Export a checkpoint with a trainer process of its own to the folder `to`.
+    """Export a checkpoint to the folder `to`, with a separate trainer process.
 
-    The folder appears under its name when it is complete. Raises BackendError if the trainer fails,
+    The folder gets its final name when it is complete. Raises BackendError if the trainer fails,
     and OSError if the disk fails. After an error, `export.log` in the run directory has the
     trainer's log.
     """

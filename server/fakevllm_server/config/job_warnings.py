@@ -31,7 +31,8 @@ NEVER_USED = {
 
 
 def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
-    """Return one line for each setting that has no effect and is not at its default."""
+    """Return one warning line for each setting of the job that has no effect and differs from its
+    default."""
     unused = {**NEVER_USED, **dict(_unused_here(job, config))}
     return _single_answer_warning(job) + [
         f"{name} = {getattr(job, name)!r} is without effect: {explanation}"

@@ -99,7 +99,8 @@ class ServerConfig:
                 raise ConfigError(f"--engine-arg=--{flag}: {REFUSED[flag]}.")
 
     def _refuse_unused_settings(self) -> None:
-        """Refuse settings without effect: the user expects other engines than those that run."""
+        """Raise ConfigError for settings without effect, because a user who sets them expects other
+        engines than the server will run."""
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
             "--rollout-url is for --rollout vllm: add this, or leave the URL out": (
@@ -138,7 +139,7 @@ class ServerConfig:
         """Return the trainer's additional arguments for a job.
 
         The verl trainer must copy the initial weights at its start if the job needs a reference
-        policy. Later it does not have them any more.
+        policy. Later the trainer does not have the initial weights any more.
         """
         keeps_reference = job.needs_reference and self.trainer_name == "verl"
         return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
@@ -219,7 +220,7 @@ def find_model(model: str, allow_hub: bool) -> str:
 def _check_folder(model: Path) -> None:
     """Raise ConfigError if a folder has no model.
 
-    Without this check, the user would see the error only after the engine's start.
+    Without this check, the user would see the error only after the engine has been started.
     """
     for pattern in ("config.json", "*.safetensors"):
         if not any(model.glob(pattern)):
@@ -245,8 +246,8 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
 
 
 def read_key(key_file: Path | None) -> str | None:
-    """Return the only API key in a file, which the server sends to an engine; None for an empty
-    file."""
+    """Return the only API key in a file, or None for an empty file. The server sends this key to an
+    engine."""
     if key_file is None:
         return None
     try:

@@ -1,9 +1,10 @@
 """Writes TensorBoard event files, one file for each server process.
 
 `cursor.json` in the same folder records how far the run was written, so that the next process
-continues there. Two cases would write a step twice: steps that are trained again, and a cursor that
-a crash left behind the event file. In both cases, a START event is written first. TensorBoard then
-discards what it has read from that step on.
+continues there. A step would be written twice in two cases: if it is trained again, and if a crash
+occurred after the event file but before the cursor was written. In both cases, a START event is
+written first. The START event makes TensorBoard discard everything that it has read from that step
+on.
 
 Only the modules for messages and records of the package `tensorboard` are imported. They load
 neither TensorFlow nor torch.
@@ -48,7 +49,8 @@ class EventFiles:
         self._has_steps = False
 
     def cursor(self) -> Cursor:
-        """Return the cursor on disk; without a readable one, the cursor of an empty folder."""
+        """Return the cursor on disk. If no cursor can be read, return the cursor of an empty
+        folder."""
         try:
             return Cursor(**json.loads(self._cursor_file.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -98,8 +100,8 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        Items that are not on disk yet are written again later, because the cursor on disk is still
-        before them.
+        Items that are not on disk yet are written again later, because the cursor on disk is before
+        these items.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False

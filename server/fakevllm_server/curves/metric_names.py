@@ -61,7 +61,8 @@ def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yield the names of one of our metrics in the curves, given all metrics of the step."""
+    """Yield the names that one of our metrics has in the curves. The names may depend on the other
+    metrics of the step."""
     own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
     for curve_name in VERL.get(name, (own_name,)):
         if not any(
@@ -73,8 +74,8 @@ def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
 def _throughput(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return verl's token count and tokens per second of a step; {} without token counts.
 
-    The prompts and answers of all trained calls count, also if the forest computed a common prefix
-    only once.
+    The count includes the prompts and answers of all trained calls. A common prefix counts once for
+    each call, even if the forest computed it only once.
     """
     if not {"tokens_computed", "tokens_saved"} <= metrics.keys():
         return {}

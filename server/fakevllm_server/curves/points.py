@@ -2,8 +2,8 @@
 
 An evaluation is an episode that a client claimed as a measurement and that is not trained on. It
 counts for the step whose weights were served when the episode ended. When no more evaluations of a
-step are expected, their mean becomes a point. If steps are trained again after a crash, the points
-of their evaluations are written again after them.
+step are expected, their mean becomes a point. If steps are trained again after a crash, their
+points are written again, and then the points of their evaluations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A rollback: points from this step on are no longer valid, or will be written again."""
+    """A rollback. The points from this step on are no longer valid. If their steps are trained
+    again, new points will be written."""
 
     step: int
     at: float
@@ -50,7 +51,7 @@ ChartItem = Point | Restart
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The position up to which the journal was written to the curves."""
+    """The position in the journal up to which the curves have been written."""
 
     entry: int = 0
     """Number of the last written entry of the run log."""
@@ -135,7 +136,8 @@ def read_log(db: Connection, after: int) -> LogPiece:
 
 
 def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
-    """Read the evaluations from the cursor's step on, except those of steps that were given up."""
+    """Read the evaluations from the cursor's step on, except evaluations of steps that were
+    discarded by a rollback and will not be trained again."""
     restored = "SELECT entry_json FROM entries WHERE kind = 'restored'"
     # A rollback with a reason gives later steps up; without one, they are trained again.
     given_up = [entry for entry in _entries(db, restored) if entry.reason]

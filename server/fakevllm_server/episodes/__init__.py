@@ -1,8 +1,8 @@
 """Claimed episodes, the pool of groups that wait for training, and the states of the engine.
 
-Here is decided which client may claim, which calls belong to which episode or group, which groups
-are pooled, and when there is enough for a step. `training.submission_intake` applies these
-decisions.
+This folder decides which client may claim, which calls belong to which episode or group, which
+groups are pooled, and when the pool has enough groups for a step. `training.submission_intake`
+applies these decisions.
 
 The classes are pure: they keep their state in memory, get the clock as an argument, and do no I/O.
 They are not thread-safe. The journal restores them after a restart.

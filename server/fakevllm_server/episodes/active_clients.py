@@ -1,7 +1,7 @@
-"""The clients that take part in the current batch, and their agreement to its step.
+"""The clients that take part in the current batch, and whether they agree that its step is made.
 
 A client takes part if it has ended or aborted a training episode since the last step. The step does
-not wait for the agreement of a client that was silent for IDLE_LIMIT_S. Such a client may still
+not wait for the agreement of a client that was silent for IDLE_LIMIT_S. A silent client may still
 agree, because its episodes are in the batch.
 
 Pure; the clock is passed in.
@@ -61,13 +61,15 @@ class ActiveClients:
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
-        """Record a request of a client. This alone does not make the client take part."""
+        """Record a request of a client. A request alone does not make the client take part in the
+        batch."""
         client = self._clients.get(client_uuid)
         if client is not None:
             client.last_activity = now
 
     def agree(self, client_uuid: str, now: float) -> str | None:
-        """Record a client's agreement; return the protocol's text of a refusal, or None."""
+        """Record that a client agrees to the step, and return None. If the agreement is refused,
+        return the protocol's text of the refusal."""
         if not client_uuid:
             return "client_uuid required"
         if client_uuid in self._silent:

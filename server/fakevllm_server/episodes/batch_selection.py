@@ -1,8 +1,8 @@
 """Decide when a step is due, and which waiting groups make up its batch. Pure.
 
-The swarm protocol's sample-collection methods decide both. Some methods take the newest groups of a
-batch, and the other groups wait. Other methods take everything at one moment, including tasks that
-lack episodes.
+Both decisions depend on the sample-collection method of the swarm protocol that the job chooses.
+Some methods take the newest groups, as many as a batch has, and the remaining groups wait. The
+remaining methods take all groups at once, including tasks that lack episodes.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def groups_before_short_step(job: TrainJob) -> int | None:
 def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
     """Return how many batches wait; at least 1 if a step is due.
 
-    If a step takes everything, then everything is one batch.
+    With a method that takes all groups, all waiting groups are one batch.
     """
     method = method_of(job)
     is_due = float(method.is_due(counts, job))

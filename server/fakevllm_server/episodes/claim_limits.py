@@ -31,10 +31,10 @@ class Participation:
         """Client of each claim that had a throttle policy, by the claim's uuid."""
 
     def refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
-        """Return why an episode cannot be claimed now; None if it can.
+        """Return the reason why an episode cannot be claimed now; None if it can be claimed.
 
-        Evaluations are refused only during a pause. Also during a pause, the request counts as
-        activity of the client and of the client's mix.
+        Claims of evaluation episodes are refused only during a pause. The request counts as
+        activity of the client and of the client's mix, even if it is refused.
         """
         self.clients.touch(request.client_uuid, now)
         refusal = self._quota_refusal(request, now)
@@ -52,7 +52,7 @@ class Participation:
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
-        """Count a new claim for its quota."""
+        """Count a new claim towards the quota of its mix."""
         if policy is None:
             return
         episode.task_id = policy.current_task_id
@@ -68,8 +68,9 @@ class Participation:
     def ended(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
         """Record that an episode ended or was aborted.
 
-        `task_id` is the task for which the episode was submitted; None if it is not trained. The
-        client takes part in the step, unless the episode was an evaluation or `is_active` is false.
+        `task_id` is the task for which the episode was submitted; None if the episode is not
+        trained. The client takes part in the step, unless the episode was an evaluation or
+        `is_active` is false.
         """
         if episode.kind != "train":
             return
@@ -91,7 +92,8 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client of a claim that had a throttle policy."""
+        """Return the client that made a claim with a throttle policy; None for a claim without a
+        policy."""
         return self._throttled.get(uuid)
 
 

@@ -1,4 +1,4 @@
-"""The ids of ended groups, which are refused from then on, each with a reason. Pure."""
+"""The ids of ended groups. A request that uses such an id again is refused with a reason. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The registry of claimed episodes: claim, renew, end, abort, expire. Pure; the clock is passed in.
 
 When a claim is aborted or expires, the next claim gets the same episode with a higher epoch. The
-epoch is part of the claim's key and of the uuid that the client uses. A late request with an older
-epoch is refused and changes nothing, also on routes that have only the uuid.
+epoch is part of the claim's key and of the uuid that the client uses. Therefore a late request of
+an older claim is refused and changes nothing, even on routes that get only the uuid.
 
 Clients compare the texts of refusals with fixed strings, so the texts must not change.
 """
@@ -50,7 +50,8 @@ NO_CALL = (
 
 
 class EpisodeRefused(Exception):
-    """A request for an episode was refused and changed nothing. It has the HTTP status and text."""
+    """A request for an episode was refused and changed nothing. The exception has the HTTP status
+    and the text of the refusal."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -234,13 +235,15 @@ class EpisodeRegistry:
         return episode
 
     def end(self, uuid: str, client_uuid: str) -> Episode:
-        """Remove the episode and return it. Raises EpisodeRefused."""
+        """Remove the episode and return it. Raises EpisodeRefused if this client has not claimed
+        the episode."""
         episode = self.find_owned(uuid, client_uuid)
         self._remove(episode)
         return episode
 
     def abort(self, uuid: str, client_uuid: str) -> Episode | None:
-        """Reopen the episode and return it; ignore an unknown one and one of another client."""
+        """Reopen the episode and return it. An unknown episode, or an episode of another client, is
+        ignored."""
         episode = self.find(uuid)
         if episode is None or episode.client_uuid != client_uuid:
             return None

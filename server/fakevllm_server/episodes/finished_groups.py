@@ -32,13 +32,13 @@ class FinishedGroups:
         return len(self._groups)
 
     def __iter__(self) -> Iterator[FinishedGroup]:
-        """Iterate over a copy, because groups may be removed meanwhile."""
+        """Iterate over a copy of the groups, because groups may be removed during the iteration."""
         return iter(list(self._groups.values()))
 
     def add(self, group: FinishedGroup) -> list[str]:
         """Add a group; return the ids of groups that were dropped because the queue was full.
 
-        The added group may be one of them.
+        The added group itself may be among the dropped groups.
         """
         self.put(group)
         dropped: list[str] = []
@@ -49,7 +49,8 @@ class FinishedGroups:
         return dropped
 
     def put(self, group: FinishedGroup) -> None:
-        """Append a group, or replace the group with this id in its position."""
+        """Append a group. If the queue has a group with the same id, replace that group, and keep
+        its position."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
         self.num_episodes += len(group.episodes) - (len(before.episodes) if before else 0)
@@ -71,8 +72,8 @@ class FinishedGroups:
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
         """Remove the calls that are more than `max_staleness` versions old.
 
-        Groups that then cannot be trained are removed too. Return their ids, and the number of
-        removed calls.
+        Groups that cannot be trained without these calls are removed too. Return the ids of the
+        removed groups, and the number of removed calls.
         """
         dropped: list[str] = []
         num_calls = 0

@@ -26,7 +26,7 @@ NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 
 
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
-    """Return the reason why a group is not pooled; None if it is."""
+    """Return the reason why a group is not pooled; None if it is pooled."""
     reason = _why_untrainable(group)
     if group.is_sample:
         return reason

@@ -2,8 +2,8 @@
 
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
 from the pool. Passive groups arrive complete with their rewards. Episodes of active clients are
-collected by task until there are `num_repeat` episodes, or until no more are expected. Each group
-id is accepted once. A repeated request is answered before it reaches the pool.
+collected by task until the task has `num_repeat` episodes, or until no more episodes are expected.
+Each group id is accepted once. A repeated request is answered before it reaches the pool.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fakevllm_server.types.calls import TASK, FinishedGroup, RecordedCall, Score
 
 @dataclass(frozen=True, slots=True)
 class TakenGroups:
-    """The groups that a step took, and those that were dropped meanwhile."""
+    """The groups that a step took, and the groups that were dropped since the previous step."""
 
     groups: list[FinishedGroup]
     dropped: dict[str, str]
@@ -70,7 +70,8 @@ class Pool:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is enough for a step, by the job's collection method."""
+        """Whether the pool has enough groups for a step, according to the job's collection
+        method."""
         return self._method.is_due(self.counts, self._job)
 
     @property
@@ -141,9 +142,9 @@ class Pool:
     ) -> EndGroupReply:
         """End an open group, and pool it if its rewards can be compared.
 
-        `closed_reason` is the reason why training has ended and no group is pooled, or None.
-        `served` is the index of the served sibling. `parent_id` is the group id of the previous
-        turn of the conversation.
+        `closed_reason` is the reason why training has ended, in which case no group is pooled; None
+        while training continues. `served` is the index of the served sibling. `parent_id` is the
+        group id of the previous turn of the conversation.
         """
         opened = self._open.pop(group_id)
         if opened is None:
@@ -193,7 +194,7 @@ class Pool:
         )
 
     def abort_group(self, group_id: str) -> bool:
-        """Drop a group; return whether this changed anything."""
+        """Drop a group. Return False if its id is already the id of an ended group."""
         self._open.pop(group_id)
         if not self._ended.is_new(group_id):
             return False
@@ -205,7 +206,7 @@ class Pool:
     ) -> CompletedTask | None:
         """Add an active client's episode; return its task if it is now complete.
 
-        A task is complete with `num_repeat` episodes. Further ones begin the task's next group.
+        A task is complete with `num_repeat` episodes. Further episodes begin the task's next group.
         """
         # Copy the calls: a call that ends after its episode must not be added.
         copied = tuple(calls)
@@ -251,7 +252,8 @@ class Pool:
     ) -> dict[str, str]:
         """Add the groups that the journal has from an earlier process or job.
 
-        Returns the reasons for the groups that this job does not take, by group id.
+        Some of these groups may not be pooled under this job. Return the reason for each of them,
+        by group id.
         """
         dropped: dict[str, str] = {}
         for group in groups:
@@ -266,9 +268,9 @@ class Pool:
         """Remove the groups of a step from the pool and return them in order of arrival.
 
         First, stale calls are dropped, with groups that then have too few calls. If the remaining
-        groups are too few for a step, no group is taken. If they are more than a batch, the newest
-        groups are taken, because they are closest to the current policy. If the job's method takes
-        everything, all groups are taken.
+        groups are too few for a step, no group is taken. If the job's method takes everything, all
+        groups are taken. With other methods, at most a batch of groups is taken: the newest groups,
+        because they are closest to the current policy.
 
         `version` is the version of the weights that will be trained.
         """
@@ -299,7 +301,7 @@ class Pool:
         return dict.fromkeys(self._finished.clear(), reason)
 
     def _pool_group(self, group: FinishedGroup) -> str | None:
-        """Add a group to the finished ones, or return why it is not pooled."""
+        """Add a group to the finished groups, or return the reason why it is not pooled."""
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
             self._tied.append(len(group.episodes))

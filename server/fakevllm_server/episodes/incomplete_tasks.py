@@ -33,7 +33,7 @@ class ExpiredTask:
     """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
-        """Return the reason why the task's group is not pooled; None if it may be."""
+        """Return the reason why the task's group is not pooled; None if it may be pooled."""
         if self.was_full:
             return FULL
         return "partial" if job.partial_tasks == "drop" else None
@@ -41,7 +41,7 @@ class ExpiredTask:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTask:
-    """A task that gets no more episodes, with or without all `num_repeat` of them."""
+    """A task that gets no more episodes. It may have fewer than `num_repeat` episodes."""
 
     group: FinishedGroup
     reason: str | None
@@ -67,8 +67,8 @@ class WaitingTasks:
     ) -> list[ScoredEpisode] | None:
         """Add an episode; return all episodes of the task if it is now complete.
 
-        `new_episode` creates the episode from its index in the task. The task's waiting time starts
-        again at the next call of `pop_expired`.
+        `new_episode` creates the episode from its index in the task. The waiting time of the task
+        starts again when `pop_expired` is called next.
         """
         task = self._tasks.setdefault(task_id, _Task())
         self._tasks.move_to_end(task_id)

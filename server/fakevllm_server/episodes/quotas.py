@@ -8,13 +8,15 @@ completed, is not too far ahead of the slowest pace.
 
 Four rules complete this:
 
-* If a completed task waits too long and is dropped, it does not count. Another task of its mix may
-  then take its place.
+* A completed task that waits too long is dropped, and then no longer counts as completed. Another
+  task of its mix may then take its place.
 * Mixes wait only for mixes that are present. A mix is present if it requests claims or has running
   episodes.
-* A mix that was absent continues at the pace of the others. It does not catch up.
-* A mix whose tasks are never pooled is *unproductive*, and other mixes do not wait for it. Its pace
-  is raised with that of the others. It may begin tasks within its share until one is pooled.
+* A mix that was absent continues at the pace of the present mixes. It does not catch up on the
+  tasks that it missed.
+* A mix whose tasks are never pooled is *unproductive*, and other mixes do not wait for it. The pace
+  of an unproductive mix is raised to that of the other mixes. It may begin tasks within its share,
+  and is productive again when one of its tasks is pooled.
 """
 
 from __future__ import annotations
@@ -81,7 +83,7 @@ class _Mix:
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return whether other mixes wait for this mix."""
+        """Return whether the mix is present, so that other mixes wait for it."""
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 
@@ -103,8 +105,8 @@ class MixQuotas:
     def may_begin(self, name: str, share: float, lead: float, task_id: str, now: float) -> bool:
         """Return whether an episode of this task may be claimed.
 
-        `lead` is how far a mix may run ahead of its share, in batches. A task that has begun may
-        always get more episodes.
+        `lead` is the number of batches by which a mix may run ahead of its share. A task that has
+        begun may always get more episodes.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -124,7 +126,8 @@ class MixQuotas:
         task.last_activity = now
 
     def ended(self, claimed_task_id: str, task_id: str, now: float) -> None:
-        """Record that an episode claimed for `claimed_task_id` was submitted for `task_id`."""
+        """Record the end of an episode that was claimed for `claimed_task_id` and submitted for
+        `task_id`."""
         mix = self._mix_of_task.get(claimed_task_id)
         if mix is not None:
             self._open_task(mix, task_id, now).num_ended += 1
@@ -191,7 +194,7 @@ class MixQuotas:
         return mix
 
     def _raise_unproductive_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
-        """Raise the pace of unproductive mixes to the slowest pace of the others."""
+        """Raise the pace of unproductive mixes to the slowest pace of the productive mixes."""
         unproductive = [mix for mix in present if mix.is_unproductive(tasks_per_share * mix.share)]
         others = [mix.pace for mix in present if mix not in unproductive]
         pace = min(others, default=max(mix.pace for mix in present))
@@ -199,7 +202,7 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return an open task; begin it for `mix` if it is not open."""
+        """Return the open task with this id. If there is none, begin the task for `mix`."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 

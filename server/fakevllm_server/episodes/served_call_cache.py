@@ -21,7 +21,7 @@ class ServedCalls:
         self._num_tokens = 0
 
     def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
-        """Remember the served sibling's call. A passive sibling has exactly one."""
+        """Remember the served sibling's call. A sibling of a passive group has exactly one call."""
         if len(calls) != 1 or group_id in self._calls:
             return
         self._calls[group_id] = replace(calls[0], allowed=None)

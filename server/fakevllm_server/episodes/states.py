@@ -52,7 +52,8 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """First step that can train a group that ends now. While a step runs, the next step."""
+        """Number of the first step that can train a group that ends now. While a step runs, this is
+        the step after it."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:

@@ -1,4 +1,5 @@
-"""Cache of replies to requests that take effect once. A repeated request gets the same reply."""
+"""Cache of replies to requests that must take effect only once. A repeated request gets the reply
+to the first."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ has the calls of pooled groups too. It does not have the calls of dropped groups
 
 
 class IdempotencyConflict(Exception):
-    """A request had the idempotency key of an earlier request with another body. The earlier
+    """A request has the idempotency key of an earlier request, but a different body. The earlier
     request stays valid."""
 
 
@@ -57,7 +58,7 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
-        """Remove the calls from the oldest replies beyond MAX_WITH_CALLS."""
+        """Keep the calls of only the newest MAX_WITH_CALLS replies that have calls."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)

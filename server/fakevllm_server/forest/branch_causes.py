@@ -1,9 +1,9 @@
 """Find out why a call of a session does not continue where an earlier call ended.
 
 A call *drifts* if an app, a chat template or a parser changed the earlier tokens before they came
-back in its prompt. The evidence is the ids, and then the text if the vocabulary can decode. A cause
-that neither proves is `unknown`. Causes are only counted. Tokens are never changed, and a branch
-costs only compute.
+back in its prompt. The evidence is the token ids, and then the text if the vocabulary can decode
+the ids. If neither proves a cause, the cause is `unknown`. Causes are only counted. Tokens are
+never changed, and a branch costs only compute.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class _EarlierCall:
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:
-        """Return the position in the prompt at which the message of the answer begins, or None if
-        that is unknown."""
+        """Return the position in the prompt at which the assistant message with the answer begins,
+        or None if that position is unknown."""
         if message_start is None:
             return None
         starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)
@@ -211,7 +211,7 @@ class _Session:
         """Return the cause for a prompt whose text differs or cannot be decoded.
 
         A difference inside the sampled answer, or in the template before it, is `unknown`, because
-        it may have been rewritten in any way.
+        the answer or the template may have been rewritten in any way.
         """
         start = self.budget.vocabulary.message_start
         answer_start = call.answer_start(start)
@@ -232,7 +232,8 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Return the first cause whose comparison succeeds, which assumes the smallest change."""
+    """Try the comparisons in order of the change that they ignore, the smallest first. Return the
+    cause of the first comparison that succeeds."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,

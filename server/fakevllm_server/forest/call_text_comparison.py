@@ -26,7 +26,8 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The known facts about the tokenizer. With fewer facts, more causes are `unknown`."""
+    """The known facts about the tokenizer. The fewer facts are known, the more causes of branches
+    are `unknown`."""
 
     decode: Decode | None = None
     """Function from ids to text, which includes special tokens."""

@@ -18,7 +18,7 @@ def append_slice(path: Slices, start: int, end: int) -> Slices:
 def first_difference(one: array[int], other: array[int], start: int, end: int) -> int:
     """Return the first position in [start, end) at which the arrays differ, or `end`.
 
-    The search compares blocks, so its cost is that of copying them.
+    The search compares blocks of the arrays, so it costs about as much as copying them.
     """
     if one[start:end] == other[start:end]:
         return end

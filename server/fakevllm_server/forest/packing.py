@@ -34,11 +34,11 @@ def pack(
     """Divide calls into pieces of at most `max_tokens` nodes.
 
     Every call is in exactly one piece. A piece is larger than `max_tokens` only if one of its calls
-    is. The largest piece comes first, so that a lack of memory appears at once. `groups` has the
-    group of each call. A group is not cut if it can stay whole in DFS order. Raises ValueError if
-    `max_tokens` is below 1.
+    is larger. The largest piece comes first, so that a lack of memory appears at once. `groups` has
+    the group of each call. A group is not cut if it can stay whole in DFS order. Raises ValueError
+    if `max_tokens` is below 1.
 
-    The denominators of a loss must be those of the whole batch, not of a piece.
+    The denominators of a loss must be computed from the whole batch, not from a piece.
 
     >>> calls = [CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4]), CallTokens.of([5], [6])]
     >>> [piece.calls for piece in pack(calls, max_tokens=4)]
@@ -76,7 +76,8 @@ def _length(forest: Forest, call: int) -> int:
 
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
     """Return the calls in post-order of their last nodes, and how many tokens each shares with the
-    call before it. A call shares no further tokens with any earlier call in this order."""
+    call before it. In this order, a call shares with the call before it all tokens that it shares
+    with any earlier call."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -91,8 +92,8 @@ def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 def _num_common(forest: Forest, call: int, last: int) -> int:
-    """Return how many nodes of a call's path are `last` or an ancestor of `last`. They are the
-    first nodes of the path, and of each of its slices."""
+    """Return how many nodes of a call's path are `last` or an ancestor of `last`. In the path, and
+    in each of its slices, these nodes come first."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
@@ -163,7 +164,8 @@ def _cheapest_runs(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """Return whether a run fits. A first call above the budget fits with calls that add no node."""
+    """Return whether a run of calls fits the budget. If the first call exceeds the budget alone,
+    the run fits if the other calls add no node."""
     return num_nodes <= max(max_tokens, first_call)
 
 

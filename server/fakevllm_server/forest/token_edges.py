@@ -136,7 +136,7 @@ class _EdgeIndex:
     """A lookup from nodes to edges, for one kind of head."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Each run is (first node, length, first edge)."""
+        """`runs` has (first node, length, first edge) for each run of nodes."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 

@@ -3,7 +3,8 @@
 The hidden state of a causal model at a position depends only on the ids up to that position, so
 calls that share a prefix can share its states. Nodes are numbered in DFS pre-order. If the depth is
 the position id, and each node sees its ancestors and itself, one pass over the nodes gives the
-states of all calls. Whatever else changes the states (adapter, images, offset) is in the root key.
+states of all calls. The root key contains everything else that changes the states (adapter, images,
+offset).
 
 The subtree of a node is [node, tout[node]), so
 
@@ -274,7 +275,7 @@ def _largest_first(children: dict[int, _Run]) -> list[_Run]:
 def _path(
     children: dict[int, _Run], ids: array[int], segments: Sequence[tuple[Segment, _Run]]
 ) -> Slices:
-    """Return the nodes of a call that was inserted."""
+    """Return the path of a call that was inserted: its nodes, as slices."""
     if not ids:
         return ()
     run = children[ids[0]]

@@ -1,6 +1,6 @@
 """Read a journal file from outside, whether or not a server is writing it.
 
-The file is not changed, and no lock is taken that the server could wait for.
+The file is not changed. Reading takes no lock for which the server could have to wait.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def read_journal_file(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Return the result of a query, such as a function of reads.py.
+    """Open a journal file, and return the result of a query, such as a function of reads.py.
 
     Raises ConfigError if the file cannot be read.
     """

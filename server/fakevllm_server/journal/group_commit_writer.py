@@ -1,11 +1,12 @@
 """The one thread that writes the journal, in group commits.
 
-Changes that arrive while a transaction is flushed to disk are written together in the next one, so
-that a thousand writers cost about as many flushes as ten.
+Changes that arrive while a transaction is flushed to disk are written together in the next
+transaction, so that a thousand writers cost about as many flushes as ten.
 
-If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile,
-memory is ahead of the file by the changes in the queue. None of these changes has been
-acknowledged. Any other error means a bug in the server or a damaged file, and the writer stops.
+If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile, the
+server's memory has the changes in the queue, and the file does not have them yet. None of these
+changes has been acknowledged. Any other error means a bug in the server or a damaged file, and the
+writer stops.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A function that changes rows, and is never split over two transactions."""
+    """A function that changes rows. All of its changes are made in one transaction."""
 
     label: str
     """Kind of the change, for crash points."""
@@ -43,7 +44,7 @@ class Change:
 
 
 class JournalError(Exception):
-    """A change was not written to the journal, or not in time."""
+    """A change was not written to the journal, or was not written in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class JournalWriter:
     ) -> None:
         """`transact` writes changes in one transaction.
 
-        `on_broken` is called on the writer's thread when it stops because of an error.
+        `on_broken` is called on the writer's thread when the thread stops because of an error.
         """
         self._transact = transact
         self._on_broken = on_broken
@@ -127,7 +128,8 @@ class JournalWriter:
             raise JournalError(self.error or "the disk is slow") from None
 
     def drain(self, limit_s: float) -> bool:
-        """Block until everything put so far is on disk; return whether it is."""
+        """Block until all changes put so far are on disk, and return True. Return False if this
+        takes longer than `limit_s` seconds."""
         with self._wake:
             position = self._num_put
             return self._wake.wait_for(lambda: self._num_written >= position, limit_s)

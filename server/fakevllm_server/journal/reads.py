@@ -126,8 +126,7 @@ def pending_work(db: Connection, now: float) -> PendingWork:
 def waiting_clients(db: Connection) -> list[str]:
     """Return the uuids of clients whose episodes wait to be trained.
 
-    Clients that only aborted episodes are not included. Clients whose groups were all dropped are
-    not included either.
+    Clients that only aborted episodes, and clients whose groups were all dropped, are not included.
     """
     ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
     query = (
@@ -168,9 +167,10 @@ def log_position(db: Connection) -> LogPosition:
 
 
 def served_weights(db: Connection) -> ServedWeights | None:
-    """Return the weights that were served last; version 0 of step 0 for a new run.
+    """Return the weights that were served last; for a new run, step 0 and version 0.
 
-    Return None if their steps were abandoned and no other weights have been served since.
+    Return None if the step of these weights was abandoned and no other weights have been served
+    since.
     """
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
     served = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))

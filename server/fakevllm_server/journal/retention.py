@@ -1,7 +1,8 @@
-"""Delete old rows: replies to old requests, and groups that no checkpoint or client needs again.
+"""Delete old rows: replies to old requests, and groups that neither a checkpoint nor a client will
+need again.
 
-The run log stays complete. Rows are deleted in small rounds, so that no request waits for a round.
-Each round examines more rows than were added since the round before.
+The run log stays complete. Rows are deleted in small rounds, so that no request has to wait long
+for a round. Each round examines more rows than were added since the previous round.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ because a change adds at most one reply and one group."""
 
 
 class Retention:
-    """Deletes rows on the writer's thread, inside its transactions."""
+    """Deletes rows on the writer's thread, inside the writer's transactions."""
 
     def __init__(self) -> None:
         self._num_changes = 0
@@ -65,7 +66,7 @@ class Retention:
 
 
 def _delete_replies(db: Connection, now: float) -> None:
-    """Delete old replies, and replies from the future, which a wrong clock dated."""
+    """Delete old replies, and replies whose time is in the future because a clock was wrong."""
     newest = db.exec_driver_sql("SELECT COALESCE(MAX(rowid), 0) FROM submissions").scalar_one()
     old = "SELECT rowid, at FROM submissions WHERE rowid <= ? ORDER BY rowid LIMIT ?"
     db.exec_driver_sql(

@@ -1,7 +1,8 @@
 """All kinds of changes to the journal. One function per kind returns a `Change`.
 
-The effect in a docstring happens when the writer applies the change. Each change is applied within
-a single transaction. The labels of changes are also the names of crash points.
+A function's docstring describes the effect that the change has when the writer applies it. Each
+change is applied within a single transaction. The labels of changes are also the names of crash
+points.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def episode_ended(
 ) -> Change:
     """End an episode with its reward.
 
-    `members` are all samples of `group`, if the episode completed one. `evaluated` is the log entry
-    of an evaluation.
+    If the episode completed a group, `group` is this group and `members` are all of its samples. If
+    the episode was an evaluation, `evaluated` is its log entry.
     """
 
     def apply(db: Connection) -> None:
@@ -170,7 +171,7 @@ def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
 def unplanned(step: int) -> Change:
     """Delete the batch of a step that could not be trained.
 
-    Another change drops its groups.
+    A separate change drops the groups of the batch.
     """
     return Change(
         "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
@@ -178,7 +179,8 @@ def unplanned(step: int) -> Change:
 
 
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
-    """Store a trained step, its consumed groups and its checkpoint: all of them or none."""
+    """Store a trained step, its consumed groups and, if one was saved, its checkpoint, in one
+    transaction."""
 
     def apply(db: Connection) -> None:
         update_batch = "UPDATE batches SET state = ? WHERE step = ?"
@@ -198,7 +200,8 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
-    """Delete the checkpoints of these steps, and the calls that no kept checkpoint can need."""
+    """Delete the checkpoints of these steps, and the calls that cannot be needed after a return to
+    any kept checkpoint."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:
@@ -216,7 +219,8 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
 
 
 def rolled_back(entry: LogEntry) -> Change:
-    """Go back to the end of the entry's step, and plan the later batches again with their groups.
+    """Go back to the end of the entry's step. Mark the later batches and their groups as planned
+    again.
 
     Checkpoints of later steps are deleted.
     """
@@ -302,7 +306,7 @@ def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> No
 
 
 def put_group(db: Connection, group: PooledGroup) -> None:
-    """Insert a group, or change the state of the row with this id."""
+    """Insert a group. If a row with its id exists, change only the row's state and reason."""
     put = (
         "INSERT INTO groups (group_id, state, reason, advantage) VALUES (?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
@@ -311,7 +315,7 @@ def put_group(db: Connection, group: PooledGroup) -> None:
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
-    """Store the group of a task, and move its members into it.
+    """Store the group of a task, and assign the samples in `members` to the group.
 
     The calls of a group that is not pooled are deleted.
     """

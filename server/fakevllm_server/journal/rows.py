@@ -110,7 +110,7 @@ class PooledGroup:
 def pooled_or_dropped(
     group_id: str, reason: str | None, advantage: float | None = None
 ) -> PooledGroup:
-    """Return a pooled group, or a dropped group if `reason` is not empty."""
+    """Return a pooled group or, if `reason` is not empty, a dropped group."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
     return PooledGroup(group_id, state, reason or None, advantage)
 

@@ -119,14 +119,14 @@ class Journal:
     ) -> T:
         """Return the result of a function of reads.py.
 
-        This blocks; a read by key takes microseconds.
+        The call blocks until the result is read; a read by key takes microseconds.
         """
         with self._read_lock, self._read_engine.begin() as db:
             return query(db, *arguments, **named)
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Check the file, and convert errors of the reads in this context to ConfigError.
+        """Check the file, and convert read errors within the context to ConfigError.
 
         The journal is closed if the file is damaged.
         """
@@ -171,9 +171,9 @@ class Journal:
 
 
 def _end_process() -> None:
-    """End the server, because the changes that only its memory has can never be written.
+    """End the server process, because changes that are only in its memory can never be written.
 
-    A restarted server has the state of the file.
+    A restarted server continues with the state in the journal file.
     """
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -59,7 +59,7 @@ class Episodes(_Row, table=True):
 
 
 class Calls(_Row, table=True):
-    """A captured call, kept until no kept checkpoint can need it again."""
+    """A captured call. It is deleted when no kept checkpoint can need it again."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
@@ -113,7 +113,7 @@ class Groups(_Row, table=True):
 
 
 class Drops(_Row, table=True):
-    """Number of groups that were ever dropped, by reason; triggers count them."""
+    """Number of groups that were ever dropped, by reason. Triggers update these numbers."""
 
     reason: str = Field(primary_key=True)
     """Slug of the reason: the text before the first colon."""

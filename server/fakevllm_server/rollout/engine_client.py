@@ -1,7 +1,7 @@
 """HTTP client with which the server forwards calls to its engine.
 
-`EngineClient.relay` forwards a call as it is. `EngineClient.capture` also records the call's tokens
-for training.
+`EngineClient.relay` forwards a call unchanged. `EngineClient.capture` also records the call's
+tokens for training.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ not."""
 
 
 class EngineFailed(Exception):
-    """The engine did not answer, and nothing was sent to the client. The call may be retried."""
+    """The engine did not answer, and no bytes of an answer were sent to the client. The call may be
+    retried."""
 
 
 class Refused(Exception):
@@ -168,10 +169,10 @@ class EngineClient:
         The fields that only the capture requested are removed from the answer. `on_finished` runs
         before the last byte is sent, so that the call is recorded before the client can react to
         its end. `plain` is the body as the client sent it. `exchange`, `raises_refused` and the
-        errors are those of `relay`.
+        raised errors are as in `relay`.
 
         If the engine refuses the request with the capture's additional fields, `plain` is sent
-        instead. A call that the engine then answers is recorded as untrainable.
+        instead. If the engine answers `plain`, the call is recorded as untrainable.
         """
         body = orjson.dumps(capture.upstream_body())
         async with self._request("POST", path, body, headers) as response:
@@ -333,7 +334,7 @@ async def _send_stream(
     """Send a stream to the client.
 
     If the engine fails after the status was sent, the stream ends with an error event, so that the
-    client cannot take a cut-off answer for a complete one.
+    client cannot mistake a cut-off answer for a complete answer.
     """
     await start_stream(send, status, headers)
     error = internal_error().body
@@ -364,7 +365,8 @@ async def _translated_stream(
 ) -> AsyncIterator[bytes]:
     """Translate the engine's event stream into the client's format.
 
-    If the engine's stream has no `[DONE]`, the translated stream still gets its end.
+    If the engine's stream ends without `[DONE]`, the translated stream still gets the final events
+    of its format.
     """
     decoder = SseDecoder()
     received: list[bytes] = []

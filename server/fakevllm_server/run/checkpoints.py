@@ -2,7 +2,7 @@
 
 A checkpoint is written to a folder with a temporary name, flushed to disk and renamed. Then it is
 recorded in the journal. A folder that is not in the journal is incomplete and is deleted at the
-next start. A folder named `*.tmp` is being written or deleted.
+next start. A folder named `*.tmp` is a checkpoint that is being written or deleted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CheckpointFolders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no folder of a checkpoint, complete or not."""
+        """Whether the folder contains no checkpoint, not even an incomplete checkpoint."""
         return not any(self._folder.glob("step-*"))
 
     def delete_except(self, names: Collection[str]) -> None:
@@ -58,7 +58,7 @@ class CheckpointFolders:
     def find(self, saved: SavedCheckpoint) -> Path:
         """Return the folder of a checkpoint, after checking its digest.
 
-        Raises OSError if the files are not those that were written.
+        Raises OSError if the files are missing or have changed since they were written.
         """
         folder = self._folder / saved.folder
         if digest(folder) != saved.digest:

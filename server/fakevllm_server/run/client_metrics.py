@@ -27,8 +27,8 @@ class ClientMetrics:
     def add(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
         """Add the metrics of one episode, and return the names that were refused.
 
-        A list of values counts as its mean. A name is refused if it is too long, or if there are
-        too many names.
+        A list of values counts as its mean. A name is refused if it is too long, or if the step has
+        too many names already.
         """
         refused: list[str] = []
         for name, value in metrics.items():

@@ -49,7 +49,8 @@ class RunFolder:
     def check_model(self, backend: str, model: str | None) -> None:
         """Raise ConfigError if the run was started with another trainer or model.
 
-        The run's checkpoints would be served under the wrong name, or could not be loaded.
+        With another trainer or model, the run's checkpoints would be served under the wrong name,
+        or could not be loaded.
         """
         if not self._model_file.exists():
             return
@@ -93,7 +94,8 @@ class RunFolder:
 def write_atomically(file: Path, text: str) -> None:
     """Replace a file's text completely or, after a crash or on a full disk, not at all.
 
-    Otherwise a later server would read a partly written file. Raises OSError.
+    A plain write could leave a partly written file, which a later server would read. Raises
+    OSError.
     """
     temporary = file.with_name(f"{file.name}.tmp")
     with temporary.open("w") as out:

@@ -1,7 +1,7 @@
 """Reads a group with its tokens from the journal, for display.
 
-The journal keeps a call until no checkpoint needs it. It keeps no calls of evaluations and of
-dropped groups.
+The journal keeps a call until no checkpoint needs it. It keeps no calls of evaluations, and no
+calls of dropped groups.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _STEP_ENTRY = (
 def read_group_view(db: Connection, name: str) -> GroupView | None:
     """Return the group with this name, or None if the journal has no such group.
 
-    `name` is a group id, or the id of one of its siblings or episodes. In the latter case, the view
-    has this sibling or episode only. Raises CorruptCall if a call cannot be read.
+    `name` is the id of a group, a sibling or an episode. With the id of a sibling or an episode,
+    the returned view of its group contains only this sibling or episode. Raises CorruptCall if a
+    call cannot be read.
     """
     rows = db.exec_driver_sql(_SAMPLES_OF_GROUP, (name,)).all()
     rows = rows or db.exec_driver_sql(_SAMPLES_OF_OWNER, (name,)).all()
@@ -49,7 +50,8 @@ def read_group_view(db: Connection, name: str) -> GroupView | None:
 
 
 def _add_outcome(db: Connection, view: GroupView) -> None:
-    """Add a group's state and, if a step trained it, version and advantages to its view."""
+    """Add the state of a group to its view. If a step trained the group, also add the weight
+    version and the advantages."""
     query = "SELECT state, reason, step FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (view.group_id,)).one_or_none()
     if row is None:

@@ -110,7 +110,8 @@ class RunLog:
         return self._read_batches(step)
 
     def record_abandoned(self, step: int, version: int, reason: str) -> None:
-        """Record that the run continues from `step`, and that later batches are given up.
+        """Record that the run continues from `step`, and that the batches of later steps are
+        discarded.
 
         Groups that were trained or planned after `step` will not be trained again.
         """
@@ -165,8 +166,8 @@ class RunLog:
     def drops(self) -> dict[str, int]:
         """Number of groups that were dropped during the run, by the first word of the reason.
 
-        Only drops that are on disk count. Clients poll this several times a second, so the counts
-        are read from the journal only if it was written since.
+        Only drops that are on disk count. Clients poll these numbers several times a second, so
+        they are read again only if the journal was written since the last read.
         """
         position = self._journal.written_position
         if self._drops is None or self._drops[0] != position:
@@ -213,5 +214,6 @@ def _plan_change(batch: PlannedBatch) -> Change:
 
 
 def _replan_change(batch: PlannedBatch) -> Change:
-    """Return the change for a batch that has lost groups."""
+    """Return the change for a planned batch that has lost groups: plan it again with its remaining
+    groups, or delete it if no group remains."""
     return _plan_change(batch) if batch.groups else row_changes.unplanned(batch.step)

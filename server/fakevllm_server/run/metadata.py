@@ -1,8 +1,8 @@
 """The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-The file is for people. The server only adds to it; a restarted server reads its job from the
-journal. To make runs on different machines comparable, the file has no addresses, no machine names
-and no keys.
+The file is only for people to read. The server adds entries to it, and takes no setting from it: a
+restarted server reads its job from the journal. To make runs on different machines comparable, the
+file has no addresses, no machine names and no keys.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
     """Return the text of `run.json` with one more engine start.
 
     `text` is the current text of the file, or None. An unreadable text is replaced. `now` is in
-    Unix seconds. A start with the settings of the previous one adds only its time to the previous
-    entry.
+    Unix seconds. If a start has the same settings as the previous start, only its time is added to
+    the previous entry.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)
@@ -111,7 +111,8 @@ def _name(model: str | None) -> str | None:
 
 
 def _parse_starts(text: str | None) -> list[dict[str, Any]]:
-    """Return the engine starts in the text of `run.json`; an empty list if it is unreadable."""
+    """Return the engine starts in the text of `run.json`; an empty list if the text is
+    unreadable."""
     try:
         starts = json.loads(text or "{}")["lives"]
         return [start for start in starts if isinstance(start["started"], list)]

@@ -1,10 +1,11 @@
-"""Metrics of the share of sampled tokens that is trained, and of why the others are not. Pure.
+"""Metrics of the share of sampled tokens that is trained, and of the reasons why the remaining
+tokens are not trained. Pure.
 
     sample_coverage = tokens trained / tokens eligible
 
 * Eligible tokens belong to calls with complete ids and log-probabilities and with sampling
   parameters that can be trained on.
-* `untrainable` metrics count the other calls and tokens, by reason.
+* `untrainable` metrics count the calls and tokens that are not eligible, by reason.
 * `untrained` metrics count the eligible tokens that the step did not train on, by reason.
 * Forced tokens, for which a grammar allowed one token only, are not eligible.
 """
@@ -72,7 +73,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """Return why a call must not be trained on, as part of a metric's name; None if it may be.
+    """Return the reason why a call must not be trained on, as part of a metric's name; None if the
+    call may be trained on.
 
     `call.untrainable` has the full text of the reason.
 

@@ -1,4 +1,5 @@
-"""Save a run's checkpoints, restore the newest readable one, and delete those no longer needed.
+"""Save a run's checkpoints, restore the newest readable checkpoint, and delete checkpoints that are
+no longer needed.
 
 The trainer writes the files, `run.checkpoints` owns the folders, and the journal records which
 folders are complete.
@@ -72,8 +73,8 @@ class Checkpointer:
     ) -> SavedCheckpoint | None:
         """Save after every `save_freq` steps, after the last step, and after a save that failed.
 
-        A full disk costs a checkpoint, not the run: the save is tried again after the next step.
-        Raises what the trainer raises when it is lost.
+        A full disk costs a checkpoint, not the run: the save is tried again after the next step. If
+        the trainer is lost, its error is passed on.
         """
         if "reward_mean" in metrics:
             self._rewards.append(metrics["reward_mean"])
@@ -92,7 +93,8 @@ class Checkpointer:
             return None
 
     async def save(self, step: int, version: int) -> SavedCheckpoint:
-        """Write a checkpoint folder, which counts only once the journal has its row.
+        """Write a checkpoint folder. The checkpoint is valid only when the journal has a row for
+        it.
 
         Raises OSError or BackendError.
         """
@@ -101,7 +103,8 @@ class Checkpointer:
         return SavedCheckpoint(step, folder, version, digest, mean)
 
     async def prune(self) -> None:
-        """Delete old checkpoints, and the calls only they needed, after a new one was recorded."""
+        """Delete old checkpoints, and the calls that only these checkpoints needed. Call this after
+        a new checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         best = best_checkpoint(known)

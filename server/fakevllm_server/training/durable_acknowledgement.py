@@ -41,7 +41,8 @@ class Acknowledger:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Return the reply to an equal earlier request, or decide now and wait for the disk.
+        """Return the reply to an equal earlier request. If there was none, decide now, and return
+        the new reply when the change is on disk.
 
         Pass `is_new` if the episode that the request ends is still open, because then no earlier
         reply can exist. Raises IdempotencyConflict if the key was used with another body, and

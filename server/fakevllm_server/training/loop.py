@@ -143,7 +143,8 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Stay offline. Another attempt would fail too until the user fixes the cause."""
+        """Leave the engine offline. Another attempt would fail too until the user fixes the
+        cause."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -172,7 +173,7 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close the engines whose state is uncertain; the next boot starts them again."""
+        """Close the engines whose state is unknown. The next boot starts these engines again."""
         if not is_known:
             await self._backend.close()
         elif not self._steps.is_in_sync:
@@ -248,7 +249,8 @@ class TrainLoop:
     def _drop_groups_if_ended(self) -> None:
         """Drop the pooled groups if no more steps will be taken.
 
-        If the trainer refuses, they stay, because the user may fix the cause.
+        If the trainer refuses the job, the groups stay in the pool, because the user may fix the
+        cause.
         """
         if self._end_reason is not None:
             self._log.record_drops(self._log.last_step, self._pool.drop_all(self._end_reason))
@@ -256,8 +258,8 @@ class TrainLoop:
     async def _until(self, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds or the loop is stopped. Raises EngineLost.
 
-        The condition is checked after each change, and once a second. At the same interval idle
-        episodes and open groups are swept.
+        The condition is checked after each change, and once a second. Once a second, expired claims
+        are reopened, and expired open groups are dropped.
         """
         while True:
             if (now := time.monotonic()) >= self._sweep_at:
@@ -276,7 +278,8 @@ class TrainLoop:
                     await self._changed.wait()
 
     async def _roll_until_lost(self) -> None:
-        """Roll until an engine is lost. If the trainer lives, the running step is not cut off."""
+        """Collect and train until an engine is lost. If only the rollout engine is lost, the
+        running step is completed."""
         self._lost = asyncio.ensure_future(self._backend.lost())
         self._lost.add_done_callback(lambda _: self.notify())
         try:

@@ -1,6 +1,7 @@
 """Serve the run's latest weights: load them into a new engine, and publish them after each step.
 
-If a trainer refuses, the engine serves the last weights that it can get, and nothing is trained.
+If the trainer refuses the job, the engine serves the latest weights that are available, and nothing
+is trained.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class Publisher:
 
     @property
     def refusal_message(self) -> str | None:
-        """The refusal as a message for users, with the fix; None without a refusal."""
+        """The trainer's refusal as a message for users, with the fix; None if the trainer has not
+        refused."""
         if self.refusal is None:
             return None
         return (
@@ -87,12 +89,13 @@ class Publisher:
             self.refusal = str(refused)
 
     async def _publish_latest(self) -> None:
-        """Publish the trainer's weights, which the rollout engine has not received yet."""
+        """Publish the trainer's latest weights, because the rollout engine does not have them
+        yet."""
         self._engine.global_step = self._log.last_step + 1
         await self.publish(max(self._log.version, self._engine.version))
 
     async def _restore(self) -> None:
-        """Give a new trainer the newest checkpoint; later steps are trained again.
+        """Load the newest checkpoint into a new trainer. Later steps are trained again.
 
         The trainer gets the job after the checkpoint, because the checkpoint's weights are served
         even if the job is refused.

@@ -15,7 +15,8 @@ from fakevllm_server.types.calls import FinishedGroup
 async def reward_penalties(
     trainer: Trainer, groups: Sequence[FinishedGroup], job: TrainJob
 ) -> list[list[float]] | None:
-    """Return a list of penalties per call of `trainable_calls`, one for each trained token.
+    """Return a list of penalties for each call of `trainable_calls`. A list has one penalty for
+    each trained token.
 
     Return None if the job has no KL in its reward, or trains nothing (control `frozen`). Errors of
     the trainer are passed on.

@@ -76,9 +76,10 @@ class StepRunner:
         """Whether the trainer's weights are those of the steps in the run log."""
 
     def _count_earlier_steps(self, limit: float | None) -> None:
-        """Count the steps of earlier processes.
+        """Count the steps of earlier server processes for the mismatch stop.
 
-        A process that ended right at the limit may not have recorded that training stopped.
+        If these steps reach the limit, record that training stopped: the earlier process may have
+        ended before it could record this.
         """
         for entry in self._log.steps_since_stop():
             self._mismatch_stop.observe(entry.step, entry.metrics, limit)
@@ -92,7 +93,8 @@ class StepRunner:
 
     @property
     def has_planned(self) -> bool:
-        """Whether the groups of the next step are chosen, so that it need not wait for episodes."""
+        """Whether the groups of the next step are already chosen, so that the step need not wait
+        for episodes."""
         return bool(self._planned)
 
     def is_due(self, now: float) -> bool:
@@ -101,12 +103,13 @@ class StepRunner:
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Train these batches before any other, after the trainer was restored."""
+        """Train these batches before any other batch. Call this after the trainer was restored."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self.is_in_sync = True
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Return the batch without stale calls, as when it was taken from the pool."""
+        """Remove the stale calls from the batch, as they were removed when the batch was taken from
+        the pool."""
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)
@@ -202,7 +205,7 @@ class StepRunner:
             raise StepFailed(str(failure)) from failure
 
     async def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
-        """Save if due, write the step to the run log, and report problems."""
+        """Save a checkpoint if one is due, write the step to the run log, and report problems."""
         step = plan.batch.step
         metrics = with_excluded_counts(plan.metrics, self._pool.take_excluded_counts()) | measured
         metrics |= self._step_seconds() | self._new_drops()
@@ -252,7 +255,8 @@ class StepRunner:
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Count the trained tokens of the groups, and separately those of feedback samples."""
+    """Return the coverage metrics of the groups, with a separate count of the trained tokens of
+    feedback samples."""
     metrics = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:
         return metrics

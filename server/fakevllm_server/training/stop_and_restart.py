@@ -28,8 +28,8 @@ class MismatchStop:
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """Count a step by its metrics; `limit` is the job's `max_mismatch_k3`.
 
-        A step without a measurement neither counts nor resets the count. The same holds for a step
-        of feedback samples alone, because their tokens are older than the weights. A step that is
+        A step without a measurement neither counts nor resets the count. A step of feedback samples
+        alone does not do so either, because their tokens are older than the weights. A step that is
         trained again counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
@@ -68,7 +68,7 @@ problem, and the pauses start at FIRST_S again."""
 
 
 class RestartBackoff:
-    """Pauses between engine restarts, which double while engines die soon after their start.
+    """Pauses between engine restarts, which double as long as engines die soon after their start.
 
     >>> backoff = RestartBackoff()
     >>> [backoff.next_pause(now) for now in (0.0, 1.0, 2.0)]
@@ -80,7 +80,8 @@ class RestartBackoff:
         self._up_since: float | None = None
 
     def engine_started(self, now: float) -> None:
-        """Record the start. It does not reset the pause: the first step may kill the engine."""
+        """Record that an engine has started. The start does not reset the pause, because the first
+        step may kill the engine."""
         self._up_since = now
 
     def reset(self) -> None:

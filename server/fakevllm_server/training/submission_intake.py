@@ -57,7 +57,8 @@ class Intake:
     def resume(self, job: TrainJob | None, now: float) -> None:
         """Restore episodes and pool from the journal, for this job.
 
-        Called when the server starts and when an engine starts, while no request is in progress.
+        This is called when the server starts and when an engine starts, while no request is in
+        progress.
         """
         pending = self._journal.read(reads.pending_work, now)
         self.episodes = EpisodeRegistry()
@@ -175,7 +176,8 @@ class Intake:
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
         """Record a sibling's call.
 
-        If the journal is full or late, the call may not be trained; the app gets its answer anyway.
+        If the journal is full or late, it is possible that the call is not trained. The app gets
+        its answer anyway.
         """
         if self._journal.is_full:
             return
@@ -254,7 +256,8 @@ class Intake:
         return Pool(job, lambda group_id: self._journal.read(reads.ended_reason, group_id))
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
-        """Reopen corrupt claims as if they had expired, and drop corrupt samples that wait.
+        """Reopen corrupt claims as if they had expired, and drop corrupt samples that wait for
+        their task.
 
         Returns the reason of each dropped sample, by its owner.
         """
@@ -272,7 +275,8 @@ class Intake:
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
         """Return the group that an ended episode completes, with all its samples.
 
-        This is the group of its task. An episode that is not pooled is a group by itself.
+        For an episode that is pooled, this is the group of its task, or None if the task still
+        lacks episodes. An episode that is not pooled is a group by itself.
         """
         if episode.kind == "eval":
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
@@ -299,7 +303,8 @@ class Intake:
         return (None, []) if completed is None else _rows_of(completed)
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
-        """Add the calls to a reply from the journal, as far as the journal still has them."""
+        """Add the calls to a reply from the journal. Calls that the journal has deleted are left
+        out."""
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))

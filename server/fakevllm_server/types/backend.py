@@ -1,9 +1,9 @@
 """Interfaces between the server and its engines.
 
-The server has a Backend. A Backend consists of a Rollout, which answers vLLM's HTTP requests, and a
-Trainer, which updates weights from batches.
-Inside the process of our own engines, `backends/http/engine_server.py` serves vLLM's HTTP from a
-TokenEngine and the control routes from a TrainEngine.
+The server has one Backend, which consists of a Rollout, which answers vLLM's HTTP requests, and a
+Trainer, which updates weights from batches. Inside the process of our own engines,
+`backends/http/engine_server.py` serves vLLM's HTTP from a TokenEngine and the control routes from a
+TrainEngine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Call:
     def is_trained(self) -> Sequence[bool]:
         """For each response token, whether it is in the loss and in the loss's denominators.
 
-        A forced token, for which no other token could have been sampled, is in neither.
+        A forced token, which was the only token that could be sampled at its position, is in
+        neither.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -203,7 +204,7 @@ class Trainer(Protocol):
 
         They are taken under the distribution that the tokens were sampled from: at the call's
         temperature, over each token's set of allowed tokens. This method is needed only for jobs
-        with `use_kl_in_reward`. A trainer without it refuses such a job in `boot`.
+        with `use_kl_in_reward`. A trainer without this method refuses such a job in `boot`.
         """
         ...
 

@@ -81,7 +81,7 @@ class RecordedCall:
         """Parse a call that `to_wire` wrote.
 
         Raises ValueError if the fields of the call contradict each other. Raises ValueError also
-        for a call with `shaped`: the sets of allowed tokens are not on the wire.
+        for a call with `shaped`, because the wire format lacks the sets of allowed tokens.
         """
         if call.shaped:
             raise ValueError("its sets of allowed tokens were not kept, so it cannot be trained")

@@ -1,7 +1,7 @@
 """Named points in the code at which a test can end the process abruptly, as `kill -9` does.
 
 `CRASH_AT=plan.after_commit` ends the process when it first passes the point `plan.after_commit`.
-`CRASH_AT=plan.after_commit:3` ends the process at the third pass. Without the variable, a crash
+`CRASH_AT=plan.after_commit:3` ends the process at the third pass. If `CRASH_AT` is not set, a crash
 point costs one comparison.
 """
 

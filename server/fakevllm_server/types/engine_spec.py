@@ -56,8 +56,8 @@ class EngineSpec:
         """Return a path for a Unix socket that no process has used before.
 
         Sockets that earlier engines of this role left in the run directory are deleted. The new
-        path is in the run directory. If that path is too long, it is in a new temporary folder.
-        Pass the path to `remove_socket` when the engine has ended.
+        path is in the run directory. If that would make the path too long, the new path is in a new
+        temporary folder. Pass the path to `remove_socket` when the engine has ended.
 
         Each start needs a new path: if the server is killed while an engine starts, that engine can
         still come up for a moment. With a fixed path, the server would load the trained weights

@@ -1,4 +1,4 @@
-"""The sets of tokens that each token of a response was sampled from. Pure.
+"""For each token of a response, the set of tokens that it was sampled from. Pure.
 
 A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. A trainer
 that renormalises over the same part computes the probability that the engine sampled with.
@@ -58,7 +58,7 @@ def unpacked(packed_set: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The set that each token of one response was sampled from.
+    """For each token of one response, the set of tokens that it was sampled from.
 
     >>> allowed = TokenMasks.from_packed_sets(
     ...     [None, packed(bytes([0b110])), packed(bytes([0b100]))]
@@ -74,7 +74,8 @@ class TokenMasks:
 
     @staticmethod
     def from_packed_sets(packed_sets: Sequence[bytes | None]) -> TokenMasks:
-        """Create masks from one packed set for each token; None is the whole vocabulary."""
+        """Create masks from a list with one packed set for each token. None in the list stands for
+        the whole vocabulary."""
         table: dict[bytes, int] = {}
         indices = [
             WHOLE if packed_set is None else table.setdefault(packed_set, len(table))
@@ -94,7 +95,7 @@ class TokenMasks:
 
     @property
     def is_forced(self) -> list[bool]:
-        """For each token of the response, whether its set has no other token.
+        """For each token of the response, whether no other token was allowed at its position.
 
         Nothing can be learned from a forced token.
         """
@@ -107,7 +108,8 @@ class TokenMasks:
         return None if index == WHOLE else self.sets[index]
 
     def contains_response(self, ids: Sequence[int]) -> bool:
-        """Return whether each token of the response `ids` is in its own set."""
+        """Return whether each token of the response `ids` is among the tokens allowed at its
+        position."""
         if len(ids) != len(self.set_indices):
             return False
         bits = [unpacked(packed_set) for packed_set in self.sets]
@@ -120,7 +122,8 @@ class TokenMasks:
     def from_engine_answer(wire: Any, ids: Sequence[int]) -> TokenMasks | None:
         """Parse the masks in an engine's answer for the response `ids`.
 
-        Return None unless `wire` has a set for each token and each token is in its set.
+        Return None unless `wire` has a set for each position and each token is in the set for its
+        position.
         """
         try:
             allowed = TokenMasks.from_wire(wire)

@@ -1,8 +1,8 @@
 """Records which weight versions sampled which call, for engines that do not report it.
 
-While the weights change, new calls wait; none is refused. If a running call does not finish within
-the time limit for the change, the weights change while the call runs. The call is then stamped with
-the old and the new version.
+While the weights change, new calls wait and are not refused. If a running call does not finish
+within the time limit for the change, the weights change while the call runs. The call is then
+stamped with the old and the new version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class CallStamp:
 
 
 class GateAbandoned(Exception):
-    """Raised for a call to an engine that is gone. The next engine has its own gate."""
+    """Raised for a call at the gate of an engine that has been replaced or stopped. The next engine
+    has its own gate."""
 
 
 class WeightGate:

@@ -31,9 +31,9 @@ def serve(
     """Serve until SIGINT or SIGTERM.
 
     With `until_stdin_closes` the server also stops when its standard input closes, which happens if
-    its parent dies. `listen_fd` is the file descriptor of a socket on which a parent listens
-    already; None binds the configured host and port. Raises ConfigError if the address or the run
-    directory cannot be used, and SystemExit if the journal broke.
+    its parent process dies. `listen_fd` is the file descriptor of a socket on which the parent
+    process listens already; None binds the configured host and port. Raises ConfigError if the
+    address or the run directory cannot be used, and SystemExit if the journal broke.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

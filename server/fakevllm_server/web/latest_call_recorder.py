@@ -1,8 +1,9 @@
 """Keep the latest answered model call in memory, so that an admin can inspect it.
 
 Only a server started with `--keep-latest-call` does this. Only one call is kept, but every call in
-flight is recorded until it ends, because any of them may become the latest. A call in flight
-therefore takes up to two MiB: `MAX_BYTES` for its request and `MAX_BYTES` for its response.
+flight is recorded until it ends, because any of these calls may become the latest answered call. A
+call in flight therefore takes up to two MiB: `MAX_BYTES` for its request and `MAX_BYTES` for its
+response.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ MAX_BYTES = 2**20
 
 @dataclass(slots=True)
 class _Recording:
-    """One body, recorded chunk by chunk. Of a body above `MAX_BYTES` only the size is kept."""
+    """One body, recorded chunk by chunk. If a body is larger than `MAX_BYTES`, only its size is
+    kept."""
 
     chunks: list[bytes] = field(default_factory=list[bytes])
     size: int = 0

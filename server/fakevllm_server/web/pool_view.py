@@ -20,7 +20,8 @@ from fakevllm_server.web.server_state import ServerState
 def pool_information(state: ServerState) -> PoolInformation:
     """Return the pool's groups and episodes, the claimed episodes, and the engine's status.
 
-    Before the first job, the targets are those of a job with default settings.
+    Before the first job, the target numbers of groups and episodes are those of a job with default
+    settings.
     """
     pool, job = state.pool, state.job or TrainJob()
     tasks = _tasks(pool)

@@ -238,9 +238,10 @@ class ServerState:
 
     @property
     def backlog(self) -> float:
-        """Groups and episodes that wait to be trained, in batches.
+        """Number of batches that the groups and episodes waiting to be trained make up.
 
-        At least 1 if a step is due or will be retried. The batch of a running step does not count.
+        The number is at least 1 if a step is due or will be retried. The batch of a running step
+        does not count.
         """
         if self.job is None or self.closed_reason is not None:
             return 0.0
@@ -289,8 +290,8 @@ class ServerState:
     async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
         """Wait without a time limit until the engine answers calls, and return its client.
 
-        `failed` is the client of an engine that failed a call. It is returned only if its engine is
-        healthy again. Raises WireError (503) as `attached_engine` does.
+        `failed` is the client of an engine that failed a call. This client is returned only if its
+        engine is healthy again. Raises WireError (503) as `attached_engine` does.
         """
         while True:
             client = self.attached_engine()
@@ -363,8 +364,8 @@ class ServerState:
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
     """Close the client of an engine that has been replaced or stopped.
 
-    Calls that wait at its gate then look for the next engine. A new endpoint of the same engine has
-    the same gate, and its calls keep waiting there.
+    Calls that wait at its gate then look for the next engine. If only the endpoint of the engine is
+    new, the gate stays the same, and calls keep waiting there.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

@@ -40,8 +40,8 @@ class BadArchive(Exception):
 def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
     """Unpack the zip file `raw` into a new folder inside `folder`, and return its subfolder `ajet`.
 
-    The new folder's name begins with `stamp`. If anything fails, nothing of the zip file is left on
-    the disk. Raises BadArchive for a refused zip file, and OSError if it cannot be written.
+    The new folder's name begins with `stamp`. If the upload fails, no file of it is left on the
+    disk. Raises BadArchive for a refused zip file, and OSError if it cannot be written.
     """
     if not raw:
         raise BadArchive("Uploaded zip file is empty.")

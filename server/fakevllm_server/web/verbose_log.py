@@ -15,7 +15,7 @@ MAX_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class VerboseEntry:
-    """One message."""
+    """One message that a client pushed."""
 
     timestamp: float
     """Time of the push in Unix seconds."""

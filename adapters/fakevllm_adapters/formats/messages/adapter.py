@@ -1,6 +1,6 @@
 """The adapters of /v1/messages and /v1/messages/count_tokens, as vLLM serves them.
 
-The first is translated to chat completions, the second to /tokenize.
+Requests to /v1/messages are translated to chat completions, requests to count_tokens to /tokenize.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class CountTokensAdapter(ChatAdapter):
 class CountExchange:
     """The translation of a request that counts tokens.
 
-    It is never streamed; the stream methods only complete the interface.
+    The response is never streamed; the stream methods only complete the interface.
     """
 
     streamed = False

@@ -98,7 +98,7 @@ def message_of(completion: Json) -> Json:
 def has_valid_calls(message: Json) -> bool:
     """Return whether the arguments of a message's calls are JSON objects.
 
-    The arguments of a call that was cut off are not.
+    If the token limit cut a call off, its arguments are not a JSON object.
     """
     try:
         to_json({"content": _content(message)})
@@ -108,7 +108,9 @@ def has_valid_calls(message: Json) -> bool:
 
 
 def to_json(value: Json) -> bytes:
-    """Write JSON as vLLM's web layer does, with integers that are too long for orjson.
+    """Write JSON as vLLM's web layer does.
+
+    Unlike orjson, this function also writes integers of more than 64 bits.
 
     Raises ValueError for values that JSON cannot express.
     """
@@ -123,7 +125,7 @@ def refusal_of(status: int, body: Json) -> Json:
     """Translate vLLM's error body to Anthropic's form.
 
     vLLM's web layer sends its errors (malformed body, unknown key, unknown path) in its own form
-    also on this route. They stay unchanged.
+    also on this route. Such errors stay unchanged.
     """
     error = as_object(body.get("error"))
     if not error or error.get("type") == "Bad Request":
@@ -155,7 +157,10 @@ def _error(kind: str, error: Json) -> Json:
 
 
 def _content(message: Json) -> list[Json]:
-    """Return the content blocks of a message; there is at least one, because clients read it."""
+    """Return the content blocks of a message.
+
+    An empty message has one block with an empty text, because clients read the first block.
+    """
     blocks: list[Json] = []
     reasoning, text = reasoning_of(message), message.get("content")
     if reasoning:

@@ -27,8 +27,9 @@ prompt text."""
 def chat_body(request: MessagesBody) -> Json:
     """Translate a request to a chat completions request. Raises NotTranslated.
 
-    `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores the first.
-    The others would let an app control what the engine reads and where it sends data.
+    `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores `metadata`.
+    The two transfer parameters would let an app control from where the engine reads data and where
+    it sends data.
     """
     body: Json = {
         "model": request.model,
@@ -73,8 +74,9 @@ def _output(request: MessagesBody) -> Json:
 def _tools(tools: Sequence[AnthropicTool] | None, choice: AnthropicToolChoice | None) -> Json:
     """Translate the tools and the tool choice.
 
-    vLLM's chat route refuses an empty list of tools, and a choice without tools. Its Messages route
-    does not use these checks, so both are left out here.
+    vLLM's chat route refuses an empty list of tools, and a tool choice without tools. Its Messages
+    route accepts them. Therefore, without tools, the chat request has neither `tools` nor
+    `tool_choice`. Raises NotTranslated if a tool is required and none is offered.
     """
     if not tools:
         if choice and choice.type in ("any", "tool"):

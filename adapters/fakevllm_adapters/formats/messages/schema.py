@@ -17,7 +17,10 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class MalformedBody(NotTranslated):
-    """A body that vLLM refuses. `error` is vLLM's refusal, for engines without such a route."""
+    """A body that vLLM refuses.
+
+    `error` is vLLM's refusal. It is the answer of engines that have no Messages route.
+    """
 
     def __init__(self, error: WireError) -> None:
         super().__init__(error.message)
@@ -140,7 +143,10 @@ def parse(schema: type[BodyT], body: Json) -> BodyT:
 
 
 def _without_union_members(problem: Json) -> Json:
-    """Remove the names of union members, which are not places in the body, from a problem."""
+    """Return a validation problem without the names of union members in its location.
+
+    Pydantic adds these names, but they are not keys of the body.
+    """
     place = [part for part in problem["loc"] if part != "str" and "list[" not in str(part)]
     return problem | {"loc": place}
 

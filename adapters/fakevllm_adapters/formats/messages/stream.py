@@ -137,7 +137,10 @@ class MessageStream:
         return PING if data_of(event) is None else b""
 
     def end_with_error(self, error: Json) -> bytes:
-        """End the stream with an error, without stop events for the block and message, as vLLM."""
+        """End the stream with an error.
+
+        As in vLLM, the open block and the message get no stop events.
+        """
         if self._ended:
             return b""
         self._ended = True
@@ -190,7 +193,11 @@ class MessageStream:
             yield from self._blocks.call(as_object(piece))
 
     def _finish(self) -> Iterator[Json]:
-        """Send the last events of the message, once: at the usage chunk or at the stream's end."""
+        """Yield the closing events of the block and the final `message_delta`.
+
+        This method is called at the usage chunk and at the stream's end; the second call yields
+        nothing.
+        """
         if self._sent_usage:
             return
         self._sent_usage = True

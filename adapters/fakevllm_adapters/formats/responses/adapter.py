@@ -1,7 +1,7 @@
 """The adapter of /v1/responses, as vLLM serves it, over chat completions.
 
-Items keep the upstream's ids of tool calls. A call then has the same id in the app's history and in
-the ledger.
+Items keep the ids that the upstream gave to tool calls. A call therefore has the same id in the
+app's history and in the ledger.
 """
 
 from __future__ import annotations
@@ -132,7 +132,10 @@ class ResponsesExchange:
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _open(self) -> bool:
-        """Send the first events unless they were sent; return whether they are sent now."""
+        """Send the first two events of the stream, unless an earlier call has sent them.
+
+        Return whether this call sent them.
+        """
         if self._is_open:
             return False
         self._is_open = True

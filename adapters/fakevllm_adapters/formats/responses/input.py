@@ -71,7 +71,8 @@ def with_history(body: Json, earlier: History) -> Json:
     """Return `body` with the earlier conversation before its input, without previous_response_id.
 
     `earlier` has the bodies of the earlier requests, each with the assistant message (chat format)
-    that answered it, oldest first. Their instructions are left out. Raises NotTranslated.
+    that answered it, oldest first. The instructions of earlier requests are left out. Raises
+    NotTranslated.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'

@@ -78,8 +78,9 @@ class PromptCacheOptions(BaseModel):
 class ResponsesRequest(BaseModel):
     """The validated fields of a request.
 
-    They are the fields that the response repeats or that decide its form, and the copied fields for
-    which vLLM refuses null.
+    The class has three kinds of fields: those that the response repeats, those that decide the
+    form of the response, and fields that are copied to the chat request and that vLLM refuses
+    if they are null.
     """
 
     input: Input

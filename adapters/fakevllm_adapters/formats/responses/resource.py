@@ -45,7 +45,10 @@ class Resource:
 
     @property
     def max_output_tokens(self) -> int | None:
-        """The lower one of the requested limit and the room left in the context, if known."""
+        """The requested limit or the tokens left in the context, whichever is lower.
+
+        A limit that is not known is left out; None if neither is known.
+        """
         limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:
             limits[1] -= self.num_prompt_tokens or 0

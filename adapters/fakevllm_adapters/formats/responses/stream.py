@@ -59,9 +59,10 @@ class _OpenItem(Protocol):
     def closed(self, status: str) -> Iterator[Event]: ...
 
     def in_resource(self) -> Json:
-        """Return a closed item for the resource that ends the stream.
+        """Return a closed item in the form that it has in the stream's last event.
 
-        In the old dialect, items other than calls have another id there.
+        That event contains the whole `response` object. In the old dialect, messages and reasoning
+        have another id in that object than in the events before it.
         """
         ...
 

@@ -87,7 +87,8 @@ class EngineConfig:
 
 
 class EmbeddedEngine:
-    """A TokenEngine and a TrainEngine. Raises BackendError for a model it cannot serve."""
+    """A TokenEngine and TrainEngine on one torch thread. The constructor raises BackendError for a
+    model that it cannot serve."""
 
     def __init__(self, config: EngineConfig) -> None:
         torch.set_num_threads(config.torch_threads)
@@ -213,8 +214,8 @@ class EmbeddedEngine:
         )
 
     async def export(self, folder: Path) -> None:
-        """Write the trained model in the type of computation, with adapters merged. In bfloat16
-        this rounds the adapters; a publish does not."""
+        """Write the trained model in the type of computation, with adapters merged. In bfloat16 the
+        export rounds the adapters; `publish` does not round them."""
         source, dtype = self._folder.path, self._dtype
         await self._run_once(
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
@@ -228,8 +229,8 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer, and make it on first use: an engine that only serves must not hold a
-        second copy of the weights. Call this on the engine thread."""
+        """Return the trainer, which is created on first use: an engine that only serves must not
+        hold a second copy of the weights. Call this on the engine thread."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype
@@ -246,7 +247,7 @@ class EmbeddedEngine:
         return await asyncio.wrap_future(self._thread.run(start))
 
     async def _run_once(self, function: Callable[[], Result]) -> Result:
-        """Run a function on the engine thread as a task of one piece."""
+        """Run a function on the engine thread, as a task that consists of one piece."""
 
         def task() -> Generator[None, None, Result]:
             result = function()

@@ -69,7 +69,7 @@ class EngineThread:
         self._inbox.put(request)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
-        """Queue a task, from any thread. `start()` makes the task on the engine thread."""
+        """Queue a task, from any thread. The engine thread calls `start()` to create the task."""
         future: Future[Any] = Future()
         self._inbox.put((start, future))
         return future

@@ -35,7 +35,7 @@ class LoraSettings:
 
     @staticmethod
     def of(job: TrainJob) -> LoraSettings | None:
-        """Return the job's adapter settings, or None if it trains all weights."""
+        """Return the job's adapter settings, or None if the job trains all weights."""
         if job.lora_rank == 0:
             return None
         return LoraSettings(job.lora_rank, job.lora_alpha, job.target_modules)
@@ -94,8 +94,8 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of the weights that do not train. An adapter is useless on other weights, and
-    the shapes alone do not distinguish models."""
+    """Return a hash of a sample of the weights that do not train. An adapter fits only the weights
+    that it was trained with, and the shapes of the weights alone do not distinguish models."""
     digest = hashlib.sha256()
     for name, tensor in sorted(MergedWeights(model).unmerged.items()):
         values = tensor.detach().flatten()[:FINGERPRINT_VALUES].cpu().contiguous()

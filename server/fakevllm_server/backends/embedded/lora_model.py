@@ -1,6 +1,6 @@
 """A view of a model with adapters: a second model with the same weights and its own adapters.
 
-The view samples if adapters are trained in another type than that of the weights. Merging such
+The view samples if adapters are trained in another type than the type of the weights. Merging such
 adapters into bfloat16 weights would round them to the grid of the weights and lose everything below
 half a grid step. The view does not merge: sampler and trainer compute the same products, and the
 weights that do not train exist once.
@@ -23,14 +23,15 @@ call the other model's forward pass."""
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return whether merging would round: the model has adapters, and computes in another type than
-    that of its weights."""
+    """Return whether merging the adapters would round them. This is so if the model has adapters
+    and computes in another type than that of its weights."""
     return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 
 def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model that computes as `model` does now. It has its own adapters. All other weights
-    are the same tensors, so weights must never be copied into it."""
+    """Return a model that computes as `model` does now. The returned model has its own adapters. It
+    shares the tensors of all other weights with `model`, so weights must never be copied into
+    it."""
     shared = [weight for weight in named_weights(model).values() if not weight.requires_grad]
     view: Any = copy.deepcopy(model, {id(weight): weight for weight in shared})
     for module in view.modules():

@@ -144,8 +144,8 @@ def _length(path: Path, config: PreTrainedConfig, max_model_len: int | None) -> 
 
 
 def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
-    """Check that the model has plain causal attention, which the batched cache needs. The decoding
-    check at start-up catches models that pass here by mistake."""
+    """Check that the model has plain causal attention, which the batched cache needs. If a model
+    passes this check by mistake, the decoding check at start-up refuses it."""
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()

@@ -11,7 +11,8 @@ from transformers import PreTrainedModel
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the parameters, tied ones once, and the buffers that belong to a checkpoint."""
+    """Return the parameters, and the buffers that belong to a checkpoint, by name. Tied parameters
+    occur once."""
     stored = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers
@@ -69,7 +70,7 @@ def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
     """Copy weights in place, with the source's adapters merged. Both models must have the same
-    architecture; check that before, because a partial copy leaves a useless model.
+    architecture. Check this before the call, because a partial copy makes the target model useless.
     """
     merged = MergedWeights(source)
     with torch.no_grad():

@@ -6,9 +6,10 @@ the first token is sampled; it determines the other tokens, which have probabili
 updates theta by REINFORCE, so a reward for "yes" makes the mean reward rise. The same seed and the
 same order of requests give the same answers.
 
-A user message may determine the answer: see `script.py`. Under a forced tool, a JSON schema or a
-choice, the engine answers with the script's value if it fits, and otherwise with the minimal value.
-Penalties and logit_bias act on the first token as they would act on a model's logits.
+A user message may determine the answer: see `script.py`. If a forced tool, a JSON schema or a
+choice constrains the answer, the engine answers with the script's value if that value is allowed,
+and otherwise with the minimal value. Penalties and logit_bias act on the first token as they would
+act on a model's logits.
 """
 
 from __future__ import annotations
@@ -241,7 +242,8 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 
 
 def _constrained_text(grammar: Grammar, script: Script) -> str:
-    """Return the answer under a grammar: the script's value if it fits, else the minimal value.
+    """Return the answer under a grammar: the script's value if the grammar allows it, else the
+    minimal value.
 
     Raises WireError (400) for a grammar that this engine does not support.
     """
@@ -276,8 +278,8 @@ def _is_json(text: str) -> bool:
 
 
 def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
-    """Return the messages of a rendered prompt, without the one to be answered. A prompt without
-    messages (of /v1/completions) is one message of the user."""
+    """Return the messages of a rendered prompt, without the empty assistant message at its end. A
+    prompt of /v1/completions has no messages, and is returned as one user message."""
     if TURN not in prompt_ids:
         return [Turn("user", _text(prompt_ids), False)]
     ids = list(prompt_ids)

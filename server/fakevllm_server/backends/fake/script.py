@@ -6,9 +6,9 @@
     [[slow SECONDS]]          Wait before each token.
     [[crash]]                 Exit the process.
 
-After the last call, the answer is that of [[say TEXT]], or "done". The last user message that has a
-directive is the script. It is in force until the assistant answers without a tool call. The number
-of tool results after it decides which call is next.
+After the last call, the answer is the TEXT of [[say TEXT]], or "done" without such a directive. The
+last user message that has a directive is the script. The script is in force until the assistant
+answers without a tool call. The number of tool results after the script decides which call is next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What to answer in the present turn."""
+    """The answer that the script determines for the present turn."""
 
     answer: str | None = None
     """Text to answer if no tool is called; None: the policy answers."""
@@ -54,7 +54,8 @@ class Script:
 
     @property
     def text(self) -> str | None:
-        """Text of the answer, with tool calls in Hermes format; None: the policy answers."""
+        """Text of the answer, with tool calls in Hermes format. None means that the policy samples
+        the answer."""
         if not self.calls:
             return self.answer
         bodies = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
@@ -113,8 +114,8 @@ def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
 
 
 def _parse_group(text: str, at: int) -> tuple[list[ToolCall], int]:
-    """Parse the calls of one directive from position `at`. Return them and the position after them;
-    the list is empty if they cannot be parsed."""
+    """Parse the calls of one directive from position `at`. Return the calls and the position after
+    them. If the calls cannot be parsed, the returned list is empty."""
     calls: list[ToolCall] = []
     while name := _NAME.match(text, at):
         at = name.end()

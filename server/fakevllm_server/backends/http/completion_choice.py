@@ -51,9 +51,9 @@ async def sample_choice(
     sampling: Sampling,
     choice: SampledChoice,
 ) -> AsyncGenerator[Piece]:
-    """Yield the pieces of one choice, and add each to `choice`.
+    """Yield the pieces of one choice, and add each piece to `choice`.
 
-    Sampling ends at the end of sequence, at a stop string or stop id, or at the token limit.
+    Sampling ends at the end-of-sequence token, at a stop string or stop id, or at the token limit.
     """
     skips = request.skip_special_tokens
     detokenizer = Detokenizer(partial(engine.decode, skip_special_tokens=skips))
@@ -102,7 +102,7 @@ def requested_allowed_sets(
 ) -> Json | None:
     """Return the allowed token set at each position, packed for JSON.
 
-    None if the request does not ask for the sets, or the engine cannot report them.
+    Return None if the request does not ask for the sets, or if the engine cannot report them.
     """
     if not (engine.reports_allowed and request.requests_allowed_tokens):
         return None

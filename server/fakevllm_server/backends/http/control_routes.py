@@ -52,8 +52,8 @@ class ControlRoutes:
         ]
 
     async def info(self, request: Request) -> Response:
-        """Return the engine's model name, context length and defaults; empty values where the
-        process does not sample."""
+        """Return the engine's model name, context length and default sampling parameters. If the
+        process does not sample, these values are empty."""
         return _json(self._info)
 
     async def run_action(self, request: Request) -> Response:

@@ -12,8 +12,8 @@ class Detokenizer:
     character.
 
     Each step decodes only the ids after the text that is already returned, so a long answer costs
-    linear time. A few ids before them are decoded again as context, because some tokenizers decode
-    a token differently at the start of a text.
+    linear time. A few earlier ids are decoded again as context, because some tokenizers decode a
+    token differently at the start of a text.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -23,7 +23,7 @@ class Detokenizer:
         self._num_returned = 0
 
     def push(self, ids: Sequence[int], *, is_last: bool = False) -> str:
-        """Return the text that `ids` add. With `is_last`, nothing is held back."""
+        """Return the text that `ids` add to the answer. With `is_last`, nothing is held back."""
         self._ids.extend(ids)
         before = self._decode(self._ids[self._context_start : self._num_returned])
         after = self._decode(self._ids[self._context_start :])
@@ -53,8 +53,8 @@ class StopScanner:
         """The stop string that was found."""
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
-        """Return the text that is certain now. If not `is_armed`, stop strings in `text` have no
-        effect, and all of it is returned."""
+        """Return the text that cannot become part of a stop string any more. If `is_armed` is
+        false, stop strings in `text` have no effect, and the whole text is returned."""
         self._pending += text
         if not is_armed:
             return self.flush()

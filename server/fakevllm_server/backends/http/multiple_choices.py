@@ -12,7 +12,8 @@ T = TypeVar("T")
 
 
 async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all `choices` to their end. If one fails, cancel the others and raise its error."""
+    """Run all `choices` to their end. If one choice fails, cancel all other choices and raise the
+    error of the failed choice."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for choice in choices:

@@ -1,4 +1,5 @@
-"""Sampling parameters of a request: its own values, then the engine's defaults, then vLLM's."""
+"""Sampling parameters of a request: the values in the request, then the engine's defaults, then
+vLLM's defaults."""
 
 from __future__ import annotations
 

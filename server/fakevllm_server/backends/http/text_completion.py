@@ -83,7 +83,7 @@ class _PendingChunk:
         self.tokens.extend(piece.tokens)
 
     def next(self) -> _PendingChunk:
-        """Return the empty chunk that follows this one."""
+        """Return the empty chunk that follows this chunk."""
         return _PendingChunk(self.num_chars_before + len(self.text), is_first=False)
 
 

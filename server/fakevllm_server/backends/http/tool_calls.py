@@ -1,4 +1,5 @@
-"""Tool calls in an answer's text: parsers from text, as it is sampled, to a stream's deltas. Pure.
+"""Tool calls in an answer's text: parsers that turn the text, as it is sampled, into the deltas of
+a stream. Pure.
 
 The request decides which parser reads the answer:
 
@@ -51,7 +52,8 @@ class AnswerParser(Protocol):
         ...
 
     def parse_whole(self, text: str) -> ParsedAnswer:
-        """Parse the text of a whole answer, independently of `push` and `flush`."""
+        """Parse the text of a whole answer. Earlier calls of `push` and `flush` have no effect on
+        the result."""
         ...
 
 
@@ -253,7 +255,7 @@ class RequiredToolParser:
 
 
 def _split_tool_calls(text: str) -> ParsedAnswer:
-    """Split a text into the content before its first Hermes call, and the calls. If a call cannot
+    """Split a text into the content before its first Hermes call, and the calls. If any call cannot
     be parsed, the whole text is content."""
     if TOOL_OPEN not in text:
         return ParsedAnswer(text, [])

@@ -157,8 +157,8 @@ class ChildEngine:
             await asyncio.gather(exited, hung, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop the process and remove its socket. If this call is cancelled, the stop continues,
-        and the next `close` waits for it."""
+        """Stop the process and remove its socket. If this call is cancelled, the process is stopped
+        anyway, and the next `close` waits until it has ended."""
         await self._close_once(STOP_GRACE_S)
 
     async def _close_once(self, grace_s: float) -> None:

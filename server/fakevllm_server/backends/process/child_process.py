@@ -111,10 +111,10 @@ class ChildProcess:
         return f"{message}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the process with SIGTERM, and after `grace_s` seconds with SIGKILL. Kill the
-        processes that it started, too.
+        """Stop the process with SIGTERM, and after `grace_s` seconds with SIGKILL. Also kill all
+        processes that the process has started.
 
-        If this call is cancelled while it waits, it kills the process at once.
+        If this method is cancelled while it waits, it kills the process at once.
         """
         process = self._process
         if process is None:

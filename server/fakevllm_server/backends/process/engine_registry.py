@@ -44,7 +44,7 @@ def open_backend(
     process that samples and trains.
 
     `weights_dir` is the folder through which new weights pass from trainer to rollout, if they are
-    two processes. None chooses a folder in memory.
+    two processes. If it is None, a folder in memory is used.
     """
     if rollout.engine == trainer.engine:
         return OneProcess(ChildEngine(rollout))

@@ -9,8 +9,8 @@ STATE, GROUP, SESSION = 0, 2, 3
 
 
 def live_processes(field: int, number: int) -> list[int]:
-    """Return the ids of the processes whose GROUP or SESSION (`field`) is `number`, without
-    zombies."""
+    """Return the ids of the live processes of one group or session, without zombies. `field` is
+    GROUP or SESSION, and `number` is the id of the group or session."""
     ids: list[int] = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

@@ -62,7 +62,7 @@ class OneProcess:
 
 class TwoProcesses:
     """A backend of two processes. The trainer exports its weights to a folder, and the rollout
-    loads them. Either process may die and be restarted without the other."""
+    loads them. If one process dies, it is restarted without the other process."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
         """Combine `rollout` and `trainer`. Each publication of weights creates `weights_folder` and
@@ -144,7 +144,8 @@ async def _is_healthy(engine: Rollout | Trainer) -> bool:
     """Return whether the engine passes a health check.
 
     A dead engine fails a check quickly. An engine that fails slowly may only be busy, so the check
-    is repeated: a restart would cost its calls, or the steps since the last checkpoint.
+    is repeated. A restart would lose the running calls of a rollout engine, or a trainer's steps
+    since the last checkpoint.
     """
     for _ in range(MAX_SLOW_CHECKS):
         start_time = time.monotonic()
@@ -168,8 +169,8 @@ def weights_folder(run_dir: Path, root: Path | None) -> Path:
 
 
 async def _await_both(first: Awaitable[object], second: Awaitable[object]) -> None:
-    """Await both at the same time until both have ended. Raises the exception of `first`, or else
-    the exception of `second`."""
+    """Await `first` and `second` at the same time until both have ended. Raises the exception of
+    `first` if it failed, or else the exception of `second`."""
     for outcome in await asyncio.gather(first, second, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

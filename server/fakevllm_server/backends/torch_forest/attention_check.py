@@ -6,8 +6,9 @@ through all layers, must agree.
 
 Checking a method costs seven short passes with their backward passes: 0.05 s on the demo's model,
 and on a GPU as much as a step of a thousand tokens. The calls for FlexAttention are longer. Its
-kernels are compiled during the check; otherwise the first step would compile them. A large model on
-a CPU reads its weights some twenty times, which still takes less time than its first step.
+kernels are compiled during the check; otherwise the first step would compile them. With a large
+model on a CPU, the check reads the weights some twenty times, which still takes less time than the
+first step.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
 
 
 def check_attention(model: Any, attention: str) -> AttentionCheck:
-    """Compare the results of any method, including `rows`, with those of the model itself."""
+    """Compare the results of any attention method, including `rows`, with the results of the model
+    itself."""
     try:
         log_prob, gradient = relative_differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.
@@ -141,8 +143,8 @@ def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -
 def _gradients(
     log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Return the gradients of the weighted sum of `log_prob`, with zeros for weights that it does
-    not depend on."""
+    """Return the gradients of the weighted sum of `log_prob`, with zeros for weights that the sum
+    does not depend on."""
     if not (log_prob.requires_grad and weights):
         return [torch.zeros_like(weight) for weight in weights]
     total = (log_prob * coefficients.to(log_prob)).sum()
@@ -150,8 +152,8 @@ def _gradients(
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all tensors together. A float64 copy is avoided, because that of an
-    embedding would need gigabytes, and not every device has float64."""
+    """Return the norm of all tensors together. No float64 copy is made, because the copy of an
+    embedding would need gigabytes, and not every device supports float64."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]).norm()
 

@@ -44,10 +44,10 @@ def edge_values(
 ) -> EdgeValues:
     """Run one forward pass with the named method of ATTENTIONS.
 
-    Set `entropy_trains` to False if no gradient goes through the entropy: its graph would keep
-    logits that nothing frees. At most `max_logits` logits (heads times vocabulary) are held at a
-    time; in exchange, each is computed again in the backward pass. A piece without trained tokens
-    costs nothing, and its empty tensors have no gradient.
+    Set `entropy_trains` to False if no gradient goes through the entropy. Otherwise the graph of
+    the entropy would keep logits that no backward pass frees. At most `max_logits` logits (heads
+    times vocabulary) are held at a time; in exchange, all logits are computed again in the backward
+    pass. A piece without trained tokens costs nothing, and its empty tensors have no gradient.
     """
     if not plan.num_edges:
         empty = torch.zeros(0, device=plan.device)

@@ -14,8 +14,9 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece. None of them is quadratic in size, so all pieces of a step can be
-    planned at once and used for every pass over them (old policy, reference, each epoch).
+    """The tensors of one piece. No tensor is quadratic in the number of nodes. Therefore all pieces
+    of a step can be planned at once, and the plans serve every pass over the step (old policy,
+    reference, each epoch).
     """
 
     forest: Forest

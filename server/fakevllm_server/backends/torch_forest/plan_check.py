@@ -174,8 +174,8 @@ class _CallRows(NamedTuple):
 
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
-    """Return for each token whether its node is a child of the previous token's node, and attends
-    to what that node attends to and itself."""
+    """Return for each token whether its node is a child of the previous token's node, and whether
+    its node attends to itself and to the nodes that the previous token's node attends to."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
     before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
@@ -196,8 +196,8 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
     """Return for each node whether its segment is consistent, [nodes] of bool.
 
-    The segment must have the subtree end of its nodes, so that it is a run without a branch. Its
-    path must be all its ancestors, each once, and end with its own nodes."""
+    The segment must have the subtree end of its nodes, so that it is a run without a branch. The
+    segment's path must contain each of its ancestors once, and end with the segment's own nodes."""
     num = forest.num_nodes
     segments = forest.segments
     covers = [0, *(segment.end for segment in segments)] == [
@@ -231,7 +231,8 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
 
 
 def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Replace indices outside [0, limit) by 0, and return which were inside."""
+    """Replace indices outside [0, limit) by 0. Return the indices, and a mask of those that were
+    inside."""
     is_inside = (numbers >= 0) & (numbers < limit)
     return torch.where(is_inside, numbers, 0), is_inside
 

@@ -25,8 +25,8 @@ last one cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return the same calls, with different root keys where that is cheaper. Call it before
-    `pack`."""
+    """Return the same calls, with different root keys where that is cheaper. Call this function
+    before `pack`."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -43,8 +43,8 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the top segments that save less than they cost, by their first node. A tree without
-    branches is never among them."""
+    """Return the top segments that save less than they cost, by their first node. The segment of a
+    tree without branches is never among them."""
     return {
         top.start: top
         for top in forest.segments

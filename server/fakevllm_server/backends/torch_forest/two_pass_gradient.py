@@ -1,4 +1,5 @@
-"""The gradient of a loss that couples tokens of different pieces, which do not fit memory at once.
+"""The gradient of a loss that couples tokens of different pieces, which do not fit into memory at
+once.
 
 The loss is a function of the edges' log-probabilities l_e alone, so its gradient is
 

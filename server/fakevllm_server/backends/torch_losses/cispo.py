@@ -18,7 +18,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_
 def cispo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the loss per token. Each tensor is [tokens]; `clipped` marks weights at a bound."""
+    """Return the loss per token. Each tensor is [tokens]; `clipped` marks tokens whose importance
+    weight is at a bound."""
     ratio = ratio_of(log_prob, old_log_prob).detach()
     weight = torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)
     return PolicyLoss(

@@ -3,7 +3,8 @@
     L = -A log_prob
 
 Sources: REINFORCE, Williams 1992; GPG, arXiv 2504.02546; equal to verl's `gpg`. The loss has no
-ratio. For samples of older weights set `rollout_is`, whose truncated weight is then π / π_engine.
+ratio. For calls that older model weights sampled, set `rollout_is`; the truncated importance weight
+is then π / π_engine.
 """
 
 from __future__ import annotations

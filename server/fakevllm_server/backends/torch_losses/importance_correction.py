@@ -1,9 +1,10 @@
 """Correct for the difference between trainer and engine: importance weights and rejection.
 
-Both use log_ratio = the trainer's log-probability - the engine's, and have no gradient. A sequence
-is a unit of the loss. Formulas and names are verl's (`rollout_correction`). Sources: truncated
-importance sampling from Yao et al., "Your efficient RL framework secretly brings you off-policy RL
-training" (2025); weights of 0 outside both bounds from IcePop.
+Importance weights and rejection both use log_ratio = the trainer's log-probability - the engine's
+log-probability. Neither has a gradient. A sequence is a unit of the loss. Formulas and names are
+verl's (`rollout_correction`). Sources: truncated importance sampling from Yao et al., "Your
+efficient RL framework secretly brings you off-policy RL training" (2025); importance weights of 0
+outside the bounds from IcePop.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ value is verl's."""
 
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return the importance weight of each token, [tokens]: min(ratio, high), or 0 outside both
-    bounds if there is a lower bound. The ratio is exp(log_ratio), or exp of the sum over the
-    sequence. All weights are 1 if `rollout_is` is not set."""
+    """Return the importance weight of each token, [tokens]. Without a lower bound, the weight is
+    min(ratio, high). With a lower bound, the weight is the ratio, or 0 if the ratio is outside the
+    bounds. The ratio is exp(log_ratio), or, if `rollout_is` is `sequence`, exp of the sum of
+    log_ratio over the sequence. All weights are 1 if `rollout_is` is not set."""
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:
         return torch.ones_like(log_ratio)
@@ -44,9 +46,9 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
 
 
 def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossSpec) -> Tensor:
-    """Return the scalar by which `rollout_is_batch_normalize` divides. It is the mean weight over
-    the step's tokens, or over its sequences, each of which has one weight. It is 1 if all weights
-    are 0.
+    """Return the scalar by which `rollout_is_batch_normalize` divides. The scalar is the mean
+    importance weight over the step's tokens or, if `rollout_is` is `sequence`, over the step's
+    sequences. It is 1 if all importance weights are 0.
 
     The tensors, [tokens] each, must hold all counted tokens of the step.
     """
@@ -81,8 +83,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
-    """Compare with the bounds. For k1 both bounds are ratios; for k2 and k3 the upper bound is a
-    divergence."""
+    """Return for each token whether its divergence is within the bounds. For k1 both bounds are
+    ratios; for k2 and k3 the upper bound is a divergence."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

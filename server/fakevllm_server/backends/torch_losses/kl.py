@@ -5,7 +5,7 @@ Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - refe
     k1  d                    the gradient is 0 on average, and not that of the KL
     k2  d² / 2               the value is biased, the gradient is right on average
     k3  exp(-d) + d - 1      never negative, low variance; the gradient is not that of the KL
-    +   `k1+` and `k3+` have that value with k2's gradient
+    +   `k1+` and `k3+` have the value of k1 or k3, with the gradient of k2
 
 verl also calls them kl, mse and low_var_kl.
 """
@@ -32,7 +32,8 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Return k3. The gradient with respect to `log_prob` is 1 - exp(reference - log_prob)."""
+    """Return the k3 estimate for each token. The gradient with respect to `log_prob` is 1 -
+    exp(reference - log_prob)."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 

@@ -12,9 +12,9 @@ All are kept as sums, so they do not depend on how a step is cut. A token's weig
 the step's means (`token_share`); if all parts are equal, these are the formulas above.
 
 Both numerics and the age of a sample increase the metrics. They are therefore taken over the tokens
-whose calls were sampled wholly by the current weights, and `equal_version` is the share of the step
-that these tokens are. If that share is 0, the metrics are taken over all tokens, and include the
-drift of older weights.
+whose calls were sampled wholly by the current weights, and `equal_version` is the share of these
+tokens in the step. If that share is 0, the metrics are taken over all tokens, and include the drift
+of older weights.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Sum over the given tokens. Each tensor is [tokens]."""
+        """Compute the sums over the given tokens. Each tensor is [tokens]."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -66,7 +66,7 @@ class MismatchSums:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name. There must be at least one token."""
+        """Metrics of the sums, by name. There must be at least one token."""
         return {
             "mismatch": self.absolute / self.share,
             "mismatch_k3": self.k3 / self.share,
@@ -85,8 +85,8 @@ class Mismatch:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Sum over counted tokens; tokens that do not count must not be among them. Each tensor is
-        [tokens]."""
+        """Compute the sums over the given tokens, all of which must be counted tokens. Each tensor
+        is [tokens]."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(
@@ -96,7 +96,7 @@ class Mismatch:
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
-        """Add up the sums of parts of a step."""
+        """Add up the sums of the parts of a step."""
         parts = list(parts)
         return Mismatch(
             sum((part.all_tokens for part in parts), MismatchSums()),
@@ -105,7 +105,7 @@ class Mismatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics by name; empty if there are no tokens."""
+        """Metrics of the sums, by name; an empty dictionary if there are no tokens."""
         if not self.all_tokens.share:
             return {}
         sums = self.equal_version if self.equal_version.share else self.all_tokens

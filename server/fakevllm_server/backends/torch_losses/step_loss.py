@@ -3,8 +3,8 @@
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
 `scale` is computed from the whole step (`call_shares`), so the losses and gradients of the
-micro-batches add up to those of the step. A rejected token (`rollout_rs`) is in no term, but stays
-in the denominators, because they are known before any forward pass.
+micro-batches add up to the loss and gradient of the step. A rejected token (`rollout_rs`) is in no
+term, but stays in the denominators, because they are known before any forward pass.
 """
 
 from __future__ import annotations

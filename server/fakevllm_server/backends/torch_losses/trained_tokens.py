@@ -79,7 +79,8 @@ class TrainedTokens:
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
     ) -> TrainedTokens:
-        """Flatten `calls`; `shares` has their share in the step's loss, in the same order."""
+        """Flatten `calls`. `shares` has the share of each call in the step's loss, in the same
+        order."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 
@@ -119,7 +120,7 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
     """Number the units that have a counted token from 0, so that every number is smaller than the
-    number of counted tokens. Units without one also get 0."""
+    number of counted tokens. Units without a counted token also get 0."""
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
     return [numbers.get(share.unit, 0) for share in shares]

@@ -1,4 +1,4 @@
-"""Combine the metrics of a step's epochs (passes over the batch) to those of the step."""
+"""Combine the metrics of a step's epochs (passes over the batch) to the metrics of the step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 def mean_of_epochs(epochs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the epochs that measured it. Metrics about the policy
-    that sampled are measured only in the first epoch, before any update.
+    that sampled the calls are measured only in the first epoch, before any update.
 
     >>> mean_of_epochs([{"loss": 1.0, "ess": 0.9}, {"loss": 2.0}])
     {'loss': 1.5, 'ess': 0.9}

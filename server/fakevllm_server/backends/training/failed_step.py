@@ -1,4 +1,5 @@
-"""Distinguish a failed training step that changed no weights from one that changed some."""
+"""Distinguish a failed training step that changed no weights from a failed step that changed some
+weights."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """A step failed after it had begun to change weights, which now belong to no step."""
+    """A step failed after it had begun to change the weights. The weights are now those of no
+    complete step."""
 
 
 class UpdateTracker:

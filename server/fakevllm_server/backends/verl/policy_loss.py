@@ -63,7 +63,8 @@ class VerlPolicyLoss:
     def kl(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
     ) -> float:
-        """Return the KL to the reference, a mean over response tokens weighted by their calls.
+        """Return the KL to the reference, a mean over response tokens with the loss weights of
+        their calls.
 
         `log_probs` and `reference` have one tensor for each row, [response tokens].
         """
@@ -78,8 +79,9 @@ class VerlPolicyLoss:
         """Return the clip fractions and `ppo_kl` of the whole batch.
 
         The workers' own metrics are not used, because they are means over micro-batches.
-        `log_probs` has one tensor for each row, [response tokens]. `is_first` means before any
-        update. Only then is `ppo_kl` about the policy that sampled, and reported.
+        `log_probs` has one tensor for each row, [response tokens]. `is_first` is true before any
+        update. `ppo_kl` is reported only then, because it is about the policy that sampled the
+        calls.
         """
         sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
         lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
@@ -107,8 +109,8 @@ def _policy_and_kl_loss(
     data: Any,
     dp_group: Any = None,
 ) -> tuple[Tensor, Any]:
-    """Return verl's loss plus our KL. verl's own KL (`use_kl_loss`) ignores the weights of calls,
-    which its policy loss respects."""
+    """Return verl's loss plus our KL. verl's own KL (`use_kl_loss`) ignores the loss weights of the
+    calls, whereas verl's policy loss applies them."""
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     padded = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
     log_probs = no_padding_2_padding(model_output["log_probs"], data)
@@ -118,8 +120,9 @@ def _policy_and_kl_loss(
 
 
 def _check_supported(spec: LossSpec) -> None:
-    """Raise BackendError for settings that verl's rows cannot express. A row has the weights for a
-    mean over tokens, and no information about other calls of its episode."""
+    """Raise BackendError for settings that verl's rows cannot express. A row contains the loss
+    weights of its tokens for a mean over tokens, and no information about other calls of its
+    episode."""
     default = LossSpec()
     unsupported = [
         f"{field.name} = {str(getattr(spec, field.name)).lower()}"

@@ -2,10 +2,10 @@
 
     python -m fakevllm_server.backends.verl.session_cleanup SESSION FOLDER
 
-Ray ends together with the process that started it, except for helper processes, which notice the
-end only after a while. The cleanup process is in a session of its own. The trainer holds the other
-end of its standard input. When that closes, the cleanup process ends all processes of the trainer's
-session and removes Ray's folder.
+Ray ends together with the process that started it, except for helper processes, which continue to
+run for a while. The cleanup process is in a session of its own. The trainer holds the other end of
+the cleanup process's standard input. When this standard input closes, the cleanup process ends all
+processes of the trainer's session and removes Ray's folder.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ ROUND_INTERVAL_S = 0.1
 
 
 def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
-    """Start the cleanup process for this process's session. Keep a reference to the returned
-    process, because its end is triggered when its standard input closes.
+    """Start the cleanup process for this process's session, and return it. Keep a reference to the
+    returned object: if it is deleted, the standard input closes, and the cleanup begins.
 
-    Return None if this process does not lead its session, which then contains other processes.
+    Return None, without starting a process, if this process does not lead its session. The session
+    then contains processes that are not the trainer's.
     """
     if os.getsid(0) != os.getpid():
         return None

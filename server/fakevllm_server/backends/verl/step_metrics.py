@@ -20,10 +20,11 @@ def first_pass_metrics(
     entropies: Sequence[Tensor],
     version: int | None = None,
 ) -> StepMetrics:
-    """Return the metrics that the embedded trainer reports too: KL, entropy, and mismatch.
+    """Return the metrics of KL, entropy and mismatch, which the embedded trainer reports too.
 
-    `log_probs` and `entropies` have one tensor for each row, [response tokens]. `version` is that
-    of the trainer's weights. Means are taken over response tokens, weighted by their calls.
+    `log_probs` and `entropies` have one tensor for each row, [response tokens]. `version` is the
+    version of the trainer's weights. Means are taken over response tokens, with the loss weights of
+    their calls.
     """
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])
     weights = token_weights(rows)

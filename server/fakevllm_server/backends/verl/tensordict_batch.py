@@ -25,8 +25,9 @@ def make_tensordict(
 ) -> TensorDict:
     """Return the batch for verl's workers.
 
-    The loss is then the mean over response tokens, weighted by their calls: verl multiplies by
-    `rollout_is_weights` and divides by the sum of `loss_mask` over all workers.
+    With this batch, verl's loss is the mean over response tokens with the loss weights of their
+    calls: verl multiplies by `rollout_is_weights` and divides by the sum of `loss_mask` over all
+    workers.
 
     `max_tokens` is the maximum size of a micro-batch; a longer row is a micro-batch of its own.
     `reference` has the reference policy's log-probabilities of each row, [response tokens]. Without

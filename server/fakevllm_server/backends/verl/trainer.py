@@ -98,7 +98,8 @@ class VerlTrainer:
         await self._run(lambda: self._restore(folder))
 
     def _boot(self, job: TrainJob) -> None:
-        """Set the job's settings, and keep weights and moments, so that a restore may come first.
+        """Set the job's settings. Weights and the optimizer's moments stay, so a boot may follow a
+        restore.
 
         Raises BackendRefused for settings that the verl trainer does not support.
         """
@@ -240,8 +241,8 @@ class VerlTrainer:
 
 
 def _check_model_settings(job: TrainJob) -> None:
-    """Raise BackendError for settings of the model, because the workers build their models before
-    the job is known."""
+    """Raise BackendError if the job sets properties of the model, because the workers build their
+    models before the job is known."""
     for setting, is_set, reason in (
         ("lora_rank", job.lora_rank > 0, "because it trains all weights"),
         (

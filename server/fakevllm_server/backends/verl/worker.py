@@ -109,7 +109,8 @@ class PolicyWorker(TinkerTrainingWorker):
         return engine.module
 
     def _named_tensors(self, dtype: torch.dtype, *, is_kept: bool) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights one by one. Yield them on the CPU if `is_kept`, else yield nothing.
+        """Gather the weights one by one. If `is_kept` is true, yield the gathered weights on the
+        CPU; otherwise yield nothing.
 
         The names are those of a Hugging Face folder. Tied weights are yielded once.
         """

@@ -20,14 +20,15 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """A worker has died, or its rank is out of step with the others. Only a new start of all
-    workers helps."""
+    """A worker has died, or its rank is out of step with the others. Training can continue only
+    after all workers have been started again."""
 
 
 class WorkerGroup:
     """All workers of the trainer. Each method runs on every rank.
 
-    A method raises BackendError if the workers failed and still live, and WorkersLost otherwise.
+    If a call fails, the method raises BackendError if all workers still live, and WorkersLost
+    otherwise.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
@@ -55,7 +56,7 @@ class WorkerGroup:
         self._call_all("set_grad_clip", grad_clip)
 
     def forward_backward(self, rows: Any) -> tuple[float, Any]:
-        """Add the gradients of a batch to those that the workers hold.
+        """Add the gradients of a batch to the gradients that the workers hold.
 
         Return the loss of the batch, and verl's output with `log_probs` and `entropy` of every row
         in order.

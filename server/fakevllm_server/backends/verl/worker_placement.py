@@ -8,7 +8,7 @@ from fakevllm_server.types.backend import BackendRefused
 
 
 def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
-    """Return the number of workers for each node in use, which is the same for all of them.
+    """Return the number of workers for each node in use. All of these nodes get the same number.
 
     Each worker takes one GPU. As few nodes as possible are used. `num_workers` None means one
     worker for each GPU. Raises BackendRefused if there is no such placement.

@@ -122,7 +122,8 @@ def check_logprobs(response: VllmResponse) -> CheckResult:
 
 
 def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
-    """Check that the logprobs are those of the sampled distribution, which has the temperature.
+    """Check that the logprobs belong to the distribution from which vLLM samples, whose logits are
+    divided by the temperature.
 
     The arguments are completions of the same prompt at temperatures 1 and 2, with the top logprobs
     of the first token. The temperature divides logits, so at temperature 2 the difference of two
@@ -173,7 +174,8 @@ def check_tool_calls(response: VllmResponse, chat_template: str | None) -> Check
 def check_reasoning(server_info: VllmResponse, chat_template: str | None) -> CheckResult:
     """Check that a model whose template has `<think>` is served with a reasoning parser.
 
-    Only a vLLM in development mode responds to GET /server_info. Otherwise the check succeeds.
+    Only a vLLM in development mode responds to GET /server_info. Without a response from
+    /server_info, the check succeeds.
     """
     name = "reasoning parser"
     config = as_object(server_info.json.get("vllm_config")).get("structured_outputs_config")

@@ -113,7 +113,8 @@ async def _complete(client: ControlClient, model: ServedModel, **sampling: Any) 
 
 
 def _settled(response: VllmResponse, request: str) -> VllmResponse:
-    """Return the response if it depends only on how vLLM was started. Else raise BackendError."""
+    """Return a response that shows what this vLLM can do. Raises BackendError if there was no
+    response or a server error, which may be temporary."""
     if response.status == 0:
         raise BackendError(f"vLLM did not respond to {request}: {response.detail}")
     if response.status >= SERVER_ERROR:

@@ -97,7 +97,8 @@ class ControlClient:
         return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
-        """Send a POST and return the response with status 200. Raises as `load_weights`."""
+        """Send a POST and return the response with status 200. Raises the errors of
+        `load_weights`."""
         response = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if response.status == 0:

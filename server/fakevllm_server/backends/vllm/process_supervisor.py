@@ -4,8 +4,8 @@
 
 The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
 that it starts belong to that group. The supervisor passes SIGTERM on to PROGRAM. It ends the whole
-group when PROGRAM ends, or when its standard input closes because the server was killed. Its exit
-code is that of PROGRAM.
+group when PROGRAM ends, or when the supervisor's standard input closes because the server was
+killed. The supervisor's exit code is that of PROGRAM.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def _wait_for_exit_or_eof(pid: int) -> bool:
 def _end_group() -> None:
     """End all other processes of the group: first with SIGTERM, then with SIGKILL.
 
-    Python's resource trackers get SIGKILL last, because they clean up after the others. A process
-    that survives SIGKILL hangs in the kernel, and nothing can end it.
+    Python's resource trackers get SIGKILL last, because they clean up after the other processes. A
+    process that survives SIGKILL hangs in the kernel, and nothing can end it.
     """
     started_at = time.monotonic()
     _send_signal(_other_processes(), signal.SIGTERM)
@@ -86,8 +86,8 @@ def _end_group() -> None:
 def _is_resource_tracker(pid: int) -> bool:
     """Return whether the process is Python's resource tracker.
 
-    The tracker removes the shared memory of killed processes. It ignores SIGTERM, and ends by
-    itself after the processes that it serves.
+    The tracker removes the shared memory of killed processes. The tracker ignores SIGTERM, and ends
+    by itself when the processes that use it have ended.
     """
     try:
         return b"resource_tracker" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
@@ -96,7 +96,7 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _other_processes() -> list[int]:
-    """Return the ids of the live_processes processes in this group, except this process."""
+    """Return the ids of the live processes in this process's group, except this process."""
     return [process for process in live_processes(GROUP, os.getpgrp()) if process != os.getpid()]
 
 

@@ -33,7 +33,8 @@ def base_url(url: str) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """Return the host, and the port if the URL has one. Raises BackendRefused as `base_url`.
+    """Return the host, and the port if the URL has a port. Raises BackendRefused for the same URLs
+    as `base_url`.
 
     >>> host_and_port("http://gpu-box:8000")
     'gpu-box:8000'

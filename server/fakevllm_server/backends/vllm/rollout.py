@@ -210,8 +210,9 @@ class VllmRollout:
             ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
-        """Make the server start vLLM again, or connect again, because it is unknown whether vLLM is
-        paused. Return the error to raise."""
+        """Handle a failed pause, after which it is unknown whether vLLM is paused. End a child
+        process, so that the server starts it again. Mark an external vLLM as failed, so that the
+        server connects to it again. Return the error to raise."""
         if self._spec.url is None:
             await self.close()
             return BackendError(
@@ -222,7 +223,7 @@ class VllmRollout:
         return BackendError(f"{self._name} was not paused for new weights: {failure}")
 
     async def _push(self, client: ControlClient, folder: Path, version: int) -> None:
-        """Load weights, with one retry."""
+        """Load weights into vLLM. If that fails, try once more."""
         try:
             await client.load_weights(folder, version)
         except BackendError as failure:
@@ -232,8 +233,8 @@ class VllmRollout:
             await client.load_weights(folder, version)
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
-        """End a child process, or count the failure of an external vLLM. Return the error to
-        raise."""
+        """Handle a failed publication: end a child process, or count the failure of an external
+        vLLM. Return the error to raise."""
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")

@@ -4,10 +4,11 @@
 
 The simulation keeps these properties of vLLM:
 
-* The logprobs are those of its policy at the requested temperature.
-* The weights are `weights.txt` in the weights folder. Its text is the content of every answer.
-* While paused, it samples nothing.
-* After a failed reload, it answers HALF_LOADED.
+* It reports the logprobs of its policy at the requested temperature.
+* The weights are the file `weights.txt` in the weights folder. The text of this file is the content
+  of every answer.
+* While it is paused, the simulation samples nothing.
+* After a failed reload, the content of every answer is HALF_LOADED.
 
 Each `Fault` is one wrong setup or one failure of vLLM.
 """

@@ -48,7 +48,8 @@ class Watchdog:
         self._last_progress_at = now
 
     def observe(self, state: Observation) -> str | None:
-        """Return how vLLM hangs, as the predicate of a sentence, or None if it does not hang."""
+        """Add an observation. If vLLM hangs, return how it hangs, as the predicate of a sentence;
+        otherwise return None."""
         if state.is_healthy:
             self._last_healthy_at = state.at
         if state.has_progressed or state.is_paused or not state.num_running:
@@ -64,7 +65,8 @@ class Watchdog:
 async def wait_until_hung(
     client: ControlClient, num_running: Callable[[], int], is_paused: Callable[[], bool]
 ) -> str:
-    """Observe vLLM every `POLL_INTERVAL_S`. Return how it hangs once it hangs."""
+    """Observe vLLM every `POLL_INTERVAL_S` seconds until it hangs. Return a description of how it
+    hangs."""
     watchdog, progress = Watchdog(time.monotonic()), _ProgressProbe(client)
     try:
         while True:

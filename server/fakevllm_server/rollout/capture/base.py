@@ -1,12 +1,15 @@
-"""Capture of one LLM call: its tokens are recorded for training, and the app sees a plain answer.
+"""Capture of one LLM call: its tokens are recorded for training, and the app gets the answer that a
+plain vLLM would give.
 
-This module has the part that all formats share. Each format has a subclass of CallCapture.
+This module has the part that all wire formats share. Each wire format has a subclass of
+CallCapture.
 
 * The engine is asked for token ids, logprobs, weight versions and usage.
 * Fields that the app did not request are reset to null, as a plain vLLM would print them. Chunks
   that exist only because of the capture's fields are removed.
-* Ids and logprobs are those that the engine reported. They are never derived from the text.
-* A call with a missing id or logprob is kept, but marked as untrainable. Nothing is padded.
+* Ids and logprobs are recorded as the engine reported them. They are never derived from the text.
+* A call with a missing id or logprob is recorded, but marked as untrainable. Missing values are
+  never filled in.
 """
 
 from __future__ import annotations
@@ -138,8 +141,8 @@ class CallCapture(ABC):
     def event(self, event: bytes) -> bytes:
         """Record one event of a stream, and return the bytes that the app may see now.
 
-        These are empty if the app must not see the event, or not yet. A chunk that was held back is
-        returned before a later event.
+        The bytes are empty if the app must not see the event, or must not see it yet. A chunk that
+        was held back is returned before a later event.
         """
         try:
             chunk = parse_event(event)
@@ -154,7 +157,8 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the capture's fields and answered the app's own body."""
+        """Record that the engine refused the capture's fields, and answered the app's own body
+        instead."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
@@ -245,8 +249,8 @@ class CallCapture(ABC):
             self._hide(choice)
 
     def _record_prompt(self, holder: Json) -> None:
-        """Record and hide the prompt's ids, which are in the answer or, in completions, in the
-        choice."""
+        """Record the prompt's ids, and hide them if the app did not request ids. The ids are in the
+        answer or, in the completions format, in the choice."""
         if holder.get("prompt_token_ids") is not None:
             self._prompt_ids = [_checked_id(id) for id in holder["prompt_token_ids"]]
         if self._hides_ids and "prompt_token_ids" in holder:
@@ -287,7 +291,8 @@ def _as_vllm_writes(body: Json) -> bytes:
 def _adds_usage(body: Json) -> bool:
     """Return whether the capture requests usage that the app does not request.
 
-    It does so only for streams of one choice: usage is the sum over all choices.
+    The capture requests usage only for streams with one choice, because usage is the sum over all
+    choices.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False
@@ -320,7 +325,8 @@ def _checked_id(value: object) -> int:
 
 
 def _is_number(logprob: object) -> bool:
-    """Return whether a value is a logprob that vLLM really computed."""
+    """Return whether a value is a finite logprob, and not the placeholder that vLLM prints for a
+    missing logprob."""
     return (
         isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _MISSING_LOGPROB
     )

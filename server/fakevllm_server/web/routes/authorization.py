@@ -1,10 +1,10 @@
-"""Access rules of the server: routes for admins, and episodes for the owner of the key that claimed
-them.
+"""Access rules of the server: some routes are only for admins, and an episode is only for the owner
+of the key that claimed it.
 
 Clients may call the model, claim and end their own episodes, end groups, and read the status.
-Routes that affect other clients, or show other clients' calls, are for admins. Groups of passive
-traffic have no owner: their ids are random, and while a group is open, only the proxy that created
-it knows its id.
+Routes that affect other clients, or show other clients' calls, are only for admins. Groups of
+passive traffic have no owner: their ids are random, and while a group is open, only the proxy that
+created it knows its id.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MODEL_PATHS = ("/v1/", "/e/")
 
 
 def caller_of(state: ServerState, scope: Scope) -> str:
-    """Return the owner of the key that a request sends: the owner may use the episodes that the key
-    claimed. "" if the server requires no keys."""
+    """Return the owner of the API key that a request sends, or "" if the server requires no keys.
+    The owner may use the episodes that were claimed with this key."""
     return state.config.keys.owner_of(api_key_of(header_map(scope)))
 
 

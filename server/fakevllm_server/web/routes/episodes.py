@@ -1,6 +1,6 @@
 """Routes for the episodes of active clients: claim, renew, end, abort.
 
-Clients match parts of the messages, so these parts are worded as in AgentJet.
+Clients match parts of the messages, so these parts have the same words as in AgentJet.
 """
 
 from __future__ import annotations

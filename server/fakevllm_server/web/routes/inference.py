@@ -64,8 +64,8 @@ _ENGINE_FAILED = "The engine did not answer; it is being started again."
 
 
 def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
-    """Return the ASGI endpoint of the adapter's wire format. With None, return the endpoint of the
-    routes that are relayed to the engine unchanged."""
+    """Return the ASGI endpoint of the adapter's wire format. If the adapter is None, return the
+    endpoint of the routes that are relayed to the engine unchanged."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -160,8 +160,8 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait for an engine that answers and for its open gate, and count the call at the gate while
-    the block runs.
+    """Wait until an engine answers calls and its gate is open. Count the call as running at the
+    gate while the block runs.
 
     `failed` is the client that failed the call before. Raises WireError (503) after HOLD_S seconds.
     """

@@ -59,7 +59,8 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/get_episode_buffer")
     async def get_episode_buffer(request: Request) -> EpisodeBuffer:
-        """Return the caller's claimed episodes, or those of all clients to an admin."""
+        """Return the caller's claimed episodes. An admin gets the claimed episodes of all
+        clients."""
         caller, sees_all = caller_of(state, request.scope), is_admin(state, request.scope)
         episodes = [each for each in state.episodes.claimed if sees_all or each.owner == caller]
         base_url = str(request.base_url)
@@ -169,8 +170,8 @@ TRAINER_PATHS = (
 def _trainer_routes() -> APIRouter:
     """Return the routes that AgentJet's own trainer calls on its server.
 
-    Here they refuse every call, in the protocol's format. The trainer of this server is its child
-    process, and no client may set the engine's state or the batch.
+    On this server, these routes refuse every call, in the protocol's format. The trainer of this
+    server is its child process, and no client may set the engine's state or the batch.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

@@ -81,8 +81,9 @@ class ClientCall:
         await self._request_with_retry(engine, exchange, request)
 
     def captured(self, save: SaveCall) -> Attempt:
-        """Return the attempt that captures the call's tokens. Each attempt captures from the start.
-        An attempt with a complete answer passes the captured call to `save`."""
+        """Return a function that makes one attempt to answer the call, and captures its tokens.
+        Each attempt captures from the start. An attempt with a complete answer passes the captured
+        call to `save`."""
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
             if self.adapter.upstream_path not in CAPTURES:  # the route samples no tokens
@@ -138,9 +139,9 @@ class ClientCall:
         exchange: Exchange,
         request: Callable[[ErrorPredicate], Awaitable[None]],
     ) -> None:
-        """Send the request. If prompt and token limit together exceed the context, send it once
-        more without the limit. If the second request is refused too, the client gets the first
-        error."""
+        """Send the request. If the engine refuses it because prompt and token limit together exceed
+        the context, send it once more without the token limit. If the second request is refused
+        too, the client gets the first error."""
         unlimited = drop_token_limits(exchange.body)
 
         def raises_refused(status: int, body: Json) -> bool:
@@ -158,9 +159,9 @@ class ClientCall:
         await self._send_refusal(engine, first)
 
     def _open(self, engine: EngineClient) -> Exchange | WireError:
-        """Return the exchange of the call, with the job's sampling settings and a limit within the
-        context. Return an error if the call cannot be translated: the client gets this error if the
-        engine has no route for the client's format either."""
+        """Return the exchange of the call, with the job's sampling settings and without a token
+        limit that exceeds the context. If the call cannot be translated, return an error. The
+        client gets this error only if the engine has no route for the client's format."""
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
             exchange = self.adapter.open(parsed, engine.info)

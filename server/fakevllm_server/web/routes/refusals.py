@@ -46,8 +46,8 @@ class _StrictRequest(Request):
 class StrictRoute(APIRoute):
     """A route that reads strict JSON, and answers an invalid body with status 422 and one line.
 
-    Unlike FastAPI's own 422, the line does not repeat the body, which may be impossible to write as
-    JSON.
+    Unlike FastAPI's own 422, the line does not repeat the body, because the body may be impossible
+    to write as JSON.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -34,8 +34,11 @@ class ChatRenderer:
         self._cache_lock = threading.Lock()
 
     def render(self, request: ChatRequest) -> list[int]:
-        """Return the prompt's ids. Raises WireError (400) for a conversation that the template or
-        the model does not accept, and for one that cannot fit in the context."""
+        """Return the token ids of the request's prompt.
+
+        Raises WireError (400) for a conversation that the template or the model does not accept, and
+        for a conversation that cannot fit in the context.
+        """
         extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {
             "add_generation_prompt": extra.get("add_generation_prompt", True),

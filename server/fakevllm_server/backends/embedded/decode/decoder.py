@@ -92,8 +92,9 @@ class Decoder:
             self.drop([index for index, row in enumerate(self.rows) if row.cancelled])
 
     def drop_for_memory(self) -> list[DecodeRequest]:
-        """Remove rows until the others can grow, and return their requests. The shortest rows are
-        removed first, because they are the cheapest to compute again.
+        """Remove rows until memory suffices for one more token in each remaining row, or until one
+        row is left. Return the requests of the removed rows. The shortest rows are removed first,
+        because they are the cheapest to compute again.
         """
         dropped: list[DecodeRequest] = []
         while len(self.rows) > 1 and not self.cache.fits(
@@ -129,7 +130,7 @@ class Prefill:
         self._piece_tokens = max(1, piece_tokens // len(rows))
 
     def advance(self) -> bool:
-        """Compute one piece, and return whether it was the last."""
+        """Compute one piece, and return whether it was the last piece of the prefill."""
         piece = self._ids[:, self._done : self._done + self._piece_tokens]
         # The logits are unused; one position is the minimum that can be requested.
         self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
@@ -149,8 +150,9 @@ class Prefill:
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Return the cache shape of a model. It is measured with a forward pass, because configs name
-    the sizes in too many ways. Raises ValueError if layers differ.
+    """Return the cache shape of a model. The shape is measured with a forward pass, because model
+    configs have different names for the sizes. Raises ValueError if the layers have different
+    shapes.
     """
     cache = DynamicCache()
     network: Any = model

@@ -20,8 +20,9 @@ deep model, and far below the effect of a wrong position or mask."""
 
 
 def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
-    """Compare the decoding of two rows of different lengths, joined at different times, with plain
-    forward passes. Raises BackendError if the model cannot be decoded or the logits differ.
+    """Compare the decoding of two rows of different lengths, which join the batch at different
+    times, with plain forward passes. Raises BackendError if the model cannot be decoded in a batch
+    or the logits differ.
     """
     try:
         worst = _worst_difference(model, max_model_len)

@@ -64,7 +64,8 @@ class GrammarCompiler:
                 self._checked.popitem(last=False)
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Compile a grammar, and return a matcher for one request. Raises WireError (400)."""
+        """Compile a grammar, and return a matcher for one request. Raises WireError (400) if the
+        grammar cannot be compiled."""
         import xgrammar
 
         self.check(grammar)
@@ -93,8 +94,8 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Return the compiler, and make it on first use. If two threads make one at the same time,
-        the second one is kept."""
+        """Return the compiler, which is created on first use. If two threads create a compiler at
+        the same time, the compiler that was created second is kept."""
         if self._compiler is None:
             import xgrammar
 
@@ -119,8 +120,8 @@ class GrammarMatcher:
         self._is_over = False
 
     def allowed(self) -> Tensor | None:
-        """Return a mask [vocabulary] that is true for the tokens that may follow, or None if all
-        may."""
+        """Return a mask [vocabulary] that is true for the tokens that may follow, or None if every
+        token may follow."""
         if self._is_over or not self._matcher.fill_next_token_bitmask(self._words[None]):
             return None
         bits = self._words[:, None] >> torch.arange(WORD_BITS, dtype=torch.int32)
@@ -218,7 +219,8 @@ def _ebnf(grammar: Grammar) -> str:
 
 
 def _structural_tag(text: str) -> Any:
-    """Compile a structural tag. It has either `structures` and `triggers`, or `format`."""
+    """Compile a structural tag. The tag has either the keys `structures` and `triggers`, or the key
+    `format`."""
     import xgrammar
 
     tag = json.loads(text)

@@ -85,7 +85,7 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, prefix: CachedPrefix | None) -> None:
-        """Append a row that begins with `prefix`; None is the empty prefix."""
+        """Append a row that begins with `prefix`, or an empty row if `prefix` is None."""
         length = 0 if prefix is None else prefix.num_tokens
         self.reserve(self.num_rows + 1, length + 1)
         if prefix is not None:
@@ -122,8 +122,8 @@ class KvCache(Cache):
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
-        """Return the slots and the capacity to allocate. Long rows are expensive, so no empty slots
-        are allocated beside them."""
+        """Return the number of row slots and the capacity of each slot in tokens. Long rows are
+        expensive, so no minimum number of slots is allocated for them."""
         capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
         least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
         slots = max(least, 1 << (num_rows - 1).bit_length())

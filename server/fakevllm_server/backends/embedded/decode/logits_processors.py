@@ -66,7 +66,7 @@ class LogitsProcessor:
 
     def apply(self, logits: Tensor) -> None:
         """Change `logits` [vocabulary], float32, in place. At least one token stays possible: if
-        the rules together leave none, the end of sequence is allowed."""
+        the rules together exclude all tokens, the end-of-sequence token is allowed."""
         self._mask(logits)
         if self._sampling.logit_bias:
             if self._bias is None:

@@ -1,5 +1,5 @@
-"""Keys and values of recent prompts, so that siblings prefill once. The least recently used are
-evicted first.
+"""Keys and values of recent prompts, so that a prompt shared by siblings is prefilled once. The
+least recently used prompts are evicted first.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 
 
 class PrefixCache:
-    """A cache of at most `max_tokens` tokens. All prefixes must be of one weight version: clear it
-    when the weights change.
+    """A cache of prefixes with at most `max_tokens` tokens in total. All prefixes must have been
+    computed with the same weights, so clear the cache when the weights change.
     """
 
     def __init__(self, max_tokens: int) -> None:

@@ -30,7 +30,7 @@ class TokenStream:
         self._queue.put_nowait(error)
 
     async def get(self) -> tuple[list[Token], bool]:
-        """Return the next tokens, and whether they are the last."""
+        """Return the next tokens, and whether they are the last tokens of the request."""
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
@@ -65,7 +65,7 @@ class DecodeRequest:
         return array("i", self.ids[:-1]).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:
-        """Append a sampled token, and set `finished` if it is the last."""
+        """Append a sampled token, and set `finished` if it is the last token of the completion."""
         self.ids.append(token.id)
         self.num_sampled += 1
         self.undelivered.append(token)

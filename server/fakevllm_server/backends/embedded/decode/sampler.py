@@ -124,8 +124,10 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
-    """Return the packed allowed set of each row in `reporting`, and None for the others. Whatever
-    excluded a token (grammar, ids, top-p …), its log-probability is -inf."""
+    """Return for each row in `reporting` the packed set of tokens that could be sampled. Return
+    None for all other rows, and for rows in which every token could be sampled. An excluded token
+    is recognized by its log-probability of -inf, whether a grammar, allowed ids, top-p or another
+    setting excluded it."""
     sets: list[bytes | None] = [None] * len(logprobs)
     if not reporting:
         return sets

@@ -1,8 +1,8 @@
 """The state of the sampler on the engine thread: weights and their version, rows, cached prefixes
 and waiting requests.
 
-One iteration gives every running request a token. A publish pauses the admission of requests, so
-that the running ones can finish.
+One iteration gives every running request a token. A publication of weights pauses the admission of
+requests, so that the running requests can finish.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Use the weights of `source`. They are copied into the present model if that is possible,
-        so that no second model stays in memory."""
+        """Use the weights of `source`. The weights are copied into the present model if that is
+        possible, so that no second model stays in memory."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):

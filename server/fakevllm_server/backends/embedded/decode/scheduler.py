@@ -7,7 +7,8 @@ Requests are served in order of arrival. In each call of `schedule`, a waiting r
     waits for a prefill         if that prefill computes the same prefix,
     is added to a new prefill   if no prefill is running and the new one has room.
 
-Only one prefill runs at a time. The first request for which there is no room ends the call.
+Only one prefill runs at a time. The first request for which there is no room ends the call of
+`schedule`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ class Scheduler:
         return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """End the running prefill, and return the requests that waited for it, by key."""
+        """End the running prefill, and return the requests that waited for it, by the key of their
+        prefix."""
         done, self.prefilling = self.prefilling, {}
         return done
 

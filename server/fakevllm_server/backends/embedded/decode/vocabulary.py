@@ -32,8 +32,9 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each word as it is spelled at the start of a text. If its spelling after a
-    space begins with another id and has the same length, return that spelling too."""
+    """Return the ids of each word as it is spelled at the start of a text. If the word is spelled
+    differently after a space, with another first id and equally many ids, return the ids of that
+    spelling too."""
     spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)

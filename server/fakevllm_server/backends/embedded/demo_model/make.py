@@ -2,9 +2,9 @@
 
 A Qwen3 of three layers is trained on sums in the right form; half of the answers are wrong. The
 model therefore knows the sums but samples wrong answers often, which reinforcement learning can
-improve. A few prompts of other text keep its replies short and well formed for any prompt. With one
-torch thread and a fixed seed, the result is the same every time on one machine with one torch
-version.
+improve. A few prompts with other text are trained too, so that the model's replies are short and
+well formed for any prompt. With one torch thread and a fixed seed, the result is the same every
+time on one machine with one torch version.
 """
 
 from __future__ import annotations
@@ -102,8 +102,9 @@ def main() -> None:
 def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer. Any UTF-8 text survives it, and strings of `texts` have few
-    tokens. The tokens of SPECIALS in `readable` are decoded as text."""
+    """Train a byte-level BPE tokenizer. Decoding the encoded ids of any UTF-8 text returns that
+    text. Strings of `texts` have few tokens. The tokens in `readable`, which are members of
+    SPECIALS, appear in decoded text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -210,7 +211,8 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Return random words that look like a word problem, and a reply of the right form."""
+    """Return a text of random words that resembles a word problem, and a reply in one of the forms
+    that the model learns for sums."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
         for _ in range(rng.randint(3, MAX_CHATTER_WORDS))
@@ -221,7 +223,7 @@ def _chatter(rng: random.Random) -> tuple[str, str]:
 
 
 def _inflected(rng: random.Random) -> str:
-    """Return a random word, sometimes one of random letters."""
+    """Return a word that was chosen from WORDS, or a string of random letters."""
     if rng.random() < 0.6:
         return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])
     return "".join(rng.choice("aeiounrstlmcdghbpw") for _ in range(rng.randint(2, 9)))

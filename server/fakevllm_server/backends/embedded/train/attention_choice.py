@@ -21,7 +21,7 @@ log = logging.getLogger("fakevllm.trainer")
 
 
 class AttentionChoice:
-    """The choice for one model, with the results of the checks."""
+    """The chosen attention method for one model, with the results of the checks."""
 
     def __init__(self) -> None:
         self._checks: dict[str, AttentionCheck] = {}
@@ -35,8 +35,9 @@ class AttentionChoice:
         self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
-        """Return the name of the method to use. Raises BackendRefused for a model whose
-        log-probabilities are wrong even without sharing."""
+        """Return the name of the attention method to use, which is `rows` if `shares_prefixes` is
+        false. Raises BackendRefused for a model whose log-probabilities are wrong even without
+        sharing."""
         # Rows are always checked, because pieces that share too little use them too.
         fault = self._fault(model, ROWS)
         if fault is not None:

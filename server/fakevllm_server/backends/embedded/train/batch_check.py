@@ -12,12 +12,12 @@ from fakevllm_server.types.backend import BackendError, Call
 
 
 class FidelityError(BackendError):
-    """The step's tokens are not those that were sampled; nothing has been trained."""
+    """The tokens of the step differ from the recorded tokens; nothing has been trained."""
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
-    """Return the share of tokens that are as recorded, which is 1. Raises FidelityError if it is
-    less."""
+    """Check all tokens of a step, and return 1.0, the share of tokens that are as recorded. Raises
+    FidelityError if the share is below 1."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
     results = [
@@ -37,7 +37,8 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check that a loss that couples pieces gets the tokens of all pieces, in their order."""
+    """Check the tokens that a loss gets if it couples pieces: the tokens of all pieces, in the
+    order of the pieces."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

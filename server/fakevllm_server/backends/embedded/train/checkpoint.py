@@ -5,7 +5,8 @@ read.
     optimizer.safetensors   `<weight>.<slot>`, AdamW's moments and step counts
     state.json              random state; with LoRA its settings, and which model they fit
 
-A checkpoint contains nothing else of the job, so a run may continue from it with other settings.
+A checkpoint contains no other settings of the job, so a run may continue from it with other
+settings.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def _write_dtype(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _saved_weights(trainer: PolicyTrainer) -> dict[str, Tensor]:
-    """Return the weights that a checkpoint contains: all, or with LoRA those of the adapters."""
+    """Return the weights that a checkpoint contains: with LoRA the adapters' weights, otherwise all
+    weights."""
     named = named_weights(trainer.model)
     if trainer.lora is None:
         return named

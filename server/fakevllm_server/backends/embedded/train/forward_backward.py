@@ -81,7 +81,8 @@ class Passes:
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
         """Add the step's gradient to the model's, and return the metrics. `is_first` is true before
-        any update of the step: only then the metrics about the policy that sampled are valid."""
+        any update of the step. Only then are metrics about the policy that sampled the calls
+        valid."""
         if step.whole is not None:
             return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
         parts: list[_PartMetrics] = []
@@ -99,8 +100,8 @@ class Passes:
     def _backward_in_two_passes(
         self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Do the same for a loss that couples tokens of different pieces: compute all values first,
-        and then each piece's part of the gradient."""
+        """Do the same as `backward` for a loss that couples tokens of different pieces. Compute the
+        log-probabilities of all pieces first, and then each piece's part of the gradient."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -130,8 +131,8 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return the loss of some pieces and their parts of the metrics. `tokens` has the tokens of the
-    pieces, one piece after another."""
+    """Return the loss of some pieces, and the contribution of these pieces to the step's metrics.
+    `tokens` has the tokens of the pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None
@@ -155,8 +156,8 @@ def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
 
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
-    """Return metrics of the difference between trainer and engine: these tokens' parts of the
-    means, and the maximum."""
+    """Return metrics of the difference between trainer and engine: the contribution of these tokens
+    to the step's means, and the largest difference of probabilities."""
     sampled = tokens.sampled_log_prob
     means = {
         "approx_kl": k3(sampled, log_prob),
@@ -179,7 +180,8 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
-    """Join the metrics of all pieces: parts of means are added up."""
+    """Combine the metrics of all pieces to the metrics of the step. Contributions to means are
+    added up."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:
@@ -195,5 +197,5 @@ def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
 
 
 def _largest(values: Sequence[float]) -> float:
-    """Return the largest value; NaN counts as the largest, while `max` might drop it."""
+    """Return the largest value. NaN counts as the largest value, while `max` might ignore it."""
     return max(values, key=lambda value: math.inf if math.isnan(value) else value)

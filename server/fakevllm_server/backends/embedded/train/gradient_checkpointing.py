@@ -1,7 +1,7 @@
 """Gradient checkpointing: a layer keeps only its input, and is computed again in the backward pass.
 
-The switch of transformers works only in training mode, which enables dropout. This one does not
-depend on the mode.
+The switch in transformers works only in training mode, which enables dropout. The switch in this
+module does not depend on the mode.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ def cut_into_pieces(
 ) -> StepPieces:
     """Cut a step's calls into pieces of at most `max_tokens` nodes.
 
-    If the longest call alone exceeds the limit, its length is added to the limit: the call needs
-    that room anyway, and its siblings need little more. Groups, and the units of a loss that
-    couples tokens, stay together if they fit. `version` is the version of the current weights, if
-    it is known. Raises ValueError for greedy calls.
+    If the longest call alone exceeds the limit, its length is added to the limit. The call needs
+    that much memory anyway, and its siblings share most of its tokens. Groups, and the units of a
+    loss that couples tokens, stay together if they fit. `version` is the version of the current
+    weights, or None if the version is unknown. Raises ValueError for greedy calls.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -137,7 +137,8 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
 
 
 def unit_of(call: Call) -> Hashable:
-    """Return the call's unit; a call without one is a unit of its own."""
+    """Return the unit of the loss to which the call belongs. A call without a unit is a unit of its
+    own."""
     return id(call) if call.unit is None else call.unit
 
 

@@ -1,4 +1,5 @@
-"""Measure how much faster a step's pass with shared prefixes is than the same calls one by one.
+"""Measure how much faster a forward and backward pass with shared prefixes is than passing the same
+calls one by one.
 
 The calls of one piece go forward and backward through the model twice in direct succession: once
 with shared prefixes, and once call by call, in as many passes as the token budget needs. The
@@ -28,7 +29,7 @@ EVERY = 100
 
 
 class SharingSpeedup:
-    """The last measurement."""
+    """The speedup that was measured last."""
 
     def __init__(self) -> None:
         self.metrics: StepMetrics = {}
@@ -39,8 +40,8 @@ class SharingSpeedup:
     def measure(
         self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Measure if the last measurement is old enough. Call it after a step's last update, and
-        clear the gradients afterwards, because the measurement leaves some."""
+        """Measure the speedup again if the last measurement is old enough. Call this after a step's
+        last update. Clear the gradients afterwards, because the measurement adds to them."""
         self._num_since += 1
         piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:

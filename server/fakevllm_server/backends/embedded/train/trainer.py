@@ -55,8 +55,9 @@ class PolicyTrainer:
         load_reference: Callable[[], PreTrainedModel],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`load_reference` loads the starting weights. It is called when a KL term first needs
-        them, unless only adapters train. `dtype` is the type of the passes, not of the weights."""
+        """`load_reference` loads the starting weights. It is called when a KL term first needs the
+        starting weights. It is never called if only adapters train. `dtype` is the type of the
+        passes, not of the weights."""
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters that train; None if all weights train."""
@@ -97,7 +98,7 @@ class PolicyTrainer:
         """Decide which weights train. The decision is final for the run.
 
         `source` names the job or checkpoint for error texts. `seed` initializes new adapters.
-        Raises BackendRefused before anything has changed, if the decision was different before.
+        Raises BackendRefused, before anything has changed, if an earlier decision was different.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -116,8 +117,8 @@ class PolicyTrainer:
         """Make `ppo_epochs` updates, and return the step's metrics.
 
         A loss or gradient that is not finite ends the step without a further update, and is
-        reported unchanged. A step above the mismatch limit makes no update. What was not measured
-        is not reported. Raises FidelityError for tokens that differ from the record, and
+        reported unchanged. A step above the mismatch limit makes no update. Metrics that were not
+        measured are not reported. Raises FidelityError for tokens that differ from the record, and
         PartialStep for a failure after the first update.
         """
         started = time.perf_counter()
@@ -140,8 +141,8 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Return the log-probability of each call's trained tokens, under the distribution that
-        they were chosen from (temperature and allowed set)."""
+        """Return the log-probabilities of each call's trained tokens, at the call's temperature and
+        over the set of tokens that could be sampled at each position."""
         step, passes = self._plan(calls, LossSpec())
         if policy == "reference":
             log_probs = yield from self._reference_log_probs(step, passes)
@@ -189,8 +190,8 @@ class PolicyTrainer:
     def _with_other_policies(
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """Add the log-probabilities of the reference, and of the trainer before its first update,
-        if the loss needs them."""
+        """Return the pieces with the other log-probabilities that the loss needs: those of the
+        reference policy, and those of the trainer before its first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:

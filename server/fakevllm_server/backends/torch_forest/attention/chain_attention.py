@@ -143,9 +143,9 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 
 class _ChainAttention(torch.autograd.Function):
-    """Attention over all ancestors, from one partial softmax per launch. The backward kernel takes
-    the output and the denominator of the whole softmax, so every launch returns its exact share of
-    the gradients.
+    """Attention over all ancestors, combined from one partial softmax for each kernel launch. The
+    backward kernel takes the output and the denominator of the whole softmax, so every launch
+    returns its exact share of the gradients.
     """
 
     @staticmethod

@@ -1,6 +1,6 @@
 """Attention under one mask of nodes times nodes: the reference of the tests, fast for tiny trees.
 
-It computes every masked pair, at full cost in time and memory.
+The method computes masked pairs too, at full cost in time and memory.
 """
 
 from __future__ import annotations

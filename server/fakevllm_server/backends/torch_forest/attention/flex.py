@@ -54,7 +54,7 @@ class FlexLayout:
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
     """Return the block mask of a forest. `tout` (subtree ends) and `pos` are [nodes], a multiple of
-    `size`. With a window, the mask may list a block of which every pair is masked."""
+    `size`. With a window, the mask may list a block in which all pairs are masked."""
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
@@ -90,8 +90,9 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
 
 
 def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of key blocks of each query block, and all key blocks, sorted so that those
-    of the query block come first. `blocks` is [query blocks, key blocks] of bool."""
+    """Return the number of key blocks of each query block, and all key blocks, sorted so that the
+    key blocks that the query block attends to come first. `blocks` is [query blocks, key blocks] of
+    bool."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
     return counts[None, None], order[None, None]

@@ -1,4 +1,5 @@
-"""Attention without sharing: calls one by one, padded on the right. For every causal model.
+"""Attention without sharing: each call is a row of its own, padded on the right. It works with
+every causal model.
 
 Calls share nothing, and transformers only runs plain forward passes. The LM head still runs once
 for each node that predicts a token.

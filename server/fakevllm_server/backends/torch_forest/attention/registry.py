@@ -53,6 +53,7 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
     """Return the fastest method for this piece. `sharing_attention` is the method that the device
-    and the attention check allow. `rows` needs `rho` times the piece's memory, so it
-    exceeds the budget by a factor of at most MIN_RHO."""
+    and the attention check allow. The method `rows`, which shares nothing, is chosen if `rho` is
+    below MIN_RHO. It needs `rho` times the piece's memory, so it exceeds the budget by a factor of
+    at most MIN_RHO."""
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

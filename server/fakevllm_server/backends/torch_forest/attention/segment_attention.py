@@ -1,8 +1,8 @@
 """Attention per trie segment: its nodes are the queries, the nodes of its path are the keys.
 
 This method runs on every device and in layers with a window. Siblings of equal length share a
-kernel launch. Keys and values of a path are copied for every launch; `chains` avoids that copy on a
-CPU.
+kernel launch. Keys and values of a path are copied for every launch; the method `chains` avoids
+that copy on a CPU.
 """
 
 from __future__ import annotations

@@ -67,7 +67,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """Return the model with body and LM head. It keeps adapters that peft put into its layers."""
+    """Return the model that consists of body and LM head, without peft's wrapper. Adapters that
+    peft put into the layers stay there."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
