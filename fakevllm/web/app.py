@@ -135,9 +135,10 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
     async with open_proxy(config, files) as proxy:
         server = GracefulServer(public_server_config(create_app(proxy), files.num_connections))
         logging.getLogger("fakevllm").info(
-            "listening on http://%s:%d/v1, swarm server %s",
+            "listening on http://%s:%d/v1, swarm server %s, ledger %s",
             *listener.getsockname()[:2],
             config.swarm.url,
+            config.ledger_file,
         )
         if config.hooks.path is None:
             logging.getLogger("fakevllm").info(
