@@ -1,5 +1,5 @@
-"""The proxy, which serves apps and trains on their traffic, and the SDK for active clients, which
-claim their episodes themselves."""
+"""The proxy and the SDK. The proxy serves apps and trains on their traffic. The SDK is for active
+clients, which claim episodes (single runs of an agent) from a swarm server."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that defines `name` on first use.
+    """Return the public name `name`, and import the module that defines it on first use.
 
-    The command line imports this package before anything else, so the package imports nothing
-    itself.
+    The command line imports this package before anything else. The package therefore imports no
+    module before a name is used.
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,5 @@
-"""Admission rules: decide whether a request is fanned out and trained, or only served. Pure."""
+"""Admission rules: decide whether a request is fanned out and trained, or only served. A request
+that is fanned out is sampled several times; the answers are its siblings. Pure."""
 
 from __future__ import annotations
 
@@ -55,8 +56,8 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Ruling that the request is fanned out, provided that `why_only_served` finds no obstacle in
-    its body."""
+    """Ruling that the request is fanned out and trained, unless `why_only_served` finds an obstacle
+    in the request's body."""
 
     num: int | None = None
     """Number of siblings; None: the number in the job."""
@@ -86,7 +87,8 @@ TRAIN = Train()
 
 
 def is_shadow(ruling: Ruling) -> bool:
-    """Return whether the request is fanned out in shadow mode."""
+    """Return whether the request is fanned out in shadow mode, in which the app always gets the
+    lead's answer."""
     return isinstance(ruling, Train) and ruling.shadow
 
 
@@ -150,7 +152,8 @@ class AdmissionRules:
 
 
 def is_sampled(subject: str, fraction: float) -> bool:
-    """Return whether a subject belongs to the sampled fraction.
+    """Return whether a subject (the id of a session or of a request) belongs to the sampled
+    fraction.
 
     The result depends on the arguments only. A subject that belongs to a fraction also belongs to
     every larger fraction.

@@ -17,7 +17,8 @@ _MAX_SHOWN_CHARS = 300
 
 
 def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tuple[int, Task]]:
-    """Yield the tasks without end, each with the number of its round. Each round has another order.
+    """Yield the tasks without end, each with the number of its round. Each round has all tasks in a
+    new order.
 
     `skip`: number of rows to leave out at the beginning, because they were played before.
     """
@@ -33,7 +34,8 @@ def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tu
 
 
 def read_tasks(file: Path, field: str) -> list[Task]:
-    """Return one task per row, whose query is the text in `field` and whose metadata is the row.
+    """Return one task per row of the file. The task's query is the text in `field`, and its
+    metadata is the whole row.
 
     A task's id consists of a hash of the file's content and the row's index. Raises ConfigError if
     the file cannot be read or a row is not valid.
@@ -71,8 +73,8 @@ def _task(task_id: str, line: bytes, row: int, file: Path, field: str) -> Task:
 
 
 def _strict_json(line: bytes) -> Any:
-    """Parse a line. Raises ValueError or RecursionError if the line is not JSON, or if its value
-    could not be sent to the server as JSON."""
+    """Return the parsed value of a line. Raises ValueError or RecursionError if the line is not
+    JSON, or if its value cannot be sent to the server as JSON."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"it contains {name}")

@@ -2,7 +2,7 @@
 
 The switch is a file in the run directory. A restarted proxy therefore stays paused, and a full disk
 or a broken ledger cannot prevent the use of the switch. If the file cannot be written, the switch
-still holds until the proxy stops.
+still has effect until the proxy stops.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class KillSwitch:
     def set(self, is_on: bool) -> str | None:
         """Turn the switch on or off at once.
 
-        Return the error if the file could not be changed, so that a restarted proxy will not know
-        the new state; else None.
+        Return None, or the error if the file could not be changed. After such an error, a restarted
+        proxy will not know the new state.
         """
         if is_on != self._is_on:
             log.warning("%s", "paused" if is_on else "resumed")

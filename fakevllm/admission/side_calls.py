@@ -44,7 +44,8 @@ _SYSTEM_ROLES = ("system", "developer")
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """Facts about a session's earlier main calls, for the rules of the next request."""
+    """Facts about a session's earlier main calls. The side call rules compare the next request with
+    these facts."""
 
     has_tools: bool = False
     """Whether any main call had tools."""
@@ -77,8 +78,8 @@ class SideCallRules:
         """Return the name of the rule that makes a request a side call, or None for a main call.
 
         `model`: name as the app sent it. `headers`: names in lower case. `body`: in the format of
-        chat completions or completions. `session`: None if the session has no earlier main call or
-        is unknown.
+        chat completions or completions. `session`: summary of the session; None if the session is
+        unknown or has no earlier main call.
         """
         if self.headers and any(has_header(headers, pattern) for pattern in self.headers):
             return "header"
@@ -113,8 +114,8 @@ class SessionSummaries:
     def note(self, session_id: str, body: Json) -> None:
         """Record a main call of a session.
 
-        The summary keeps the system and opening messages of the session's first main call. Its
-        `has_tools` stays True once any main call had tools.
+        The session's summary keeps the system and opening messages of the first main call.
+        `has_tools` becomes True with the first main call that has tools, and then stays True.
         """
         summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
@@ -129,8 +130,8 @@ class SessionSummaries:
 
 
 def has_header(headers: Mapping[bytes, bytes], pattern: str) -> bool:
-    """Return whether a header matches `pattern`: a name, optionally followed by a colon and a
-    pattern for the value. Names of `headers` are in lower case.
+    """Return whether a header matches `pattern`. The pattern is a header name, optionally followed
+    by a colon and a pattern for the value. Names in `headers` are in lower case.
 
     >>> has_header({b"x-task": b"title"}, "X-Task: ti*"), has_header({}, "X-Task")
     (True, False)
@@ -173,7 +174,8 @@ def _marked_messages(body: Json) -> list[str]:
 
 
 def _system_hash(body: Json) -> bytes:
-    """Return a hash of the system messages. The messages are long and are only compared."""
+    """Return a hash of the system messages, which stands for them in comparisons because they are
+    long."""
     text = "\n".join(text for role, text in messages_of(body) if role in _SYSTEM_ROLES)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
@@ -191,13 +193,14 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
 
 
 def _quotes(body: Json, session: SessionSummary) -> bool:
-    """Return whether this call is a separate conversation about the session: it quotes the
+    """Return whether this call is a separate conversation about the session. Such a call quotes the
     session's opening message.
 
-    Two kinds of main calls contain that message too, and the result for them is False. A call with
-    an edited first message has the same system messages as the session. A call that continues the
-    session with a shortened history may have other system messages, for example if they contain the
-    date, but its history contains answers.
+    Two kinds of main calls also contain the opening message, and the result for both is False. The
+    first kind is a call with an edited first message: its system messages equal those of the
+    session. The second kind is a call that continues the session with a shortened history: its
+    history contains answers. The system messages of this second kind may differ from the session's,
+    for example if they contain the date.
     """
     opening = session.opening.strip()
     if len(opening) < MIN_QUOTED_CHARS or body.get("tools"):

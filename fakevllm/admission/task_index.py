@@ -19,17 +19,18 @@ _NUM_MAC_DIGITS = 16
 
 
 class TaskIndex:
-    """Tasks by id, and those of the dataset also by their text.
+    """Index of tasks by id. Tasks of the dataset can also be found by their text.
 
-    The key of a task is also an API key. If the proxy requires keys, a task belongs to the API key
-    that registered it. The task's key names that API key, is signed, and is valid only as long as
-    that API key is. Nobody else can replace the task. If the proxy requires no keys, tasks belong
-    to nobody, and the key of a task may be unsigned.
+    Each task has a key (`sk-task-…`), which an app can use as its API key. If the proxy requires
+    keys, a task belongs to the API key that registered the task, and only the holder of that API
+    key can replace the task. The task key then names the registering API key, is signed, and is
+    valid only while the registering API key is valid. If the proxy requires no keys, tasks belong
+    to nobody, and a task key may be unsigned.
     """
 
     def __init__(self, secret: bytes | None = None, keys: KeyRing | None = None) -> None:
-        """`secret`: key that signs task keys; None: they are not signed, and tasks belong to
-        nobody. `keys`: the keys that the proxy accepts."""
+        """Create an empty index. `secret` signs task keys; with None, task keys are not signed and
+        tasks belong to nobody. `keys` are the API keys that the proxy accepts."""
         self._secret = secret
         self._keys = KeyRing() if keys is None else keys
         self._tasks: dict[str, Task] = {}
@@ -58,8 +59,8 @@ class TaskIndex:
     def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
         """Return the ids of these tasks that this owner may not register.
 
-        They are ids of another valid key, and ids of dataset rows that differ from the task.
-        Without an owner, there are none.
+        An owner may not register the id of a task that belongs to another valid API key, or the id
+        of a dataset row that differs from the task. If `owner` is None, the result is empty.
         """
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
 
@@ -73,7 +74,7 @@ class TaskIndex:
                 self._owners[task.task_id] = owner
 
     def key(self, task_id: str, owner: str | None = None) -> str:
-        """Return the API key that names this task for this owner."""
+        """Return the task key (`sk-task-…`) that names this task for this owner."""
         if self._secret is None:
             return task_key(task_id)
         name = task_id if owner is None else f"{task_id}.{owner}"
@@ -94,8 +95,9 @@ class TaskIndex:
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
     def key_names(self, key: str | None) -> tuple[str, ...]:
-        """Return the names under which a rule may refer to an API key: the name in the key file and
-        the fingerprint. A task key also has those of the key that registered the task."""
+        """Return the names under which an admission rule may refer to an API key: the name in the
+        key file and the fingerprint. For a task key, these include the names of the API key that
+        registered the task."""
         if not key:
             return ()
         owner = self.registering_key(key)
@@ -106,8 +108,9 @@ class TaskIndex:
     def find(self, key: str | None, opening: str) -> Task | None:
         """Return the task of a request, or None.
 
-        For a key `sk-task-…` it is the task that the key names. For any other key it is the task
-        whose text the first user message, `opening`, contains, if there is exactly one.
+        A task key (`sk-task-…`) names the task. For any other key, the task is found by its text:
+        if the first user message, `opening`, contains the text of exactly one task, that task is
+        returned.
         """
         if task_id_of(key) is not None:
             return self._by_key(key)
@@ -123,7 +126,7 @@ class TaskIndex:
         return registered is None or self._is_row(task) or not self._is_row(registered)
 
     def _is_row(self, task: Task) -> bool:
-        """Return whether the task equals the dataset's row of its id."""
+        """Return whether the task equals the dataset's row that has the same id."""
         return self._dataset.get(task.task_id) == task
 
     def _by_key(self, key: str | None) -> Task | None:
@@ -142,7 +145,7 @@ class TaskIndex:
         return self._tasks.get(task_id)
 
     def _of_owner(self, task_id: str, owner: str) -> Task | None:
-        """Return the task if its key is valid for this owner."""
+        """Return the task if its key is valid for this owner, else None."""
         task = self._tasks.get(task_id)
         if task is None or not self._keys:
             return task

@@ -1,7 +1,7 @@
 """AgentJet's names for classes and functions of the SDK, and its task readers.
 
-A script that was written for AgentJet only changes its imports: `from fakevllm.ajet import
-AgentJetJob, SwarmClient, …`. The classes and functions are documented in `fakevllm.sdk`.
+In a script that was written for AgentJet, only the imports need to change: `from fakevllm.ajet
+import AgentJetJob, SwarmClient, …`. The classes and functions are documented in `fakevllm.sdk`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ HF_REPO = "huggingface_dat_repo"
 
 @dataclass(frozen=True, slots=True)
 class HuggingfaceDatRepo:
-    """A dataset with a column `question`."""
+    """The settings of a Hugging Face dataset, which must have a column `question`."""
 
     dataset_path: str = "gsm8k"
     """A name or folder that HfReader accepts. Or a folder with one JSON Lines file per split, such
@@ -63,7 +63,7 @@ class AjetTaskReader:
 
 
 class RouterTaskReader:
-    """Reads the training and validation tasks of a dataset."""
+    """Reader of the training and validation tasks of a dataset."""
 
     def __init__(self, reader_type: str, reader_config: AjetTaskReader) -> None:
         """Create the reader. Raises ValueError for a reader type that is not supported."""
@@ -76,9 +76,9 @@ class RouterTaskReader:
         self._repo = reader_config.huggingface_dat_repo
 
     def generate_training_tasks(self) -> Iterator[Task]:
-        """Return the tasks in the dataset's order, with the same ids each time.
+        """Return the tasks in the dataset's order. Each call returns the same task ids.
 
-        Raises ConfigError.
+        Raises ConfigError if the dataset cannot be read.
         """
         return iter(_reader(self._repo, self._repo.training_split))
 

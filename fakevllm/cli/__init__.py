@@ -1,5 +1,6 @@
-"""The command line `fakevllm`. `main` has most commands; the other modules have one command each.
+"""The command line `fakevllm`. The module `main` defines most commands; the other modules define
+the remaining commands.
 
-A module imports the code of a command only when the command runs, so that `--help` is fast. A
-user's mistake prints one line and exits with code 2.
+The code of a command is imported only when the command runs, so that `--help` is fast. After a
+user's mistake, the command prints one line and exits with code 2.
 """

@@ -1,6 +1,6 @@
 """`fakevllm sessions`: a list of the ledger's sessions, or one session as a tree.
 
-It reads the ledger file, whether or not a proxy runs.
+The command reads the ledger file, so no proxy needs to run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _STYLES = {
 def render(
     ledger_file: Path, session: str | None, limit: int, names: Mapping[str, str]
 ) -> RenderableType:
-    """Return the list, or the tree of the session whose id begins with `session`.
+    """Return the list of sessions or, if `session` is set, the tree of the session whose id begins
+    with `session`.
 
     `names` maps the fingerprints of API keys to their names. Raises UserError.
     """
@@ -99,11 +100,11 @@ def render_tree(
     names: Mapping[str, str],
     feedback: Iterable[FeedbackRecord] = (),
 ) -> RenderableType:
-    """Return a session's tree.
+    """Return the drawing of a session as a tree. A group is one request with its answers.
 
     The groups that continue an answer are drawn after the answer: the last group at the same level,
-    the earlier groups as branches. Feedback on an answer is below the answer. `children` are
-    the sessions of sub-agents, each with the group that started it.
+    the earlier groups as branches. Feedback on an answer is drawn below the answer. `children` has
+    each session of a sub-agent with the group that started the session.
     """
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")

@@ -47,7 +47,7 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Return a table of names and values; text that looks like markup is printed as it is."""
+    """Return a table of names and values. Text that looks like rich's markup is not interpreted."""
     from rich.table import Table
     from rich.text import Text
 
@@ -58,7 +58,7 @@ def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
 
 
 def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
-    """Return the table's rows for the JSON of `/fakevllm/stats`."""
+    """Return the rows of the status table: names and values from the JSON of `/fakevllm/stats`."""
     engine: Json = stats["engine"] or {}
     yield "fan-out", _fan_out(stats)
     yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
@@ -110,10 +110,10 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 
 def _group_mean(steps: Iterable[tuple[float, int]]) -> float:
-    """Return the mean over all groups of the first steps.
+    """Return the mean reward over all groups of the first of these steps.
 
-    `steps` has the mean and the number of groups of each step. As many steps are used as are needed
-    for MIN_MEAN_GROUPS groups.
+    `steps` has the mean reward and the number of groups of each step. The steps are used in order
+    until they have MIN_MEAN_GROUPS groups.
 
     >>> _group_mean([(1.0, 30), (0.0, 30), (0.5, 90)])
     0.5

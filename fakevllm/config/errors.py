@@ -1,5 +1,5 @@
-"""One-line explanations of mistakes in fakevllm.toml and in flags: the key, the problem, the
-fix."""
+"""One-line explanations of mistakes in fakevllm.toml and in flags. Each names the key, the problem
+and the fix."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def explain(
 ) -> str:
     """Return one line about the first problem in `error`, with the fix.
 
-    `flag_keys` are the keys whose values came from flags; `model` is the whole configuration.
+    `flag_keys` are the keys whose values come from flags. `model` is the class of the whole
+    configuration.
     """
     problems = error.errors(include_url=False)
     # An unknown key comes first, because a missing key is often present and misspelt.
@@ -73,7 +74,7 @@ def explain(
 
 
 def _flag(key: str) -> str:
-    """Return the flag that sets a key.
+    """Return the flag that sets a configuration key.
 
     >>> _flag("job.num_repeat"), _flag("proxy.run_dir")
     ('--n', '--run-dir')
@@ -82,8 +83,8 @@ def _flag(key: str) -> str:
 
 
 def _quoted_value(value: object) -> str:
-    """Return the value for the message, or "" for a table and for an address that may contain a
-    password."""
+    """Return the wrong value as text for the message. The result is "" for a table, and for an
+    address that may contain a password."""
     if isinstance(value, Mapping | BaseModel) or "@" in str(value):
         return ""
     return f" (got {value!r})"

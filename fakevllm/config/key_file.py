@@ -14,7 +14,7 @@ from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, rev
 
 
 class KeyFile:
-    """One key file. Every method may raise ConfigError."""
+    """One file of API keys. Every method may raise ConfigError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
@@ -37,7 +37,8 @@ class KeyFile:
             self._write(add_key(text, key))
 
     def revoke(self, name: str, when: str) -> None:
-        """Mark the valid key of this name as revoked; `when` is the date as text."""
+        """Mark the valid key of this name as revoked. `when` is the date of the revocation as
+        text."""
         with self._as_config_errors():
             text = self._read()
             try:

@@ -254,7 +254,8 @@ class Config(Section):
         return self.proxy.key_file or self.proxy.run_dir / "keys"
 
     def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
-        """Return the key ring of the key file. The ring follows later changes of the file.
+        """Return the key ring: the API keys in the key file, which the ring reads again after each
+        change of the file.
 
         `clock` returns seconds. Raises ConfigError if the file cannot be read, or if keys are
         required and missing.
@@ -267,9 +268,12 @@ class Config(Section):
     def _refuse_without_keys(self) -> None:
         """Raise ConfigError if keys are required and there are none.
 
-        There are four cases: the key file has no valid key; the configured key file does not exist;
-        the proxy is reachable from other machines, or all web pages may use it, and there is no key
-        file.
+        There are four cases:
+
+        * The key file has no valid key.
+        * The configured key file does not exist.
+        * The proxy is reachable from other machines, and there is no key file.
+        * All web pages may use the proxy, and there is no key file.
         """
         fix = "make one with `fakevllm keys add NAME`"
         if self.key_file.exists():

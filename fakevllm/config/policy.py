@@ -63,7 +63,8 @@ _Header = Annotated[str, AfterValidator(_checked_header)]
 
 
 class SkipRule(Section):
-    """A rule for requests that are served once. It matches if all of its conditions hold."""
+    """A rule for requests that are served once and not trained. The rule matches a request if all
+    of its conditions hold."""
 
     name: str | None = None
     """Name of the rule in the ledger; None means its number."""
@@ -116,8 +117,8 @@ class PolicySection(Section):
 
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:
-        """Names in `n` that are spelt nearly like a route, each with the route. They are not an
-        error, because a model may have such a name."""
+        """Keys of the setting `n` that are spelt nearly like the name of a route, each with the
+        route. Such a key is not an error, because a model may have this name."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [
             (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None
@@ -125,5 +126,5 @@ class PolicySection(Section):
 
     @property
     def max_siblings(self) -> int:
-        """The largest number in `n`; 0 if `n` is empty."""
+        """The largest number of siblings in the setting `n`; 0 if `n` is empty."""
         return max(self.n.values(), default=0)

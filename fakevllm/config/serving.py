@@ -72,7 +72,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules of one route: its own settings, completed from the section `[serve]`.
+        """Return the rules of one route: the route's own settings, completed from the section
+        `[serve]`.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'
@@ -97,7 +98,8 @@ class ServeSection(ServeRules):
 
 
 def _check_policy_is_best(value: float | None, policy: str, setting: str = "") -> None:
-    """Raise ValueError if a setting has a value that only the policy "best" would use."""
+    """Raise ValueError if a setting has an effect only with the policy "best", and the policy is
+    another one."""
     if value and policy != "best":
         raise ValueError(
             f'{setting}is for policy = "best", not for "{policy}": take one of them out'

@@ -1,4 +1,4 @@
-"""Measure the model: fixed questions, sampled at temperature 1 with fixed seeds."""
+"""Measure the model's accuracy with fixed questions, sampled at temperature 1 with fixed seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ hold these calls, because they go straight to the server."""
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one probe."""
+    """The result of one probe: one measurement of the model's accuracy."""
 
     success: float
     """Share of right answers."""
@@ -39,8 +39,8 @@ async def probe(
 ) -> Probe:
     """Sample the fixed questions from the swarm server at `url` and score them.
 
-    The calls carry no sibling header, so the server answers them without capturing or training
-    them.
+    The calls have no sibling header, so the server answers them without recording their tokens or
+    training on them.
     """
     rng = random.Random(SEED)
     chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]

@@ -1,4 +1,5 @@
-"""Run `fakevllm demo`: start the processes, probe, train on replayed sums, probe again, report."""
+"""Run `fakevllm demo`: start the processes, measure the model's accuracy (probe), train on replayed
+sums, probe again, and report."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def run_demo(settings: DemoSettings) -> Outcome:
 
 @contextmanager
 def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
-    """Show a live display. If the output is a file, end its last line, which rich does not do."""
+    """Show a live display while the block runs. If the output is a file, end the file's last line,
+    because rich does not."""
     try:
         with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield
@@ -110,7 +112,7 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
     """Keep server and proxy running until the block ends.
 
-    A process that cannot be kept running ends the block with an error.
+    If a process cannot be kept running, the block ends with an error.
     """
     make_run_folder(settings.folder, "--run-dir")
     with (
@@ -160,7 +162,8 @@ def _prepare_run(
 
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
-    """Probe the model and store the result. A resumed run keeps its first `before` probe."""
+    """Probe the model, store the result, and return it. A resumed run keeps its first `before`
+    probe."""
     file = run.folder / f"probe_{name}.json"
     if name == "before" and file.exists():
         return Probe(**json.loads(file.read_text()))
@@ -197,7 +200,7 @@ async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[st
 
 
 async def _train(run: Run, model: str) -> None:
-    """Replay sums until the last step is done."""
+    """Replay sums through the proxy until the last training step is done."""
     tasks = all_tasks()
     keys = await register_until_reachable(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
@@ -244,7 +247,8 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
 
 
 def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str:
-    """Return the configuration of the demo's proxy, which is kept in the run folder to be read."""
+    """Return the configuration of the demo's proxy as TOML. The file is kept in the run folder, so
+    that the user can read it."""
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
@@ -266,7 +270,7 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
 def _require_same_kind(config: Path, job: TrainJob) -> None:
     """Raise UserError if the run in this folder had another value of `--control` or `--lockstep`.
 
-    A learning curve that mixes two kinds of runs would mean nothing.
+    A learning curve with points of two kinds of runs would mean nothing.
     """
     if not config.exists():
         return

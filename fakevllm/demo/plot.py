@@ -67,7 +67,7 @@ class Curve(NamedTuple):
 
 
 def points_of(values: Sequence[float | None]) -> Curve:
-    """Return the steps that have a value, and their values.
+    """Return the numbers of the steps that have a value, and their values. The first step is 1.
 
     >>> points_of([0.5, None, 1.0])
     Curve(steps=[1, 3], values=[0.5, 1.0])

@@ -59,8 +59,8 @@ class Run:
 
     @property
     def wants_more(self) -> bool:
-        """Whether steps are still missing. Raises FakevllmError if the engine will make no more
-        steps."""
+        """Whether training steps of the run are still missing. Raises FakevllmError if the engine
+        will make no more steps."""
         engine = self.stats.engine if self.stats is not None else None
         if self.step > self.settings.steps:
             return False
@@ -109,7 +109,8 @@ async def ready(run: Run, timeout_s: float | None = None) -> str:
 
 
 def _served_model(engine: EngineStatusReply) -> str | None:
-    """Return the model's name; None during the start. Raises FakevllmError if the start failed."""
+    """Return the served model's name; None while the engine is starting. Raises FakevllmError if
+    the start failed."""
     if engine.engine_status is EngineStatus.OFFLINE and engine.engine_status_detail:
         raise FakevllmError(f"The engine did not start: {engine.engine_status_detail}")
     return engine.model
@@ -124,7 +125,8 @@ async def keep_polling(run: Run) -> None:
 async def wait_for_final_status(run: Run, timeout_s: float = EMBEDDED_READY_TIMEOUT_S) -> None:
     """Wait for one more status of the proxy that includes the server's status.
 
-    Either process may have died a moment ago and may be restarting. Raises FakevllmError.
+    The server or the proxy may have died a moment ago and may be restarting. Raises FakevllmError
+    if the status does not come.
     """
     try:
         async with asyncio.timeout(timeout_s):

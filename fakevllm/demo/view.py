@@ -64,8 +64,8 @@ def _steps(snapshot: Snapshot) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return values between 0 and 1 as bars. If there are more than `width`, neighbours are
-    averaged.
+    """Return values between 0 and 1 as bars, one character each. If there are more than `width`
+    values, neighbours are averaged.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'

@@ -1,9 +1,9 @@
 """Execution of one request with several siblings: the asyncio side of `sibling_scheduler.py`.
 
-The request's own task waits for the app's answer and sends it. Siblings, the scoring and the
-relayed lead run in tasks of their own, which may outlive the request's task. Whenever such a task
-ends, the executor reports the event to its `GroupScheduler` and carries out the returned decisions
-at once. The executor itself decides nothing.
+The task that handles the request waits for the app's answer and sends the answer. Siblings, the
+scoring and the relayed lead run in tasks of their own, which may outlive the task of the request.
+Whenever such a task ends, the executor reports the event to its `GroupScheduler` and carries out
+the returned decisions at once. The executor itself decides nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class GroupExecutor:
     """The run of one group: calls, scoring, the app's answer and the record.
 
     The caller has already acquired capacity for `plan.num - 1` siblings from
-    `services.sibling_limit`; the executor releases it as siblings end.
+    `services.sibling_limit`. The executor releases this capacity as siblings end.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -137,11 +137,12 @@ class GroupExecutor:
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
-        """Report that the deadline for the quorum has passed."""
+        """Report to the scheduler that the time has passed in which the app waits for a quorum of
+        answers."""
         self._execute(self._scheduler.deadline_passed())
 
     async def wait_closed(self) -> None:
-        """Wait for all tasks of the group, including cancelled ones."""
+        """Wait for all tasks of the group, including cancelled tasks."""
         tasks = [task for task in [*self._tasks.values(), self._scoring] if task is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -202,7 +203,7 @@ class GroupExecutor:
         self._execute(self._scheduler.lead_began())
 
     async def _refuse(self, error: WireError) -> None:
-        """Send the fallback's answer to the app, or `error` if there is no such answer.
+        """Send the fallback's answer to the app, or `error` if the fallback has no answer.
 
         The fallback's answer is not a sibling.
         """
@@ -280,7 +281,8 @@ class GroupExecutor:
         await pass_on(self._services.sampler.upstream, self._request, self._app, reply)
 
     def _end(self, reason: str | None) -> None:
-        """Release timers and capacity, and hand the group's record to `services.on_end`.
+        """Cancel the group's timers, release its capacity, and pass its record to
+        `services.on_end`.
 
         `reason` is the reason for which the group is aborted; None for a settled group.
         """

@@ -54,8 +54,8 @@ class ScoredSiblings:
 class GroupDraft:
     """The data about a request from its arrival to its answer.
 
-    Each of the methods `failed`, `served_once`, `fell_back` and `scored` returns the ledger record
-    for one way in which the group can end.
+    The methods `failed`, `served_once`, `fell_back` and `scored` return the ledger record, each for
+    one way in which the group can end.
     """
 
     request: Request
@@ -86,15 +86,15 @@ class GroupDraft:
     _answered: float | None = None
 
     def mark_answered(self) -> None:
-        """Stop the clock of the request's latency; the first call counts. The group's later work
-        is not part of the latency."""
+        """Stop the clock that measures the request's latency. Only the first call has an effect.
+        The group's later work is not part of the latency."""
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
         """Return the request's place in its session.
 
-        The place is computed at the first call, at the latest when the record is made after the
-        app's answer. None if the request has no placement.
+        The first call of this method computes the place. The place is None if the request has no
+        placement.
         """
         if self.placement is None:
             return None
@@ -148,7 +148,8 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the record of a request that got the fallback's reply.
 
-        Its reason names `outage`, the reason for the fallback, even if the reply was an error.
+        The record's reason names `outage`, the cause of the fallback, even if the fallback's reply
+        was an error.
         """
         reason = f"fallback: {outage}"
         return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -220,7 +221,7 @@ class GroupDraft:
     def _is_cut(self) -> bool:
         """Return whether the app disconnected before it had the whole answer.
 
-        False if a resend has got the answer since.
+        The result is False if a later resend of the request got the answer.
         """
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
@@ -314,8 +315,8 @@ def _sibling(
 
 
 def _failure(result: SiblingResult, body: Json) -> str | None:
-    """Return the failure slug of an answer, or None. A sibling without an answer has no failure
-    slug; its `error` column has the cause."""
+    """Return the failure slug of a sibling's answer, or None. A sibling without an answer has no
+    failure slug; its column `error` has the cause."""
     if result.answer is None:
         return None
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)

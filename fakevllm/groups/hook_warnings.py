@@ -1,7 +1,8 @@
 """Rate-limited warnings about hooks that fail. Pure.
 
-The first failure of each kind is logged at once, then one line per interval with a count. The
-traceback of the first failure is printed by the hook process itself.
+The first failure of each kind is logged at once. After that, each interval logs at most one line,
+with the number of failures. The traceback of the first failure is printed by the hook process
+itself.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class HookWarnings:
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
     """Return the reason if the engine accepts the lead but refuses a sibling with overrides.
 
-    `siblings` are those of a group whose requests the hook changed. The lead's request is always
-    the app's own.
+    `siblings` are the siblings of a group whose requests were changed by the hook. The lead's
+    request is always the app's own.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
@@ -112,8 +113,9 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
 
 
 def kind_of(reason: str) -> tuple[str, ...]:
-    """Return the kind of a failure, by which warnings are rate-limited. It is the slug and, for an
-    exception, its type and its line in the hook file, without its message.
+    """Return the kind of a failure, by which warnings are rate-limited. The kind has the reason
+    slug and, for an exception, its type and its line in the hook file. The exception's message is
+    not part of the kind.
 
     >>> kind_of("hook_raised: KeyError: 'b' (mine.py:2)"), kind_of("hook_nan: reward 1 is nan")
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))

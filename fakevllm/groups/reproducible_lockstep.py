@@ -1,7 +1,8 @@
 """`job.lockstep`: reproducible runs by processing groups one after another.
 
-Each group is sampled by the weights that all groups before it have produced, with seeds derived
-from its dataset row. If the engine also decodes each call alone, two runs are identical.
+A group is sampled only when the server has finished every training step that earlier groups made
+due. The seeds of its siblings are derived from its dataset row. If the engine also decodes each
+call alone, two runs are identical.
 
 Events whose time of arrival varies can still make runs differ: feedback, apps that send requests
 concurrently, hooks that use randomness, and a server or proxy that resumes after a crash.
@@ -63,10 +64,11 @@ class Lockstep:
 
     @contextlib.asynccontextmanager
     async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
-        """Hold the slot of a request while it is processed, and yield its seed.
+        """Yield the seed of a request, and hold the single slot for groups while the block
+        processes the request.
 
-        A request that is only served does not wait for a group, because it may be a request that
-        the reward hook of the running group makes.
+        A request that is only served does not wait for the slot, because the reward hook of the
+        running group may have made the request.
         """
         async with self._group_lock if is_group else contextlib.nullcontext():
             await self._wait_until_idle()

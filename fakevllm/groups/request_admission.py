@@ -1,4 +1,5 @@
-"""The admission of each request when it arrives: the admission rules with the state they need."""
+"""The admission of each request when it arrives: the admission rules and the state that they
+use."""
 
 from __future__ import annotations
 
@@ -27,8 +28,8 @@ class TrafficGate:
         trains: bool = True,
     ) -> None:
         """Create the gate. `key_names` returns the names by which a rule may refer to an API key.
-        `trains` says whether any request becomes a group. If it is false, no session is looked up
-        before the answer."""
+        `trains` is whether any request can become a group. If `trains` is false, no session is
+        looked up before the answer."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:

@@ -59,7 +59,8 @@ CLOSE_GRACE_S = 2.0
 
 
 class Pipeline:
-    """The handler of every request on an inference route, from its draft to the app's answer."""
+    """The handler of every request on an inference route, from the group's draft to the app's
+    answer."""
 
     def __init__(
         self,
@@ -75,9 +76,8 @@ class Pipeline:
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
     ) -> None:
-        """Create the pipeline. `on_placed` is called before each request is answered, with the
-        request's id, its place in its session and its question. It is called only if there are
-        hooks."""
+        """Create the pipeline. If there are hooks, `on_placed` is called before each request is
+        answered, with the request's id, its place in its session and its question."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._retry_handler = retry_handler
@@ -141,7 +141,8 @@ class Pipeline:
     ) -> bool:
         """Answer a request that was sent again with the answer to its first attempt.
 
-        Return False if that attempt has no answer. The request must then be handled as a new one.
+        Return whether the answer was sent. False means that the first attempt has no answer; the
+        caller must then handle the request as a new one.
         """
         own_task = self._track_task()
         try:
@@ -221,8 +222,8 @@ class Pipeline:
     async def _plan(
         self, request: Request, task: Task, rules: ServeRules
     ) -> tuple[SiblingPlan, str | None]:
-        """Return the request's plan, and a reason slug if the request is served without training,
-        else None."""
+        """Return the request's plan (the number of siblings and their requests) and a reason. The
+        reason is a slug if the request is served without training, else None."""
         if isinstance(request.ruling, ServeOnly):
             return SiblingPlan(1), request.ruling.recorded_reason
         if request.exchange is None:
@@ -256,8 +257,9 @@ class Pipeline:
     ) -> tuple[SiblingPlan, str | None]:
         """Reduce a plan to as many siblings as the engine has capacity for.
 
-        Return the plan, and a reason slug if the request is served without training, else None. A
-        lead without siblings is not trained, but it is sampled as it would be within a group.
+        Return the reduced plan and a reason. The reason is a slug if the request is served without
+        training, else None. A lead without siblings is not trained, but is sampled with the same
+        settings as within a group.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,
@@ -270,8 +272,8 @@ class Pipeline:
         return replace(plan, num=granted.num + 1), None
 
     async def _serve_single(self, context: GroupContext, reason: str) -> None:
-        """Relay one answer to the app while it arrives. `reason` is the reason slug for which no
-        group is sampled."""
+        """Relay one answer to the app while the answer arrives. `reason` is the slug of the reason
+        why no group is sampled."""
         request, draft, app = context.request, context.draft, context.app
         try:
             async with CancelOnDisconnect(context.receive, LINGER_S):
@@ -308,7 +310,7 @@ class Pipeline:
             log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
-        """Write a group that is not trained into the ledger."""
+        """Write the record of a group that is not trained into the ledger."""
         self._metrics.group_ended(group)
         self._ledger.record(group)
         self._delivery.forget(group.group_id)

@@ -44,7 +44,7 @@ _FAILED = unavailable("What this request was sent for before has failed. Try aga
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer of one group, which may not exist yet."""
+    """The answer to one request. The answer may not exist yet."""
 
     group_id: str
     window_s: float
@@ -93,8 +93,8 @@ class ResendCache:
         self, window_s: float, kept_answers: KeptAnswers, now: Callable[[], float] = time.time
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
-        delivered again; 0 means never. `now` is a clock in Unix seconds, because a later proxy
-        process reads its times from the ledger."""
+        delivered again; 0 means never. `now` is a clock in Unix seconds, because its times are
+        stored in the ledger and read by later proxy processes."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
@@ -102,7 +102,7 @@ class ResendCache:
 
     @property
     def is_on(self) -> bool:
-        """Whether requests are checked for being resends at all."""
+        """Whether the cache is in use, so that requests are checked for being resends."""
         return self._window_s > 0
 
     def restore(self) -> None:
@@ -119,7 +119,8 @@ class ResendCache:
             self._attempts.connection_lost(entry, received_at)
 
     def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """Return the entry of the request that this one resends; None for a new request.
+        """Return the entry of the earlier request that this request resends; None for a new
+        request.
 
         `scope` is the ASGI scope of the request's connection.
         """
@@ -135,7 +136,8 @@ class ResendCache:
             raise bad_request(_REUSED_KEY)
 
     def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
-        """Add a new request. The caller must call `ended` at the request's end."""
+        """Add a new request and return its entry. The caller must call `ended` at the request's
+        end."""
         response: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
         pending = PendingAnswer(group_id, self._window_s, response)
         entry = self._attempts.begin(identity, pending, self._now())
@@ -145,7 +147,7 @@ class ResendCache:
     async def deliver(self, entry: ResendEntry, app: AppResponse, receive: Receive) -> bool:
         """Wait for the entry's answer and send it to the app.
 
-        Return False if there is no answer. Raises ClientDisconnected.
+        Return whether there was an answer to send. Raises ClientDisconnected.
         """
         pending = entry.pending
         try:
@@ -183,8 +185,8 @@ class ResendCache:
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
-        """Record the end of the first attempt. `is_answered` is true if it ended with an answer of
-        a model."""
+        """Record the end of the first attempt. `is_answered` is true if the attempt ended with an
+        answer of a model."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()
@@ -217,8 +219,8 @@ class ResendCache:
         """Record a delivery as failed if its connection is reset soon after the last byte.
 
         A client that closes its socket with unread data resets the connection. A client that has
-        read everything does not, except for clients that stop in the middle of a stream because
-        they have read enough.
+        read everything closes the connection normally. There is one exception: a client that stops
+        in the middle of a stream, because it has read enough, also resets the connection.
         """
         now, pending = self._now(), entry.pending
         response = pending.response.result() if pending.response.done() else None
@@ -232,7 +234,7 @@ class ResendCache:
 
 
 def undelivered_answer(entry: ResendEntry, app: AppResponse, now: float) -> KeptAnswer | None:
-    """Return the answer that the app did not get. Return None if the app or a resend got it."""
+    """Return the answer if nobody got it; None if the app or a resend got the answer."""
     if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
     return _kept_answer(entry, app.complete_answer, now)

@@ -1,9 +1,9 @@
 """Deduplication of requests that a client sends again. Pure; the clock is passed in.
 
 Equal bodies alone do not make a request a resend: two users may ask the same question, and one user
-may want another answer. A request counts as a resend only on evidence: its client marks it as one
-(a retry header or an idempotency key), or an equal request lost its connection before its answer
-was delivered. Each lost connection accounts for one resend.
+may want another answer. A request counts as a resend only in two cases. Either its client marks the
+request as a resend, by a retry header or an idempotency key. Or an equal earlier request lost its
+connection before its answer was delivered; each lost connection accounts for one resend.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class RequestIdentity:
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts(Generic[T]):
-    """One request with all the times it was sent."""
+    """One request with all attempts to send it: the first attempt and its resends."""
 
     identity: RequestIdentity
     pending: T
@@ -66,7 +66,8 @@ class RequestAttempts(Generic[T]):
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests, bounded in age, number and size of the answers.
+    """An index of the latest requests. The age and the number of the requests and the size of their
+    answers are bounded.
 
     >>> index = AttemptIndex[str](600)
     >>> first = index.begin(RequestIdentity(b"k"), "its answer", now=0)
@@ -128,9 +129,9 @@ class AttemptIndex(Generic[T]):
         return any(a.identity.body != identity.body and not a.has_failed for a in same_key)
 
     def find(self, identity: RequestIdentity, now: float) -> RequestAttempts[T] | None:
-        """Return the earlier request that this one resends, or None for a new request.
+        """Return the earlier request that this request resends, or None for a new request.
 
-        The resend counts as waiting for the earlier request's answer from now on.
+        From now on, the resend counts as waiting for the earlier request's answer.
         """
         self._evict(now)
         attempts = self._match(identity)
@@ -160,13 +161,15 @@ class AttemptIndex(Generic[T]):
         self._touch(attempts, now)
 
     def delivery_failed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection counted as `delivered` did not get the whole answer."""
+        """Record that a connection did not get the whole answer, although `delivered` was called
+        for it."""
         attempts.num_delivered -= 1
         self._add_lost(attempts, 1)
         self._touch(attempts, now)
 
     def delivery_confirmed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection counted as lost did get the whole answer."""
+        """Record that a connection got the whole answer, although `connection_lost` was called for
+        it."""
         self._add_lost(attempts, -1)
         attempts.num_delivered += 1
         self._touch(attempts, now)
@@ -216,7 +219,7 @@ class AttemptIndex(Generic[T]):
             self._requests.move_to_end(attempts)
 
     def _evict(self, now: float) -> None:
-        """Remove requests beyond the bounds, except those with a waiting connection."""
+        """Remove the requests that exceed the bounds, except requests with a waiting connection."""
         excess_bytes = self._num_bytes - self._max_bytes
         excess = len(self._requests) - self._max_requests
         evicted: list[RequestAttempts[T]] = []

@@ -26,10 +26,11 @@ class Sampler:
     async def sample(
         self, request: Request, plan: SiblingPlan, index: int, app: AppResponse
     ) -> SiblingResult:
-        """Return the complete answer of one sibling, or the reply or error in its place.
+        """Return the result of one sibling: a complete answer, or the reply or error in place of an
+        answer.
 
-        Nothing is sent to the app. If the engine is crowded because of the proxy's own siblings, a
-        lead waits and is retried; any other sibling is not retried.
+        Nothing is sent to the app. If the engine is overloaded by the proxy's own siblings, a lead
+        waits and is retried. Any other sibling is not retried.
         """
         last = SiblingResult(index)
         sibling_limit = self.retry_handler.sibling_limit
@@ -64,9 +65,10 @@ class Sampler:
         app: AppResponse,
         on_first_token: Callable[[], None],
     ) -> EngineResponse:
-        """Relay the lead's answer to the app while it arrives, and return it.
+        """Relay the lead's answer to the app while the answer arrives, and return the lead's
+        result.
 
-        Raises WireError if nothing of an answer has been sent to the app.
+        Raises WireError if the lead fails before any part of an answer has been sent to the app.
         """
 
         async def call(

@@ -22,7 +22,7 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Call the reward hook, and return the rewards of siblings that have answered.
+    """Call the reward hook with the siblings that have answered, and return the rewards.
 
     The rewards are in the order of `results`.
 
@@ -45,8 +45,8 @@ async def score(
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
     """Return the outcome for all `num` siblings, of which only some were passed to the hook.
 
-    `outcome` has the scored siblings only, and `positions` their positions among all siblings. All
-    other siblings get the reward None.
+    `outcome` has only the scored siblings, and `positions` has their positions among all siblings.
+    All other siblings get the reward None.
     """
     rewards: list[float | None] = [None] * num
     annotations: list[Json] = [{} for _ in range(num)]

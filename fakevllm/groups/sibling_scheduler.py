@@ -3,8 +3,8 @@
 The methods of `GroupScheduler` take events and return decisions; `group_executor.py` carries them
 out. Randomness is passed in.
 
-Two things are guaranteed, independently of each other. The app gets one answer: a sibling's
-answer, the lead's error, or an error that breaks the answer off. The group ends once, settled or
+The scheduler gives two independent guarantees. First, the app gets one answer: a sibling's answer,
+the lead's error, or an error that breaks the answer off. Second, the group ends once, settled or
 aborted, and nothing is started afterwards. The executor reports the end of every sibling that was
 started and not cancelled, the end of every scoring, and the end of the app's answer. Events may
 arrive in any order, and late events change nothing.
@@ -24,26 +24,26 @@ from fakevllm.transport.request import SiblingOutcome
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start these siblings."""
+    """Decision to start these siblings."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Start the lead and relay its answer to the app while it arrives."""
+    """Decision to start the lead and to relay its answer to the app while the answer arrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel these siblings."""
+    """Decision to cancel these siblings."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Compute the rewards of these siblings."""
+    """Decision to compute the rewards of these siblings."""
 
     indices: tuple[int, ...]
     """At least two sibling indices, in ascending order."""
@@ -51,31 +51,31 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Send this sibling's answer to the app."""
+    """Decision to send this sibling's answer to the app."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Send the lead's error to the app."""
+    """Decision to send the lead's error to the app."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """End the app's answer with an error, even in the middle of a stream."""
+    """Decision to end the app's answer with an error, even in the middle of a stream."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """End the group with the rewards of the last scoring."""
+    """Decision to end the group with the rewards of the last scoring."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End the group without training it."""
+    """Decision to end the group without training it."""
 
     reason: str
 
@@ -97,7 +97,7 @@ class AppState(StrEnum):
 
 
 class GroupScheduler:
-    """The state of one group. `selection` is final once the group is settled."""
+    """The state machine of one group. `selection` is final once the group is settled."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
@@ -127,7 +127,8 @@ class GroupScheduler:
     # --- events
 
     def begin(self) -> list[Decision]:
-        """Start the group: relay the lead if it can be relayed, else start all siblings."""
+        """Return the first decisions: relay the lead if the lead can be relayed, else start all
+        siblings."""
         if self._is_relayed:
             self.app = AppState.RELAYED
             self._unstarted.discard(0)
@@ -136,9 +137,9 @@ class GroupScheduler:
         return self._start()
 
     def lead_began(self) -> list[Decision]:
-        """Start the siblings when the first token of a relayed lead arrives.
+        """Handle the first token of a relayed lead, and start the siblings.
 
-        From then on, the prompt is in the engine's prefix cache.
+        From the first token on, the prompt is in the engine's prefix cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 
@@ -159,7 +160,7 @@ class GroupScheduler:
 
     def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
         """Handle the end of a scoring. `rewards` has the rewards by sibling index. A sibling that
-        is missing there has no reward."""
+        is missing in `rewards` has no reward."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
@@ -181,9 +182,9 @@ class GroupScheduler:
     def app_disconnected(self) -> list[Decision]:
         """Handle the app's disconnect.
 
-        Only a disconnect before the answer was chosen can abort the group. An answer that was
-        chosen before counts as being sent. If `on_disconnect` is `finish`, an answer is still
-        chosen, because the app may send the request again.
+        Only a disconnect before the answer is chosen can abort the group. If the answer was chosen
+        before the disconnect, it counts as being sent. If `on_disconnect` is `finish`, an answer is
+        chosen even after the disconnect, because the app may send the request again.
         """
         is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
         if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
@@ -247,7 +248,7 @@ class GroupScheduler:
         return [*self._cancel(), Refuse()]
 
     def _advance(self) -> list[Decision]:
-        """Return the decisions that the state allows now."""
+        """Return the decisions that follow from the current state."""
         if self.is_over or self._scoring is not None:
             return []
         all_ended = not self._running and not self._unstarted

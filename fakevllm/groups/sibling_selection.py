@@ -2,9 +2,9 @@
 passed in.
 
 An answer that the engine broke off is never scored and never trained. An answer that the model
-itself cut off or garbled is the policy's own: it keeps its place in the group, because without the
-worst answers the mean reward of the others would be too high. A failure floor
-(`reward.failure_floor`) makes sure that a failed answer never gets a good reward.
+itself cut off or garbled is a failure of the model, and stays in the group. Without the worst
+answers, the mean reward of the group would be too high. A failure floor (`reward.failure_floor`)
+makes sure that a failed answer never gets a good reward.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class Selection:
 def seeded_random(seed: int, question: str) -> random.Random:
     """Return the random numbers for a request with a seed.
 
-    The same request with the same seed gets the same numbers, so that ties between the same answers
-    end alike. Apps that send one seed for all questions get other numbers for each question.
+    Equal requests with equal seeds get equal random numbers, so that ties between equal answers are
+    broken equally. If an app sends one seed for all questions, each question still gets other
+    random numbers.
 
     >>> seeded_random(42, "hi").random() == seeded_random(42, "hi").random()
     True
@@ -53,7 +54,7 @@ def select(
     servable: Collection[int] | None = None,
     random_fraction: float = 0.0,
 ) -> Selection:
-    """Return the sibling to serve and the best one.
+    """Return the sibling to serve and the best sibling.
 
     The sibling with the highest reward is served; ties are broken at random. Without rewards, the
     answered sibling with the lowest index is served. `servable` has the siblings that can be
@@ -87,7 +88,8 @@ def best_sibling(
 ) -> int | None:
     """Return the sibling with the highest reward, or None if there are no rewards.
 
-    If several siblings tie, return the served sibling if it is among them, else a random one.
+    If several siblings have the highest reward, return the served sibling if its reward is the
+    highest too, else one of them at random.
 
     >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2
@@ -119,7 +121,7 @@ _JSON_FORMATS = frozenset({"json_object", "json_schema"})
 
 
 class Failure(StrEnum):
-    """A failure of the model's own making, as the ledger stores it."""
+    """A failure of an answer that the model itself caused. The values are stored in the ledger."""
 
     CUT_OFF = "cut_off"
     """The answer ended at `max_tokens` or at the end of the context."""
@@ -162,8 +164,8 @@ def with_floor(
 ) -> list[float | None]:
     """Return the rewards, with a low reward for every failed answer.
 
-    That reward is `floor`, or the lowest reward of the other answers if that is lower. If `floor`
-    is None, the rewards stay unchanged.
+    The low reward is `floor`, or the lowest reward of the other answers if this reward is below
+    `floor`. If `floor` is None, the rewards stay unchanged.
 
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]

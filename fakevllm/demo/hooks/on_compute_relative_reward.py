@@ -1,6 +1,6 @@
-"""The demo's reward hook: it returns one reward per sibling that answered.
+"""The demo's reward hook. The hook returns one reward per sibling that answered.
 
-Only differences within the group count.
+Only differences between the rewards of one group influence the training.
 """
 
 import re

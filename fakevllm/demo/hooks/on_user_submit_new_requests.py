@@ -1,4 +1,4 @@
-"""The demo's hook for new requests: it returns the number of siblings to sample."""
+"""The demo's hook for new requests. The hook returns the number of siblings to sample."""
 
 from fakevllm.hooks.spec import Task
 

@@ -132,9 +132,10 @@ def _cheapest_runs(
     """Return the cheapest division of the calls into runs [first, last), in order.
 
     The algorithm is dynamic programming over the position of the last cut. A run from call i to
-    call j - 1 has shared[i] + new[i] + … + new[j - 1] nodes, which grows as i decreases. For
-    growing j, the possible starts i are therefore a window that only moves forward, and a monotonic
-    queue gives the cheapest of them.
+    call j - 1 has shared[i] + new[i] + … + new[j - 1] nodes. This number grows as i decreases. For
+    each j, the allowed starts i are those for which the number is at most `max_tokens`. The
+    smallest allowed start never decreases as j grows. A monotonic queue therefore gives the
+    cheapest allowed start.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]

@@ -1,17 +1,19 @@
 """Build a forest of tokens from calls: each distinct prefix is one node.
 
 The hidden state of a causal model at a position depends only on the ids up to that position, so
-calls that share a prefix can share its states. Nodes are numbered in DFS pre-order. If the depth is
-the position id, and each node sees its ancestors and itself, one pass over the nodes gives the
-states of all calls. The root key contains everything else that changes the states (adapter, images,
-offset).
+calls that share a prefix can share the prefix's states. Nodes are numbered in DFS pre-order. One
+pass of the model over the nodes gives the states of all calls, provided that the position id of a
+node is its depth, and that each node attends only to its ancestors and itself. Other inputs also
+change the states: adapter, images, offset. They form the root key of a call, and only calls with
+equal root keys share nodes.
 
 The subtree of a node is [node, tout[node]), so
 
     key k is visible to query q   <=>   k <= q < tout[k]
 
-The forest is built as a radix trie, without recursion. Each token of the calls costs a few block
-copies, and the number of Python steps depends only on the number of segments.
+The forest is built as a radix trie, without recursion. The edges of a radix trie are segments: runs
+of tokens without a branch. Tokens are copied in blocks, so the number of Python steps depends on
+the number of segments and not on the number of tokens.
 """
 
 from __future__ import annotations

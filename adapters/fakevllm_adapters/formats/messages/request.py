@@ -51,7 +51,8 @@ def chat_body(request: MessagesBody) -> Json:
 
 
 def tokenize_body(request: CountBody) -> Json:
-    """Translate a request that counts tokens to /tokenize. Raises NotTranslated."""
+    """Return the body for the engine's route /tokenize, translated from a request to count tokens.
+    Raises NotTranslated."""
     body: Json = {"model": request.model, "messages": _messages(request)}
     if request.chat_template_kwargs is not None:
         body["chat_template_kwargs"] = request.chat_template_kwargs

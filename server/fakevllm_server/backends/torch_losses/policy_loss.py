@@ -55,6 +55,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Return the size of a tensor that has an entry for every unit. There are at most as many units
-    as tokens, and computing the exact number would force a device synchronization."""
+    """Return the number of tokens as an upper bound of the number of units. The exact number would
+    require a device synchronization."""
     return units.numel()

@@ -66,7 +66,8 @@ class Install:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it is the CPU build. vLLM itself selects its platform by the same substring."""
+        """Whether the installed vLLM is a build for CPUs: its version contains "cpu". vLLM looks
+        for the same substring when it selects its platform."""
         return "cpu" in self.version
 
     @property
