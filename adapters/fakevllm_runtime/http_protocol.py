@@ -99,6 +99,7 @@ if TYPE_CHECKING:
         scope: Any
         flow: Any
         cycle: Any
+        pipeline: Any
         connections: set[Any]
         loop: asyncio.AbstractEventLoop
 
@@ -193,7 +194,7 @@ class LimitedProtocol(_HttpTools):
 
     def on_message_complete(self) -> None:
         self._unseen_bytes = 0
-        self._is_idle = True
+        self._awaits_head = self._is_idle = True
         super().on_message_complete()
 
     def _count(self, part: bytes) -> None:
@@ -210,7 +211,7 @@ class LimitedProtocol(_HttpTools):
     def _watch(self) -> None:
         """Start the timer of the current part, and count an unfinished head."""
         self._timer = self.loop.call_at(self._deadline, self._check_arrival)
-        if not self._awaits_head:
+        if not self._awaits_head or self._is_answering:
             return
         unfinished = self.shared.unfinished
         unfinished[self] = None
@@ -229,9 +230,19 @@ class LimitedProtocol(_HttpTools):
     def _deadline(self) -> float:
         return self.shared.limits.deadline(self._part_started_at, self._part_bytes)
 
+    @property
+    def _is_answering(self) -> bool:
+        """Whether the response to a complete request is open, so that closing would cut it off.
+
+        Bytes that arrive meanwhile, such as a part of a pipelined request, have no time limit.
+        """
+        is_open = self.cycle is not None and not self.cycle.response_complete
+        return bool(self.pipeline) or (self._awaits_head and is_open)
+
     def _check_arrival(self) -> None:
         now = self.loop.time()
-        if self.flow.read_paused:  # the server does not read: the client is not slow
+        # The server does not read, or the client waits for its answer: the client is not slow.
+        if self.flow.read_paused or self._is_answering:
             self._part_started_at = now
         if now >= self._deadline:
             part = "head" if self._awaits_head else "body"

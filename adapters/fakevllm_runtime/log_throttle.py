@@ -75,6 +75,8 @@ class ThrottledLog(logging.Filter):
         self._clock = clock
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info:  # two tracebacks under one message are not the same
+            return True
         due = self._throttle.due(str(record.msg), self._clock())
         if due is None:
             return False

@@ -143,7 +143,7 @@ class LimitsSection(Section):
     """Maximum number of concurrent requests; 0 means no limit."""
     num_open_per_key: int = Field(default=1024, ge=0)
     """Maximum number of concurrent requests with one API key; 0 means no limit."""
-    num_calls: int = Field(default=1024, ge=1)
+    num_calls: int = Field(default=1536, ge=1)
     """Maximum number of calls that the proxy has open at the server; further calls wait, leads
     before siblings."""
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()

@@ -10,6 +10,7 @@ user's code crosses the socket. hook_process.py is the parent's side.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import copy
 import ctypes
@@ -80,6 +81,8 @@ def run(
         child.send({"error": str(error)})
         return
     asyncio.run(child.serve(hooks))
+    # SIGKILL would skip the exit handlers of the user's code, such as those that delete files.
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     kill_group(os.getpid())  # this process and all that its hooks have started
 
 

@@ -12,7 +12,9 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 
-DEFAULT_NUM_CALLS = 1024
+DEFAULT_NUM_CALLS = 1536
+"""More than the calls that one API key may have open by default, so that the slow readers of one
+key do not hold all slots."""
 SIBLINGS_PER_SLOT = 3
 """Siblings in flight per slot, with those that wait for one. Beyond that, groups get fewer,
 so that neither memory nor the wait of apps grows with the crowd."""
@@ -49,11 +51,15 @@ class CallSlots:
     def num_waiting_siblings(self) -> int:
         return len(self._siblings)
 
+    def must_wait(self, *, is_lead: bool) -> bool:
+        """Return whether a call that starts now must wait for a slot."""
+        return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead)
+
     @contextlib.asynccontextmanager
     async def slot(self, *, is_lead: bool) -> AsyncGenerator[None]:
         """Hold a slot for one call. Wait for it, without a limit on the time, if none is free."""
         queue = self._leads if is_lead else self._siblings
-        if queue or not self._has_free(is_lead):
+        if self.must_wait(is_lead=is_lead):
             await self._wait(queue, is_lead)
         else:
             self._take(is_lead)

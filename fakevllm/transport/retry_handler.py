@@ -106,10 +106,13 @@ class RetryHandler:
             is_caused_by_siblings = self.sibling_limit.watch_engine()
             try:
                 request = self._with_served_name(request)
-                queued_at = time.monotonic()
-                async with self.slots.slot(is_lead=is_lead):
-                    schedule.started_s += time.monotonic() - queued_at
-                    async with self._watchdog(schedule.limit_s, app):
+                # The watchdog also covers the wait for a slot: hanging calls hold theirs for long.
+                async with self._watchdog(schedule.limit_s, app):
+                    queued_at = time.monotonic()
+                    if is_lead and self.slots.must_wait(is_lead=True):
+                        app.postpone_start()
+                    async with self.slots.slot(is_lead=is_lead):
+                        schedule.started_s += time.monotonic() - queued_at
                         return await attempt(request, is_caused_by_siblings)
             except WireError as error:
                 reason = error.reason

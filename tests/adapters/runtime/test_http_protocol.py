@@ -196,3 +196,20 @@ async def test_too_many_unfinished_heads_close_the_oldest(monkeypatch: pytest.Mo
             other.write(HEAD + b"content-length: 1\r\n\r\nx")
             assert (await other_reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             other.close()
+
+
+@pytest.mark.parametrize("extra", [b"\r\n", b"GET /v1/next HTTP/1.1\r\nho"])
+async def test_bytes_that_follow_a_complete_request_do_not_cut_its_answer_off(extra: bytes) -> None:
+    async def slow_app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            body = await read_body(receive)
+            await asyncio.sleep(1)
+            await send_json(send, 200, len(body))
+
+    async with connected(QUICK, slow_app) as (reader, writer):
+        writer.write(HEAD + b"content-length: 2\r\n\r\nab")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.write(extra)
+        received = await reader.readuntil(b"\r\n\r\n")
+        assert received.startswith(b"HTTP/1.1 200") and await reader.readexactly(1) == b"2"

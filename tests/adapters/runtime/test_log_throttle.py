@@ -44,3 +44,11 @@ def test_a_throttled_log_passes_equal_messages_once_per_interval_with_their_numb
         "Invalid request from 61.0 (2 more in between)",
         "something else",
     ]
+
+
+def test_a_throttled_log_passes_every_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("throttled tracebacks")
+    logger.addFilter(ThrottledLog(60.0))
+    for error in (ValueError("one"), KeyError("two")):
+        logger.error("Exception in ASGI application", exc_info=error)
+    assert len(caplog.records) == 2

@@ -44,6 +44,16 @@ ALLOCATE = """
 def on_compute_relative_reward(valid_results, all_answers):
     return [float(len(bytearray(2**31))) for _ in all_answers]
 """
+WRITE_AT_EXIT = """
+import atexit
+from pathlib import Path
+
+atexit.register(Path({file!r}).write_text, "ran")
+
+
+def on_compute_relative_reward(valid_results, all_answers):
+    return [1.0 for _ in all_answers]
+"""
 RUN_UNTIL_KILLED = """
 import asyncio, sys
 from pathlib import Path
@@ -154,3 +164,11 @@ async def test_check_hook_runs_the_hook_with_the_environment_of_the_configuratio
     (tmp_path / "fakevllm.toml").unlink()
     refused = await asyncio.to_thread(CliRunner().invoke, app, ["check-hook", str(tmp_path)])
     assert refused.exit_code == 2 and "DATABASE_URL" in refused.output
+
+
+async def test_exit_handlers_of_hooks_run_when_the_proxy_stops(tmp_path: Path) -> None:
+    file = tmp_path / "exit"
+    worker = HookWorker(hook(tmp_path, WRITE_AT_EXIT.format(file=str(file))), 20)
+    await worker.start()
+    await worker.close()
+    assert file.read_text() == "ran"

@@ -12,6 +12,7 @@ import pytest
 
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import GRACE_S, AppResponse
+from fakevllm.transport.call_slots import CallSlots
 from fakevllm.transport.hang_watchdog import HangWatchdog
 from fakevllm.transport.retry_handler import RetryHandler, failure_reason
 from fakevllm_adapters.formats.sse import DONE
@@ -166,3 +167,21 @@ async def test_siblings_that_outlive_the_answer_end_when_their_server_is_silent(
         await ended(stage)
         record = stage.record
     assert (record.state, record.reason, record.served_index) == ("dropped", "no_group", 0)
+
+
+async def test_a_request_that_waits_for_a_slot_is_held_no_longer_than_one_with_a_slot(
+    tmp_path: Path,
+) -> None:
+    slots, upstream, request = CallSlots(1), HangingClient(), request_for("chat")
+    async with (
+        silent_link(tmp_path) as link,
+        slots.slot(is_lead=True),  # of a call that hangs
+        AppResponse(ReceivedResponse(), request.adapter, request.exchange) as app,
+    ):
+        handler = RetryHandler(upstream, link, HOLD_S, slots=slots)
+        with pytest.raises(WireError) as error:
+            async with asyncio.timeout(TEST_TIMEOUT_S):
+                await handler.relay(request, app)
+    await upstream.close()
+    assert error.value.status == 503 and not upstream.is_called.is_set()
+    assert slots.num_waiting_leads == 0
