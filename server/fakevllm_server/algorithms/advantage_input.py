@@ -34,8 +34,8 @@ class Outcome:
         return self.reward - math.fsum(self.penalties)
 
     def returns(self, gamma: float) -> list[float]:
-        """Return the return of each trained token: the discounted sum of the rewards of this token
-        and of all later tokens.
+        """Compute the discounted return of each trained token: the sum of the rewards of this token
+        and of all later tokens, discounted by `gamma` per token.
 
         The reward of the last token is the episode's reward; the reward of every other token is 0.
         The penalty of each token is subtracted from the reward of that token.

@@ -14,10 +14,10 @@ def kl_penalties(
     """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref), as the value for
     `Outcome.penalties`.
 
-    β is the coefficient. ℓ_old and ℓ_ref are the token's log-probabilities under the policy that
-    sampled the token and under the reference policy. ℓ_old − ℓ_ref is the k1 estimator of the KL
-    divergence. Source: InstructGPT, arXiv 2203.02155. verl computes the same penalty with
-    `use_kl_in_reward` and `kl_ctrl.kl_coef`.
+    β is the coefficient. ℓ_old and ℓ_ref are the token's log-probabilities in `log_probs` and
+    `reference_log_probs`: under the old policy and under the reference policy. ℓ_old − ℓ_ref is the
+    k1 estimator of the KL divergence. Source: InstructGPT, arXiv 2203.02155. verl computes the same
+    penalty with `use_kl_in_reward` and `kl_ctrl.kl_coef`.
 
     >>> kl_penalties([-1.0, -2.0], [-1.5, -1.0], 0.5)
     [0.25, -0.5]
