@@ -24,7 +24,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class _LabelledGauge(Collector):
-    """A gauge whose values per label are read at each scrape."""
+    """A gauge with one value per label value. The values are read at each scrape."""
 
     def __init__(
         self, name: str, help_text: str, label: str, values: Callable[[], Mapping[str, float]]
@@ -42,8 +42,8 @@ class _LabelledGauge(Collector):
 
 
 class Metrics:
-    """The metrics that are counted per request. `gauge` and `labelled_gauge` add metrics whose
-    values other objects hold."""
+    """The proxy's metrics. Requests, siblings and feedback are counted here. `gauge` and
+    `labelled_gauge` add metrics whose values are read from other objects."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -119,7 +119,7 @@ class Metrics:
         self._registry.register(_LabelledGauge(name, help_text, label, values))
 
     def request_resent(self, route: str) -> None:
-        """Count a resend that got the answer of its first attempt."""
+        """Count a resent request that got the answer of the first attempt."""
         self._resent.labels(route).inc()
 
     def feedback_received(self, kind: str) -> None:

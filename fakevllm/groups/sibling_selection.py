@@ -189,8 +189,8 @@ def _has_call_opening(text: str) -> bool:
 
 
 def _is_readable_call(call: Any) -> bool:
-    """Return whether a client can read a tool call. Most clients read missing arguments as an empty
-    object."""
+    """Return whether a client can parse a tool call. Most clients treat missing arguments as an
+    empty object."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
     except (LookupError, TypeError, AttributeError):

@@ -54,7 +54,7 @@ async def check(
     timeout_s: float = CHECK_TIMEOUT_S,
     sandbox: HookSandbox = DEFAULT_SANDBOX,
 ) -> CheckReport:
-    """Run all hooks on a group, by default on a made-up one.
+    """Run all hooks on a group and return the report. The default is a made-up group.
 
     Raises HookError if the hooks cannot be loaded.
     """

@@ -1,7 +1,8 @@
-"""The hook process, seen from the proxy: it is started, called, killed and reaped here.
+"""The proxy's side of the hook process: start, call, kill and reap the process.
 
-If the process ends unexpectedly, two calls are to blame: the one whose code ran on its event loop,
-and the one that ran on its sync thread. process_main.py is the code inside the process.
+If the process ends unexpectedly, two calls may have caused the end: the call whose code ran on the
+process's event loop, and the call that ran on its sync thread. process_main.py is the code inside
+the process.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class LostCall:
 
 
 class HookProcess:
-    """One hook process, from its start to its end. It is never restarted."""
+    """One hook process, from its start to its end. An object is never used for a second process."""
 
     info: HookInfo
     is_async: dict[str, bool]
@@ -131,8 +132,8 @@ class HookProcess:
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
         """Run a hook and return its reply, or a LostCall if the process ends before it replies.
 
-        After `limit_s` seconds the process is killed. The LostCall's reason then names `timeout_s`,
-        the limit that the user configured.
+        After `limit_s` seconds the process is killed. The reason of the LostCall then names
+        `timeout_s`, which is the limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:
@@ -199,7 +200,8 @@ class HookProcess:
         self._is_reaped = True
 
     def _kill(self) -> None:
-        """Kill the process, which may not have made its process group yet, and the group."""
+        """Kill the process and its process group. The process is also killed by its own id, because
+        it may not have created the process group yet."""
         self._process.kill()
         kill_group(self._process.pid)
 
@@ -218,9 +220,10 @@ class HookProcess:
 
 
 def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
-    """Start a process that ignores Ctrl-C from the beginning, so that it prints no traceback.
+    """Start a process that ignores Ctrl-C from the beginning, so that the process prints no
+    traceback.
 
-    The child inherits the signal mask.
+    The process inherits the signal mask in which Ctrl-C is blocked.
     """
     # The tracker must run before SIGINT is blocked, because its start unblocks SIGINT.
     resource_tracker.ensure_running()

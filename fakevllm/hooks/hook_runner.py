@@ -1,6 +1,7 @@
-"""The worker that runs hooks in one spawned process, and restarts the process when it ends.
+"""The worker that runs hooks in one spawned process, and starts a new process when the old one
+ends.
 
-The proxy never imports the user's code. A hook that hangs fails only its own call. An async hook is
+The proxy never imports the user's code. If a hook hangs, only its own call fails. An async hook is
 cancelled inside the process. For a sync hook, or if the process no longer replies, the process is
 killed and restarted, and the other pending calls are repeated once.
 """
@@ -29,7 +30,8 @@ the app's answers."""
 
 
 class HookWorker:
-    """The owner of the hook process. Use it on one event loop; start it first and close it last."""
+    """The owner of the hook process. A worker belongs to one event loop. Call `start` before all
+    other methods and `close` last."""
 
     def __init__(
         self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
@@ -49,7 +51,8 @@ class HookWorker:
 
     @property
     def info(self) -> HookInfo:
-        """The hooks of the current process. A restart loads the files again, as they are then."""
+        """The hooks that the current process has loaded. A restarted process loads the current
+        files."""
         assert self._process is not None, "start() must be called first"
         return self._process.info
 
@@ -90,7 +93,7 @@ class HookWorker:
         )
 
     async def feedback(self, feedback: Feedback) -> FeedbackValue | HookFailure:
-        """Call on_feedback, which must be defined: see `info`."""
+        """Call on_feedback. The caller must check with `info` that the hook is defined."""
         assert self.info.has_feedback, "on_feedback is not defined"
         values = {field.name: getattr(feedback, field.name) for field in fields(feedback)}
         task: Task = values.pop("task")
@@ -110,14 +113,16 @@ class HookWorker:
             await asyncio.wait(self._calls, timeout=EXIT_TIMEOUT_S)
 
     async def _shielded(self, call: Json) -> Json:
-        """Run a call to its end even if the caller is cancelled, so that its timeout holds."""
+        """Run a call to its end even if the caller is cancelled, so that the call's timeout is
+        always applied."""
         task = asyncio.ensure_future(self._call(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return await asyncio.shield(task)
 
     async def _call(self, call: Json) -> Json:
-        """Run a call; repeat it once if another call's hook ended the process."""
+        """Run a call and return its reply. Repeat the call once if the hook of another call ended
+        the process."""
         reason = ""
         for _ in range(2):
             try:

@@ -1,8 +1,9 @@
 """The loader that finds and imports the user's hooks by path.
 
-The hook `on_x` is searched in `on_x.py` first, then in the one other .py file of the folder that
-defines or imports that name. Other files are read, but not run. Importing runs the user's code and
-leaves its modules in `sys.modules`, so the proxy does it only in the hook process.
+The loader looks for the hook `on_x` first in `on_x.py`. If that file does not exist, exactly one
+other .py file of the folder may define or import the name `on_x`. The remaining files are parsed,
+but not run. Importing a file runs the user's code and leaves its modules in `sys.modules`, so hooks
+are imported only in the hook process.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def is_async(hook: Hook) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return type and message of an error, as the first line of its traceback's end.
+    """Return the type and the message of an error in one line, as at the end of a traceback.
 
     >>> first_line(ValueError("bad"))
     'ValueError: bad'
@@ -87,7 +88,8 @@ def first_line(error: BaseException) -> str:
 def error_location(error: BaseException, folder: Path) -> str:
     """Return where an error was raised, such as `file.py:12`.
 
-    The innermost frame in the user's folder counts, or else the innermost frame of all.
+    The location is that of the innermost frame in the user's folder. If no frame is in the folder,
+    it is that of the innermost frame.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)
@@ -198,7 +200,8 @@ def _bound_names(body: Sequence[ast.AST]) -> Iterator[str]:
 def _arity(hook: Hook, name: str, folder: Path, forms: dict[int, str]) -> int:
     """Return the first number of arguments in `forms` that the hook accepts.
 
-    Raises HookError if it accepts none. A builtin without a signature counts as the first form.
+    For a builtin without a signature, the result is the first number. Raises HookError if the hook
+    accepts no number in `forms`.
     """
     try:
         signature = inspect.signature(hook)

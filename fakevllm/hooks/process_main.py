@@ -2,9 +2,10 @@
 checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
-second thread, so user code needs no locks. A third thread reads the socket: it notices the end of
-the proxy even while user code blocks the other two. A frame is a length and JSON; no object of the
-user's code crosses the socket. hook_process.py is the parent's side.
+second thread, so user code needs no locks. A third thread reads the socket, and notices the end of
+the proxy even while user code blocks the other two threads. Messages on the socket are frames: a
+length followed by JSON. No object of the user's code is sent. hook_process.py is the proxy's side
+of the socket.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class _Child:
 
 
 class _HookCall:
-    """One call of one hook, and the reply to the proxy."""
+    """One call of one hook. Its methods create the reply to the proxy."""
 
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
         """Prepare the call.
@@ -268,8 +269,8 @@ class _HookCall:
 class _TrackedAwaitable:
     """An awaitable that records in shared memory when the hook's code runs on the event loop.
 
-    After a crash or a hang, the parent uses this record to distinguish the hook that caused it from
-    hooks that were only waiting.
+    After a crash or a hang, the proxy uses this record to distinguish the hook that caused the
+    failure from hooks that were only waiting.
     """
 
     def __init__(self, hook: Awaitable[Any], running_call: ctypes.c_uint64, call_id: int) -> None:

@@ -1,4 +1,4 @@
-"""A group in the form that hooks get: read from the ledger, or made up for a check."""
+"""A group in the form that hooks get. The group is read from the ledger, or made up for a check."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class HookReason(StrEnum):
-    """Reasons why a hook gave no usable result: the slug at the start of a `HookFailure.reason`."""
+    """Reasons why a hook gave no usable result. Each value is the slug at the start of a
+    `HookFailure.reason`."""
 
     RAISED = "hook_raised"
     TIMEOUT = "hook_timeout"
@@ -46,7 +47,7 @@ _HOOK_REASONS = frozenset(HookReason)
 
 
 def hook_reason(recorded: str | None) -> HookReason | None:
-    """Return the slug of a recorded reason; None if the reason is not one of a hook.
+    """Return the slug of a recorded reason; None if the reason is not about a hook.
 
     >>> hook_reason("hook_nan: reward 1 is nan"), hook_reason("tied")
     (<HookReason.NAN: 'hook_nan'>, None)
@@ -57,7 +58,8 @@ def hook_reason(recorded: str | None) -> HookReason | None:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """The result of on_user_submit_new_requests. If both fields are None, the configured N stays.
+    """The result of on_user_submit_new_requests. If both fields are None, the configured number of
+    siblings is used.
 
     >>> SubmitPlan(overrides=[{}, {"temperature": 1.2}]).overrides
     [{}, {'temperature': 1.2}]
@@ -103,7 +105,8 @@ class FeedbackValue:
 
 
 def read_plan(value: object) -> SubmitPlan | HookFailure:
-    """Check the return value of on_user_submit_new_requests.
+    """Return the checked result of on_user_submit_new_requests, or a failure for an invalid return
+    value.
 
     >>> read_plan(8), read_plan(True).reason
     (SubmitPlan(num=8, overrides=None), 'hook_type: got bool, want None, an int or a list')
@@ -138,7 +141,8 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
 
 
 def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
-    """Check the return value of on_compute_relative_reward for `num` answers.
+    """Return the checked result of on_compute_relative_reward for `num` answers, or a failure for
+    an invalid return value.
 
     >>> read_rewards([1, None, True], 3), read_rewards([0.5], 2).reason
     ([1.0, None, 1.0], 'hook_length: got 1, want 2')
@@ -163,7 +167,7 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """Check the return value of on_feedback.
+    """Return the checked result of on_feedback, or a failure for an invalid return value.
 
     >>> read_value(None), read_value(True), read_value("up").reason
     (None, 1.0, 'hook_type: got str, want a number or None')
@@ -179,7 +183,8 @@ def read_value(value: object) -> float | HookFailure | None:
 
 
 def changed_keys(before: Json, after: Json) -> Json:
-    """Return the keys that were added or changed. Values that JSON cannot express are left out.
+    """Return the keys, with their values, that a hook added to a dict or changed. Values that JSON
+    cannot express are left out.
 
     >>> changed_keys({"content": "a"}, {"content": "a", "score": 3, "model": object()})
     {'score': 3}

@@ -1,7 +1,9 @@
-"""Limits on a hook process: the environment variables it sees, its memory, its process group.
+"""Limits on a hook process: the environment variables that it sees, its memory, and its process
+group.
 
-The limits keep secrets of the proxy out of hooks, and keep what a hook starts from outliving it.
-They are no protection against hooks that are written to attack the proxy: hooks run as its user.
+The limits hide the proxy's secrets from hooks. They also make sure that a process started by a hook
+ends with the hook process. The limits are no protection against hooks that are written to attack
+the proxy, because hooks run as the same user as the proxy.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _ALLOWED_PREFIXES = ("LC_", "PYTHON", "CUDA_", "NVIDIA_", "FAKEVLLM_JUDGE_")
 
 @dataclass(frozen=True, slots=True)
 class HookSandbox:
-    """What a hook process may see and use."""
+    """The environment variables and the memory that a hook process may use."""
 
     environment: tuple[str, ...] = ()
     """Names of further environment variables that hooks see."""
@@ -58,7 +60,8 @@ DEFAULT_SANDBOX = HookSandbox()
 def kill_group(pid: int | None) -> None:
     """Kill the hook process `pid` and all processes that its hooks have started.
 
-    Call it before the process is reaped, because the system may use its id again afterwards.
+    Call this function before the process is reaped, because the system may use the id again
+    afterwards.
     """
     if pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

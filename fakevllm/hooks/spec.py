@@ -1,7 +1,7 @@
 """The hook contract: everything that the author of a hook needs to know, on one screen.
 
 A hook is a function with one of the three names below, sync or async. `--hooks` names a folder or
-one .py file. Hooks run in a process of their own, with a timeout. What they print goes to the
+one .py file. Hooks run in a process of their own, with a timeout. The output of a hook goes to the
 proxy's stderr. If a hook fails, the app still gets its answer; the group is recorded with the
 reason and is not trained. Try your hooks with `fakevllm check-hook PATH`.
 """
@@ -29,7 +29,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """One of the completions of one request.
+    """One sibling: one of the completions sampled for one request.
 
     >>> Sibling(0, Task(metadata={"answer": "42"}), "g1/0", "stop").task.metadata["answer"]
     '42'
@@ -108,7 +108,8 @@ def on_feedback(feedback: Feedback) -> float | None:
 
     None means that the feedback has no value.
 
-    Without this hook, `score` counts as it is, and thumbs count as 1 or -1. Everything else has no
-    value: missing feedback, the next message, or a regeneration is not bad by itself.
+    Without this hook, the value is the feedback's `score`, or 1 or -1 for thumbs. All other
+    feedback has no value, because missing feedback, a next message or a regeneration is not bad by
+    itself.
     """
     ...

@@ -2,6 +2,6 @@
 
 README.md describes the tables, the states and the reasons. Recording never waits and never raises:
 one thread writes, and a change that cannot be written is dropped, counted and logged. The ledger is
-a record, not a queue: the server's run log decides what was trained. Only answers that were kept
-for a retry are ever deleted.
+a record, not a queue: the server's run log decides which groups were trained. Rows are never
+deleted, except answers that were kept for a retry.
 """

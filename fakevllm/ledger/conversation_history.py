@@ -21,10 +21,10 @@ MAX_HISTORY = 1000
 
 
 def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
-    """Return the requests and answers that a body refers to by `previous_response_id`.
+    """Return the pairs of request and answer that a body refers to by `previous_response_id`.
 
-    The oldest pair comes first. Returns None if the body refers to no answer, to an answer that
-    this app never got, or to a chain of more than MAX_HISTORY answers.
+    The oldest pair comes first. The result is None if the body refers to no answer, to an answer
+    that this app never got, or to a chain of more than MAX_HISTORY answers.
     """
     response_id = body.get("previous_response_id")
     if not adapter.has_previous_response or not isinstance(response_id, str):

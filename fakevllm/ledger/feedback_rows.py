@@ -1,6 +1,5 @@
-"""Feedback in the ledger: its rows, and the queries for its value and its training. Reads block, so
-call them off the event loop.
-"""
+"""Feedback in the ledger: its rows, and the queries for its value and its training. Reading methods
+block, so call them off the event loop."""
 
 from __future__ import annotations
 
@@ -90,12 +89,12 @@ class ServedCalls:
 
 
 def sample_id(row: FeedbackRecord) -> str:
-    """Return the id of the sample that this feedback becomes."""
+    """Return the id of the training sample that this feedback becomes."""
     return f"{_SAMPLE}{row.group_id}/{row.feedback_id}"
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
-    """Store what an entry of the run log says about samples."""
+    """Store the states of feedback samples that an entry of the run log reports."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
@@ -118,8 +117,9 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 def _in_loss(entry: LogEntry) -> list[str]:
     """Return the ids of the step's groups that were in the loss.
 
-    These are the groups with trained siblings. An entry that was rewritten from a checkpoint has no
-    metrics and names no siblings; then all groups of the entry are returned.
+    A group was in the loss if it has trained siblings. An entry that was rewritten from a
+    checkpoint has no metrics and names no siblings. For such an entry, all of its groups are
+    returned.
     """
     return [group.group_id for group in entry.groups if group.siblings or not entry.metrics]
 
@@ -129,7 +129,8 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the group id and the feedback id of each sample. Ids of groups are left out."""
+    """Return the group id and the feedback id of each sample among `ids`. Ids that belong to groups
+    are left out."""
     samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -145,7 +146,7 @@ class FeedbackRows:
         self._put = put
 
     def record(self, row: FeedbackRecord) -> WriteReceipt:
-        """Store feedback, unless its group has feedback with the same id."""
+        """Store feedback, unless the feedback's group already has feedback with the same id."""
         return self._put(partial(_run, sql=_INSERT, row=_VALUES(row)))
 
     def set_outcome(
@@ -159,23 +160,25 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Update the state, the reason, and each further column whose argument is not None.
+        """Update the feedback's state, its reason, and each further column whose argument is not
+        None.
 
         The state and the reason stay unchanged if the run log has set them, or if the feedback is
-        void.
+        void (taken back or replaced).
         """
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
         return self._put(partial(_run, sql=_OUTCOME, row=(*values, *key)))
 
     def void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Void feedback, unless it was added to a reward or sent already."""
+        """Mark feedback as void (taken back or replaced), unless it was added to a reward or sent
+        already."""
         return self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
     def mark_too_late(self, row: FeedbackRecord) -> WriteReceipt:
-        """Set the reason `too_late` on a withdrawal if earlier feedback still counts.
+        """Set the reason `too_late` on a withdrawal of feedback if earlier feedback still counts.
 
-        Call this after `void` of all earlier feedback.
+        Call this method after `void` was called for all earlier feedback.
         """
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
@@ -198,7 +201,7 @@ class FeedbackRows:
     def with_baseline(self, num: int) -> list[tuple[str, str, bool]]:
         """Return the waiting feedback of apps with at least `num` feedback values, oldest first.
 
-        Each item has group id, feedback id, and whether the group is settled.
+        Each item has the group id, the feedback id, and whether the group is settled.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()
@@ -207,7 +210,7 @@ class FeedbackRows:
         ]
 
     def waiting(self, group_id: str, feedback_id: str) -> FeedbackRecord | None:
-        """Return the feedback if it is still waiting, else None."""
+        """Return the feedback if its state is still `waiting`, else None."""
         has_key = (FEEDBACK.c.group_id == group_id) & (FEEDBACK.c.feedback_id == feedback_id)
         rows = self._rows(has_key & (FEEDBACK.c.state == FeedbackState.WAITING.value))
         return rows[0] if rows else None
@@ -232,7 +235,8 @@ class FeedbackRows:
             return list(db.exec_driver_sql(_OTHER_VALUES, key).scalars())
 
     def served_calls(self, group_id: str) -> ServedCalls:
-        """Return the calls of the group's served sibling; empty if they are not known."""
+        """Return the LLM calls of the group's served sibling. The result has no calls if they are
+        not known."""
         with self._read_engine.connect() as db:
             group = db.exec_driver_sql(
                 "SELECT run_id, served_index FROM groups WHERE group_id = ?", (group_id,)

@@ -1,6 +1,6 @@
 """The migrations that create the ledger's schema.
 
-A released migration is never edited; a change of the schema is a new one at the end.
+A released migration is never edited. A change of the schema is a new migration at the end.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ class CallReads:
 
 
 def call_from_row(row: Row[Any]) -> CapturedCall:
-    """Return a row of `calls` as a CapturedCall of the swarm protocol, with arrays in base64."""
+    """Return a row of the table `calls` as a CapturedCall of the swarm protocol, with arrays in
+    base64."""
     return CapturedCall(
         prompt_ids=b64encode(row.prompt_ids).decode(),
         response_ids=b64encode(row.response_ids).decode(),

@@ -1,4 +1,4 @@
-"""The plain data that goes into the ledger and comes out of it, named as the columns are.
+"""The plain data that is written to the ledger and read from it. Fields are named as the columns.
 
 `GroupRecord`, `SiblingRecord` and `FeedbackRecord` define the columns of their tables: tables.py
 derives the tables from the fields. The metadata of a field has the properties of its column that
@@ -95,7 +95,7 @@ class KeptAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One request of the app, and its siblings."""
+    """One request of an app, and its siblings."""
 
     group_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
@@ -186,7 +186,7 @@ VOID = ("taken_back", "replaced")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackRecord:
-    """Feedback on an answer. Rows are never deleted; the outcome is filled in.
+    """Feedback on an answer. Rows of feedback are never deleted. Later changes fill in the outcome.
 
     >>> FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up").kind
     'feedback'

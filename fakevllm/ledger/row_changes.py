@@ -67,7 +67,8 @@ _END_UNTRAINED = """
 
 
 def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
-    """Write groups and their siblings. A group that exists is replaced, with its calls."""
+    """Write groups and their siblings. A group that is already stored is replaced, together with
+    its calls."""
     latest = list({record.group_id: record for record in records}.values())
     _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
     siblings = [
@@ -82,9 +83,10 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
 
 
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
-    """Store an answer for a retry, and delete expired answers.
+    """Store an answer for a retry of its request, and delete expired answers.
 
-    The group's own row may be written later: a streamed answer ends before its group does.
+    The row of the answer's group may be written later, because a streamed answer ends before its
+    group.
     """
     headers = orjson.dumps(answer.headers).decode()
     row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
@@ -93,7 +95,7 @@ def keep_answer(db: Connection, answer: KeptAnswer) -> None:
 
 
 def mark_resent(db: Connection, group_id: str) -> None:
-    """Count a retry that got the group's answer, and delete the kept answer."""
+    """Count a retry that got the answer of its group, and delete the kept answer."""
     db.exec_driver_sql(_MARK_RESENT, (group_id,))
     db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (group_id,))
 
@@ -109,7 +111,7 @@ def settle(
 ) -> None:
     """Store the server's reply to the end of a group. Nothing happens if the group has no row.
 
-    A final state that the run log has set stays. `calls[i]` has the calls of sibling i.
+    A final state that the run log has set stays unchanged. `calls[i]` has the calls of sibling i.
     """
     update = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id, run_id or None))
     if update.rowcount == 0:
@@ -123,7 +125,8 @@ def settle(
 
 
 def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
-    """Apply each entry once: skip those up to the run's cursor, then advance the cursor."""
+    """Apply the entries of a run log, each only once. Entries up to the run's cursor were applied
+    before and are skipped. Then advance the cursor."""
     cursor = read_cursor(db, run_id)
     new = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
     for entry in new:
@@ -148,7 +151,7 @@ def task_secret(db: Connection) -> bytes:
 
 
 def put_tasks(db: Connection, tasks: Sequence[Task], owner: str | None) -> None:
-    """Write tasks; a task that exists is replaced, with its owner."""
+    """Write tasks. A task that is already stored is replaced, and so is its owner."""
     now = time.time()
     rows = [
         (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now, owner)

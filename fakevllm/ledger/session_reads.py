@@ -157,7 +157,7 @@ class SessionReads:
     def children(self, session_id: str) -> list[tuple[str, str | None]]:
         """Return the sessions of sub-agents that this session started.
 
-        Each comes with the group that started it.
+        Each session is returned with the group that started it.
         """
         with self._read_engine.connect() as db:
             return [(row[0], row[1]) for row in db.exec_driver_sql(_CHILDREN, (session_id,))]

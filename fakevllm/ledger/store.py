@@ -109,7 +109,8 @@ class Ledger:
         return LedgerHealth(self._writer.num_dropped, self._writer.num_waiting, self._writer.error)
 
     def record(self, group: GroupRecord) -> WriteReceipt:
-        """Record a request with its siblings; a later record of the same group replaces it."""
+        """Record a request with its siblings. A later record of the same group replaces the earlier
+        record."""
         return self._writer.put(group)
 
     def settle(
@@ -129,7 +130,7 @@ class Ledger:
         self._writer.put(partial(change, step=step, calls=calls, run_id=run_id))
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
-        """Apply entries of the run log. An entry that is passed again changes nothing."""
+        """Apply entries of the run log. An entry that was applied before changes nothing."""
         self._writer.put(partial(row_changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:
@@ -140,22 +141,25 @@ class Ledger:
         self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Wait until every earlier change is written or dropped; return False at the timeout.
+        """Wait until every earlier change is written or dropped, and return True; return False at
+        the timeout.
 
-        After that, the receipt of a change says whether it was written or dropped. Uses no thread.
+        Afterwards, the receipt of a change says whether the change was written or dropped. The
+        method uses no thread.
         """
         return await self._writer.flush(timeout_s)
 
     async def is_written(self, *receipts: WriteReceipt, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
         """Flush, then return whether each of these changes is in the file.
 
-        Return False also at the timeout. Other changes that are flushed with these do not affect
-        the result. The receipt of a dropped change has the error.
+        The result is also False at the timeout. Other changes in the queue do not affect the
+        result. The receipt of a dropped change has the error.
         """
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Do what `flush` does, for a thread: block until the queue is written."""
+        """Block the calling thread until the queue is written, and return the same result as
+        `flush`."""
         return self._writer.drain(timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
@@ -164,7 +168,8 @@ class Ledger:
             return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
-        """Return the secret that signs task keys, made once per file. Raises LedgerError."""
+        """Return the secret that signs task keys. Each ledger file has one secret. Raises
+        LedgerError."""
         try:
             with self._write_engine.begin() as db:
                 return row_changes.task_secret(db)
@@ -194,7 +199,8 @@ class Ledger:
     def runs(self) -> list[str]:
         """Return the ids of the server's runs that have points on a learning curve, newest first.
 
-        Groups from before the ledger stored run ids count as one run with the id "".
+        Older versions of the ledger stored no run ids. All groups without a run id count as one run
+        with the id "".
         """
         with self._read_engine.connect() as db:
             return list(db.exec_driver_sql(reads.RUNS).scalars())
@@ -202,8 +208,8 @@ class Ledger:
     def curve(self, run_id: str) -> list[StepRow]:
         """Return the learning curve of one run, in the order of the steps.
 
-        A group counts in the step that trained it. A group that was not trained counts in the step
-        during which it ended. Groups whose rewards are all equal count too.
+        A trained group counts in the step that trained it. A group that was not trained counts in
+        the step during which the group ended. Groups whose rewards are all equal count too.
         """
         with self._read_engine.connect() as db:
             return [StepRow(*row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
@@ -217,7 +223,7 @@ class Ledger:
     def untrained(self) -> dict[str, int]:
         """Return the number of groups that were not trained, by the slug of the reason.
 
-        The detail after the colon of a reason differs from group to group, and is left out.
+        The detail after the colon of a reason is left out, because it differs from group to group.
         """
         with self._read_engine.connect() as db:
             return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
@@ -277,9 +283,9 @@ class Ledger:
         )
 
     def _transact(self, batch: Sequence[_Change]) -> bool:
-        """Write a batch in one transaction; return whether any row changed.
+        """Write a batch of changes in one transaction, and return whether any row changed.
 
-        Consecutive group records are written together, which is much faster than one by one.
+        Consecutive group records are written together, because single writes are much slower.
         """
         db = self._write_db
         with db.begin():

@@ -20,8 +20,8 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    An answer whose app is known to have disconnected when its group is recorded is part of the
-    `GroupRecord` instead. `keep` stores answers whose delivery turns out later to have failed.
+    If the app has disconnected before the group is recorded, the `GroupRecord` has the answer. If
+    the delivery of an answer turns out to have failed after that, `keep` stores the answer.
     """
 
     def __init__(

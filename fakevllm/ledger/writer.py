@@ -1,9 +1,9 @@
 """The single thread that writes the ledger, behind a bounded queue.
 
 `Writer.put` never waits and never raises. The thread writes all queued changes in one transaction.
-A change that cannot be written is dropped and counted. The log reports the first drop of a series
-and the end of the series. Each change has a receipt of its own, so that one unwritable row fails
-no other change of its transaction.
+A change that cannot be written is dropped and counted. If several changes in a row are dropped, the
+log reports the first dropped change and the end of the series. Each change has a receipt of its
+own. One unwritable row does not affect the other changes of its transaction.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ short, because a kill -9 loses the changes that wait."""
 
 @dataclass(slots=True)
 class WriteReceipt:
-    """The outcome of one queued change. The writer's thread fills it in; it is final after a flush.
+    """The outcome of one queued change. The writer's thread sets the outcome, which is final after
+    a flush.
 
     >>> WriteReceipt().is_written
     False
@@ -63,9 +64,9 @@ class Transact(Protocol[WrittenChange]):
     def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
         """Write all changes in order, or none. Return whether any row changed.
 
-        A transaction that changes no row succeeds on a full disk too, and so does not prove that
-        the ledger can be written. Raises OperationalError for a problem of the file, and any other
-        exception for a problem of a change.
+        On a full disk, a transaction that changes no row still succeeds. Its success therefore does
+        not prove that the ledger can be written. Raises OperationalError for a problem of the file,
+        and any other exception for a problem of a change.
         """
         ...
 
@@ -113,7 +114,8 @@ class Writer(Generic[Change]):
         return receipt
 
     def drain(self, timeout_s: float) -> bool:
-        """Block until every earlier change is written or dropped; return False at the timeout."""
+        """Block until every earlier change is written or dropped, and return True; return False at
+        the timeout."""
         done = threading.Event()
         try:
             self._queue.put(FlushMark(done.set), timeout=timeout_s)
@@ -123,9 +125,10 @@ class Writer(Generic[Change]):
         return done.wait(timeout_s)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every earlier change is written or dropped; return False at the timeout.
+        """Wait until every earlier change is written or dropped, and return True; return False at
+        the timeout.
 
-        Unlike `drain`, this uses no thread, and leaves the writer time to gather a batch.
+        Unlike `drain`, this method uses no thread, and leaves the writer time to gather a batch.
         """
         loop = asyncio.get_running_loop()
         is_reached = asyncio.Event()

@@ -107,8 +107,8 @@ class OverwatchApp(App[None]):
     def action_confirm(self, name: str) -> None:
         """Ask the question of an action, unless the action is running already.
 
-        Without that check, a second drain would pause claims again after somebody had cancelled the
-        first drain by resuming them.
+        A running drain is cancelled when somebody resumes claims. Without this check, a second
+        drain would then pause the claims again.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:
@@ -139,7 +139,8 @@ class OverwatchApp(App[None]):
             self._running_actions.remove(action)
 
     def action_leave(self) -> None:
-        """Quit. During a drain, ask first; a second quit while that question is open quits."""
+        """Quit the application. During a drain, ask for a confirmation first. A second quit while
+        this question is open quits at once."""
         is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
         if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()

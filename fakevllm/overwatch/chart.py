@@ -11,10 +11,10 @@ EIGHTHS = 8
 
 
 def chart(values: Sequence[float], width: int, height: int) -> list[str]:
-    """Draw the values as `height` rows of text, the top row first.
+    """Return a chart of the values as `height` rows of text, the top row first.
 
     The chart has one column per value, and at most `width` columns. If there are more values, each
-    column shows the mean of several neighbours. Return [] if no value is finite.
+    column shows the mean of several neighbours. The result is [] if no value is finite.
 
     >>> chart([0.0, 0.5, 1.0, math.nan, 1.0], 10, 2)
     ['  █ █', '▁██ █']
@@ -49,8 +49,8 @@ def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]
 
 
 def _level(value: float, low: float, high: float, height: int) -> int:
-    """Return the height of a column in eighths of a row. It is at least 1, so that the lowest value
-    is visible."""
+    """Return the height of a column in eighths of a row. The height is at least 1, so that the
+    lowest value is visible."""
     span = high - low
     share = (value - low) / span if span > 0 and math.isfinite(span) else 0.5
     return max(1, round(share * height * EIGHTHS))

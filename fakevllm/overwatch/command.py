@@ -27,7 +27,7 @@ class OverwatchSettings:
 
 
 def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:
-    """Show the server. Return False if the only snapshot of `--once` got no answer from the server.
+    """Show the server, and return True. With `--once`, return False if the server did not answer.
 
     Raises UserError for wrong settings, and if the full screen is not possible here.
     """

@@ -21,7 +21,8 @@ def clean(text: str) -> str:
 
 
 def parse_seconds(text: str) -> float | None:
-    """Parse a number of seconds as a swarm server writes it; None if it is no finite number.
+    """Return the number in a text such as "12.5s", as a swarm server writes seconds. The result is
+    None if the number is not finite or the text has no number.
 
     >>> parse_seconds("12.5s"), parse_seconds("3"), parse_seconds("N/A"), parse_seconds("nan")
     (12.5, 3.0, None, None)
@@ -49,7 +50,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Return a number with three significant digits, or whole if it is 1,000 or more.
+    """Return a number as text with three significant digits. Numbers from 1,000 on are shown as
+    integers.
 
     >>> [format_number(value) for value in (0.3125, None, 12345.6, math.nan, -0.00001)]
     ['0.312', '-', '12,346', 'nan', '-1e-05']
@@ -73,7 +75,7 @@ def format_counts(counts: Mapping[str, float]) -> str:
 
 
 def format_groups(count: float) -> str:
-    """Return a number of groups with its noun.
+    """Return a number of groups with the noun "group" or "groups".
 
     >>> format_groups(1), format_groups(2)
     ('1 group', '2 groups')

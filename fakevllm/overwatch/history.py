@@ -67,11 +67,13 @@ class History:
     lines: tuple[LogLine, ...] = ()
 
     def for_run(self, run_id: str) -> History:
-        """Return this history if it belongs to `run_id`, else an empty one for that run."""
+        """Return this history if it belongs to the run `run_id`, else an empty history for that
+        run."""
         return self if self.run_id == run_id else History(run_id)
 
     def with_entries(self, entries: Iterable[LogEntry]) -> History:
-        """Return the history with further entries of the run log, which are in the log's order."""
+        """Return the history extended by `entries`, which are further entries of the run log in the
+        log's order."""
         steps, lines, last_seq = list(self.steps), list(self.lines), self.last_seq
         evaluations = {evaluation.step: evaluation for evaluation in self.evaluations}
         for entry in entries:
@@ -105,7 +107,8 @@ class History:
 
 
 def _append_line(lines: list[LogLine], line: LogLine | None) -> None:
-    """Append a line, or count it if its text equals that of the last line."""
+    """Append a line. If its text equals that of the last line, increase the count of the last line
+    instead."""
     if line is not None and lines and lines[-1].text == line.text:
         lines[-1] = replace(line, times=lines[-1].times + 1)
     elif line is not None:

@@ -1,4 +1,4 @@
-"""Poll a server for everything that a snapshot contains. `snapshot` interprets the replies."""
+"""Poll a server for all data of a snapshot. The module `snapshot` interprets the replies."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class ServerPoller:
         self._last: Snapshot | None = None
 
     async def poll(self) -> Snapshot:
-        """Return the current snapshot. If the poll fails, the snapshot is AWAY and says why."""
+        """Return the current snapshot. If the poll fails, the snapshot's state is AWAY, and the
+        snapshot has the reason."""
         try:
             self._last = await self._driver.run(self._read_snapshot())
         except SwarmError as error:

@@ -52,7 +52,7 @@ the server describes itself."""
 def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
     """Return the picture of a snapshot, `width` characters wide.
 
-    If the server was never reached, the picture is only its head.
+    If the server was never reached, the picture consists of the head only.
     """
     head = _panel("overwatch", Group(*_head(snapshot)))
     if snapshot.seen_at is None:
@@ -61,7 +61,8 @@ def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
 
 
 def _middle(snapshot: Snapshot, width: int) -> list[RenderableType]:
-    """Return the panels between head and log: in two columns on a wide screen, else in one."""
+    """Return the panels between head and log: in two columns on a wide screen, else in one
+    column."""
     is_narrow = width < NARROW_BELOW
     batch = _panel("batch", Group(*_batch(snapshot), tasks_table(snapshot, is_narrow)))
     running = _panel(f"running {len(snapshot.running)}", running_table(snapshot, is_narrow))
@@ -167,7 +168,7 @@ def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
     """Yield the chart of training rewards, and the chart of evaluations below it.
 
     Both charts have the same step axis. The chart of evaluations needs evaluations of at least two
-    steps; the table of metrics shows a single one.
+    steps. A single evaluation is shown in the table of metrics only.
     """
     if not snapshot.curve:
         yield Text("no step has been trained yet", "dim")

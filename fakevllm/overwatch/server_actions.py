@@ -1,7 +1,7 @@
 """Actions that a key of the screen starts on the server: start, stop, pause, resume and drain.
 
 Each action is a `ServerCall` (see `sdk/protocol`), so this module does no I/O. The screen asks the
-action's question and starts the call only after the answer yes.
+action's confirmation question, and starts the call only if the user answers yes.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ def _resume() -> ServerCall[str]:
 def _drain() -> ServerCall[str]:
     """Pause claims, wait until no episode runs and no step is due, then stop the engine.
 
-    Any client may cancel the drain by resuming claims, and may finish it early by stopping the
-    engine. A server that does not answer is polled until it does, because its claims stay paused.
+    Any client may cancel the drain by resuming claims, and may finish the drain early by stopping
+    the engine. If the server does not answer, it is polled until it answers, because its claims
+    stay paused.
     """
     yield from _post("/pause_claims")
     backoff = Backoff(None, DRAIN_POLL_INTERVAL_S)

@@ -1,4 +1,5 @@
-"""A snapshot: everything that the screen shows of a server at one moment, built from its replies.
+"""A snapshot: all data of a server that the screen shows at one moment, built from the server's
+replies.
 
 Pure: the clock is an argument. The names of the fields are the keys of `--json`.
 """
@@ -171,7 +172,8 @@ class Snapshot:
 
 
 def away_snapshot(url: str, at: float, trouble: str, previous: Snapshot | None) -> Snapshot:
-    """Return a snapshot for a server that does not answer. It keeps the data of `previous`."""
+    """Return a snapshot for a server that does not answer. The snapshot keeps the data of
+    `previous`."""
     known = previous or Snapshot(url, at, AWAY)
     return replace(known, at=at, state=AWAY, trouble=trouble)
 
@@ -186,7 +188,7 @@ def build_snapshot(
 ) -> Snapshot:
     """Return the snapshot of a server that answered at Unix time `at`.
 
-    `pool` is None if the server has no route for it.
+    `pool` is None if the server has no route for the pool information.
     """
     known_pool = pool or PoolInformation()
     running = tuple(sorted(_running_episodes(known_pool), key=lambda episode: -episode.idle_s))
@@ -269,7 +271,8 @@ def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
 ) -> Iterator[ClientActivity]:
-    """Yield the clients whose agreement the server counts, then those that only run episodes."""
+    """Yield the clients whose agreement to a training step the server counts, then the clients that
+    only run episodes."""
     num_running = Counter(episode.client for episode in running if episode.client)
     instruction = pool.swarm_client_instruction or {}
     active_clients: list[dict[str, Any]] = instruction.get("active_clients", [])

@@ -1,5 +1,5 @@
-"""Tables of tasks, running episodes and clients. Each shows its first rows and counts the rest.
-Pure."""
+"""Tables of tasks, running episodes and clients. Each table shows its first rows and the number of
+further rows. Pure."""
 
 from __future__ import annotations
 

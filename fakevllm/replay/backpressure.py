@@ -1,7 +1,7 @@
 """Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
 
-An app's traffic cannot be delayed, so groups that the trainer has no time for become stale and are
-dropped. A replayed dataset can wait instead.
+An app's traffic cannot be delayed. If it makes more groups than the trainer can use, some groups
+become stale and are dropped. A replayed dataset can wait instead.
 """
 
 from __future__ import annotations

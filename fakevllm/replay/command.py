@@ -49,7 +49,8 @@ class ReplaySettings:
 
     @property
     def num_concurrent(self) -> int:
-        """The number of concurrent rows. Raises ConfigError for several rows in lockstep."""
+        """The number of rows to send concurrently. In lockstep the number is 1. Raises ConfigError
+        if `--concurrency` sets another number in lockstep."""
         if not self.lockstep:
             return self.concurrency or CONCURRENCY
         if self.concurrency not in (None, 1):

@@ -45,7 +45,7 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
 async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
     """Return the reason why the proxy trains no row at present; None if there is none.
 
-    The text is that of `fakevllm status`. Raises ConfigError.
+    The text equals the text in the output of `fakevllm status`. Raises ConfigError.
     """
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
@@ -80,7 +80,7 @@ async def require_lockstep(url: str, key: str | None = None) -> None:
 
 
 async def _get_json(url: str, path: str, key: str | None) -> Any:
-    """Return the JSON at `path` of the proxy. Raises ConfigError."""
+    """Return the JSON that the proxy answers at `path`. Raises ConfigError."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,

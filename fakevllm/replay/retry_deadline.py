@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RetryDeadline:
-    """A deadline that starts with the first failure. Waiting for capacity does not count.
+    """A limit on the time since a row's first failure. Time in which the row waits for capacity
+    does not count.
 
     >>> deadline = RetryDeadline(120.0)
     >>> deadline.may_retry(at_s=500.0), deadline.may_retry(at_s=621.0)
@@ -24,6 +25,6 @@ class RetryDeadline:
         return at_s < self._ends_at_s
 
     def exclude_wait(self, waited_s: float) -> None:
-        """Extend the deadline by the time that the row waited for capacity."""
+        """Extend the deadline by the time in which the row waited for capacity."""
         if self._ends_at_s is not None:
             self._ends_at_s += waited_s

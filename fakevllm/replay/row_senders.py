@@ -26,7 +26,7 @@ class RowInterrupted(Exception):
 
 
 class Player(Protocol):
-    """Sends the question of one row."""
+    """Sender of the question of one row."""
 
     async def play(self, question: str, key: str) -> str:
         """Return the answer's text. Raises RowFailed or RowInterrupted."""

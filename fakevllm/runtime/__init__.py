@@ -1,4 +1,5 @@
-"""Process plumbing for the proxy and its commands. Nothing here knows about groups or training.
+"""Helpers for processes, tasks and output, used by the proxy and its commands. This folder does not
+depend on groups or training.
 
 * Commands: `admin_client` (HTTP calls to a running proxy), `supervisor`
   (child processes), `local_engines` (the engines that `demo` and `train` start).

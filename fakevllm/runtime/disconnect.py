@@ -12,14 +12,15 @@ from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, wait_for_di
 class CancelOnDisconnect:
     """A context manager that cancels its `async with` block when the client disconnects.
 
-    The block's cancellation becomes ClientDisconnected; a cancellation from elsewhere stays a
-    CancelledError. It is implemented like `asyncio.timeout`, which needs one task fewer than
-    waiting for two tasks.
+    If the client disconnects, the block is cancelled and the context manager raises
+    ClientDisconnected. A cancellation from elsewhere stays a CancelledError. The implementation
+    resembles `asyncio.timeout`: it needs one task fewer than a wait for two tasks.
     """
 
     def __init__(self, receive: Receive, linger_s: float = 0.0) -> None:
-        """`receive` is the request's ASGI channel. `linger_s` is the time in seconds that the block
-        has after the disconnect to finish by itself."""
+        """Create the context manager. `receive` is the `receive` function of the request's ASGI
+        call. `linger_s` is the number of seconds after the disconnect in which the block may finish
+        by itself."""
         self._receive = receive
         self._linger_s = linger_s
         self._is_cancelling = False

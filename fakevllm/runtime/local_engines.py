@@ -55,11 +55,13 @@ class EngineChoice:
     def resolve(
         backend: str, rollout: str | None = None, trainer: str | None = None
     ) -> EngineChoice:
-        """Return the engines of `backend`.
+        """Return the engines of the backend named `backend`.
 
-        `rollout` replaces its rollout engine, and `trainer` its trainer, unless they are None.
+        If `rollout` is not None, it replaces the backend's rollout engine. If `trainer` is not
+        None, it replaces the backend's trainer.
 
-        Raises UserError for an unknown name, and for the fake engine mixed with another one.
+        Raises UserError for an unknown name, and for the fake engine in combination with another
+        engine.
         """
         rollouts, trainers = (
             sorted(set(column)) for column in zip(*ENGINE_PAIRS.values(), strict=True)
@@ -82,7 +84,7 @@ class EngineChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The distinct engines; each one runs as one process."""
+        """The names of the distinct engines. Each engine runs as one process."""
         return tuple(dict.fromkeys((self.rollout, self.trainer)))
 
     @property
@@ -102,14 +104,16 @@ class EngineChoice:
 
     @property
     def flags(self) -> list[str]:
-        """The flags that choose these engines; `fakevllm-server` and `fakevllm demo` share them."""
+        """The flags that choose these engines. `fakevllm-server` and `fakevllm demo` have the same
+        flags."""
         for name, pair in ENGINE_PAIRS.items():
             if pair == (self.rollout, self.trainer):
                 return [] if name == "embedded" else ["--backend", name]
         return ["--rollout", self.rollout, "--trainer", self.trainer]
 
     def check_installed(self, is_installed: Callable[[str], bool] = _is_installed) -> None:
-        """Raise UserError if an engine's package is missing. Call it before anything is started."""
+        """Raise UserError if an engine's package is missing. Call this method before any process is
+        started."""
         for name in self.names:
             missing = [module for module in REQUIRED_MODULES[name] if not is_installed(module)]
             if missing:

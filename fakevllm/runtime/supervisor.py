@@ -25,11 +25,11 @@ in a tight loop."""
 class SupervisedProcess:
     """One child process, restarted whenever it dies.
 
-    The child stops by itself when its parent is gone, because the parent holds the other end of the
-    child's stdin.
+    The parent holds the other end of the child's stdin. When the parent ends, this stdin closes,
+    and the child stops by itself.
 
-    The child listens on a socket of the parent, which outlives the child. Nobody else can take the
-    port, and a client that connects during a restart waits and is not refused.
+    The child listens on a socket that the parent opened and that outlives the child. No other
+    process can take the port. A client that connects during a restart waits and is not refused.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class SupervisedProcess:
     async def run(self, on_restart: Callable[[str], None]) -> None:
         """Run the process until cancelled, and call `on_restart` with a line for each restart.
 
-        Raises FakevllmError after MAX_RESTARTS, or when the process exits with code 2, which means
-        that it refuses its settings.
+        Raises FakevllmError after MAX_RESTARTS restarts, or when the process exits with code 2,
+        which means that the process refuses its settings.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -88,7 +88,8 @@ class SupervisedProcess:
         return await self._process.wait()
 
     def _last_line(self) -> str:
-        """Return the log's last line, which is the reason if the process refused its settings."""
+        """Return the last line of the process's log. If the process refused its settings, the line
+        has the reason."""
         lines = self._log_file.read_text(errors="replace").splitlines()
         return lines[-1] if lines else "its log is empty"
 
@@ -111,9 +112,9 @@ async def supervise(
 ) -> AsyncGenerator[None]:
     """Keep the processes running while the block runs.
 
-    The processes are stopped in reverse order, one after the other, so that an earlier process
-    still receives everything that a later process sends while it stops. Raises FakevllmError, and
-    ends the block, when a process does not stay up.
+    The processes are stopped in reverse order, one after the other. An earlier process therefore
+    still receives everything that a later process sends while the later process stops. If a process
+    does not stay up, the block ends with a FakevllmError.
     """
     body = asyncio.current_task()
     assert body is not None
@@ -141,7 +142,8 @@ async def supervise(
 
 
 def make_run_folder(folder: Path, setting: str) -> None:
-    """Create the run folder, readable by its owner only, because it holds requests and answers.
+    """Create the run folder. Only its owner can read the folder, because it contains requests and
+    answers.
 
     `setting` is the flag or key that named the folder, for the error's text. Raises UserError.
     """

@@ -1,5 +1,5 @@
-"""Background tasks of one owner: kept alive until they are done, logged if they fail, and
-cancelled when the owner closes."""
+"""Background tasks of one owner. The tasks are kept alive until they are done, logged if they fail,
+and cancelled when the owner closes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Escape untrusted text before it is printed to a terminal, which would obey control sequences.
+"""Escape untrusted text before it is printed, because a terminal would execute control sequences in
+the text.
 
 Text of apps, users and engines is untrusted.
 """
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Replace each unprintable character by U+FFFD, except the characters in `keep`.
+    """Return the text with each unprintable character replaced by U+FFFD, except the characters in
+    `keep`.
 
     >>> printable("a\\x1b[31m\\nb", keep="\\n")
     'a�[31m\\nb'

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scored episode."""
+    """One episode with its final reward, as the input of an advantage estimator."""
 
     group_id: str
     """Episodes of one group are compared with each other."""
@@ -30,14 +30,15 @@ class Outcome:
 
     @property
     def score(self) -> float:
-        """Reward of the episode minus the penalties of all tokens."""
+        """The episode's score: its reward minus the penalties of all its tokens."""
         return self.reward - math.fsum(self.penalties)
 
     def returns(self, gamma: float) -> list[float]:
-        """Return, for each trained token, the discounted sum of its own and all later rewards.
+        """Compute the discounted return of each trained token: the sum of the rewards of this token
+        and of all later tokens, discounted by `gamma` per token.
 
-        The last token gets the episode's reward. Each token's penalty is subtracted from its
-        reward.
+        The reward of the last token is the episode's reward; the reward of every other token is 0.
+        The penalty of each token is subtracted from the reward of that token.
         """
         returns = [0.0] * self.num_tokens
         value = self.reward
@@ -50,8 +51,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSpec:
-    """Settings of the advantage estimators. A setting that also exists in verl has the same name as
-    there."""
+    """Settings of the advantage estimators. Each setting that verl also has keeps verl's name."""
 
     norm_adv_by_std_in_grpo: bool = True
     """Whether GRPO divides by the standard deviation. Without it, the algorithm is Dr. GRPO."""
@@ -65,7 +65,8 @@ class AdvantageSpec:
 def by_group(
     outcomes: Sequence[Outcome], of_group: Callable[[list[Outcome]], Sequence[float]]
 ) -> list[float]:
-    """Apply `of_group` to the outcomes of each group, and return one number for each outcome.
+    """Call `of_group` once for each group, with the outcomes of this group. Return one number for
+    each outcome.
 
     The numbers are in the order of `outcomes`.
     """
@@ -81,17 +82,18 @@ def by_group(
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[list[float]]:
-    """Repeat each episode's number for all trained tokens of the episode."""
+    """Return one row for each episode: the episode's number, repeated for each of its trained
+    tokens."""
     return [
         [number] * outcome.num_tokens for outcome, number in zip(outcomes, numbers, strict=True)
     ]
 
 
 def centred(scores: Sequence[float]) -> list[float]:
-    """Subtract the mean from each score.
+    """Return each score minus the mean of the scores.
 
-    Equal scores, and a single score, give exact zeros. Rounding errors would be amplified when they
-    are divided by a small standard deviation.
+    If all scores are equal, or there is only one score, the results are exactly 0. A rounding error
+    instead of 0 would become large when it is divided by a small standard deviation.
     """
     if not scores or min(scores) == max(scores):
         return [0.0] * len(scores)
@@ -100,9 +102,10 @@ def centred(scores: Sequence[float]) -> list[float]:
 
 
 def over_std(numbers: Sequence[float], scores: Sequence[float], floor: float) -> list[float]:
-    """Divide the numbers by max(standard deviation of `scores`, floor), with ddof 1.
+    """Return the numbers divided by the standard deviation of `scores` (with ddof 1), or divided by
+    `floor` if the standard deviation is smaller than `floor`.
 
-    With fewer than two scores, the numbers are not divided.
+    With fewer than two scores, the numbers are returned undivided.
     """
     if len(scores) < 2:
         return list(numbers)

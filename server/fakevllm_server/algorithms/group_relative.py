@@ -1,7 +1,7 @@
 """Advantage estimators that compare an episode with its group.
 
-All tokens of an episode get the same advantage. The only episode of a group gets advantage 0;
-verl's grpo, rloo, opo and gpg use its raw reward instead.
+All tokens of an episode get the same advantage. If a group has only one episode, this episode gets
+advantage 0. verl's grpo, rloo, opo and gpg use the raw reward of such an episode instead.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from fakevllm_server.algorithms.advantage_input import (
 def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute GRPO: A = (r − mean) / max(std, floor), with ddof 1 for the standard deviation.
 
-    DeepSeekMath, arXiv 2402.03300, eq. 3. Without `norm_adv_by_std_in_grpo`, A = r − mean, which is
-    Dr. GRPO, arXiv 2503.20783 (its loss is `seq-mean-token-sum-norm`). verl divides by std + 1e-6
-    instead of using a floor.
+    A is the advantage of an episode, and r is the reward of the episode. mean and std are the mean
+    and the standard deviation of the rewards in the episode's group. Source: DeepSeekMath, arXiv
+    2402.03300, eq. 3.
+
+    If `norm_adv_by_std_in_grpo` is false, A = r − mean. This is the advantage of Dr. GRPO, arXiv
+    2503.20783, whose loss mode is `seq-mean-token-sum-norm`. verl divides by std + 1e-6 instead of
+    using a floor.
 
     >>> grpo([Outcome("g", 1.0, 1), Outcome("g", 0.0, 2)], AdvantageSpec())
     [[0.7071067811865475], [-0.7071067811865475, -0.7071067811865475]]
@@ -42,7 +46,9 @@ def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute RLOO: A = r − mean of the other rewards = N / (N − 1) · (r − mean).
 
-    Ahmadian et al., arXiv 2402.14740.
+    A is the advantage of an episode, r is the reward of the episode, N is the number of episodes in
+    the group, and the last mean is taken over all N rewards. Source: Ahmadian et al., arXiv
+    2402.14740.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -55,9 +61,12 @@ def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute OPO: A = r − Σ(length · r) / Σ length.
 
-    This baseline minimizes the variance if gradients grow with the episode's length. Hao et al.,
-    arXiv 2505.23585. The length is the number of trained tokens, so an episode that is masked from
-    the loss does not count in the baseline.
+    A is the advantage of an episode, r is a reward, and both sums run over the episodes of the
+    group. The length of an episode is the number of its trained tokens. An episode that is masked
+    from the loss has length 0, so it does not count in the baseline.
+
+    The baseline minimizes the variance if gradients grow with the episode's length. Source: Hao et
+    al., arXiv 2505.23585.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -74,9 +83,12 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute pass@k GRPO: the best episode gets A = (best − second) / max(std, floor).
 
-    All other episodes of the group get 0. If several episodes share the best reward, all get 0.
-    Without `norm_adv_by_std_in_grpo`, A is not divided. Pass@k training, arXiv 2503.19595. verl
-    raises an error for a group of one episode.
+    A is the advantage. best and second are the two highest rewards of the group, and std is the
+    standard deviation of the group's rewards. All other episodes of the group get advantage 0. If
+    several episodes share the best reward, they also get 0. If `norm_adv_by_std_in_grpo` is false,
+    A = best − second.
+
+    Source: pass@k training, arXiv 2503.19595. For a group of one episode, verl raises an error.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -93,10 +105,12 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[fl
 
 
 def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute GPG: A = α · (r − mean), α = number of episodes / number with a reward other than 0.
+    """Compute GPG: A = α · (r − mean), with α = number of episodes / number of episodes whose
+    reward is not 0.
 
-    Both numbers of α count the episodes of the whole step. Chu et al., arXiv 2504.02546. The loss
-    of the paper is `gpg`, the plain policy gradient.
+    A is the advantage of an episode, r is the reward of the episode, and mean is the mean reward of
+    the group. Both counts in α include the episodes of the whole step. Source: Chu et al., arXiv
+    2504.02546. The paper trains with the plain policy gradient, which is the policy loss `gpg`.
     """
     scores = [outcome.score for outcome in outcomes]
     alpha = len(scores) / max(sum(score != 0 for score in scores), 1)

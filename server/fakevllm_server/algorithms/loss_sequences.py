@@ -1,4 +1,5 @@
-"""Grouping of calls into units, which the loss treats as one sequence, and weights in the loss.
+"""Grouping of calls into units, and the weights of calls in the loss. The loss treats each unit as
+one sequence.
 
 A job chooses one of three units (`loss_unit`):
 
@@ -7,8 +8,8 @@ A job chooses one of three units (`loss_unit`):
     episode   all calls of an episode are one unit; together they weigh as much as one call
 
 The weights are computed from the whole step before calls are packed into micro-batches. Therefore
-the loss does not depend on how the micro-batches are formed. A token that several calls share in
-the forest counts once for each call.
+the loss does not depend on how the micro-batches are formed. If several calls begin with the same
+tokens, each shared token counts once for each of these calls.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class TokenizedCall(Protocol):
 
 
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
-    """Return the number of each call's unit, for the calls of one episode in order.
+    """Return the unit number of each call. `calls` are the calls of one episode in order.
 
     Units are numbered from 0. With `timeline`, a call continues a timeline if the call's prompt
     begins with all tokens of the timeline so far. If several timelines match, the call continues
@@ -58,7 +59,8 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
 
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
-    """Return the weight of each token of a call in an episode with `num_calls` trained calls."""
+    """Return the loss weight of each token of a call. The call belongs to an episode with
+    `num_calls` trained calls."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
@@ -136,7 +138,7 @@ class _Totals(NamedTuple):
 
     @staticmethod
     def from_calls(calls: Sequence[LossCall]) -> _Totals:
-        """Compute the sums over all calls of a step."""
+        """Return the totals of the tokens of all calls of a step."""
         weights: defaultdict[Hashable, float] = defaultdict(float)
         lengths: defaultdict[Hashable, int] = defaultdict(int)
         for call in calls:
@@ -148,7 +150,8 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the number by which a token's weight in `unit` is divided; see `call_shares`."""
+        """Return the divisor for the weights of the tokens in `unit`. `call_shares` documents the
+        divisors."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight
@@ -163,6 +166,7 @@ class _Totals(NamedTuple):
 
 
 def _share(call: LossCall, divisor: float) -> float:
-    """Return weight / divisor, or 0 for a call without tokens in the loss."""
+    """Return the factor of a call's tokens in the loss: the call's weight divided by `divisor`, or
+    0 if the call has no tokens in the loss."""
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

@@ -10,18 +10,20 @@ from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 
 
 class NoBaseline(ValueError):
-    """Raised for groups without a greedy answer. The message contains the ids of some of these
-    groups."""
+    """Error: some groups have no greedy answer, which ReMax needs as the baseline. The message
+    contains the ids of some of these groups."""
 
 
 def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute ReMax: A_t = Σ_{s ≥ t} r_s − b.
 
-    The baseline b is the reward of the group's greedy answer (temperature 0), or the mean over
-    several greedy answers. Li et al., arXiv 2310.10505. A greedy answer gets advantage 0.
+    A_t is the advantage of token t, and r_s is the reward of token s. The baseline b is the reward
+    of the group's greedy answer (temperature 0). If the group has several greedy answers, b is the
+    mean of their rewards. A greedy answer itself gets advantage 0. Source: Li et al., arXiv
+    2310.10505.
 
-    Raises NoBaseline if a group has no greedy answer. A baseline of 0 instead would raise the
-    probability of every sampled answer with a positive reward.
+    Raises NoBaseline if a group has no greedy answer. The baseline cannot be 0 instead, because
+    training would then raise the probability of every sampled answer with a positive reward.
     """
     greedy: defaultdict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:

@@ -1,4 +1,4 @@
-"""Penalties that change a reward before the advantage is computed from it."""
+"""Penalties that change a reward before the advantage is computed from the reward."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
 ) -> list[float]:
-    """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref), for `Outcome.penalties`.
+    """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref), as the value for
+    `Outcome.penalties`.
 
-    This is the k1 estimator of the KL. InstructGPT, arXiv 2203.02155; verl's `use_kl_in_reward`
-    with `kl_ctrl.kl_coef`.
+    β is the coefficient. ℓ_old and ℓ_ref are the token's log-probabilities in `log_probs` and
+    `reference_log_probs`: under the old policy and under the reference policy. ℓ_old − ℓ_ref is the
+    k1 estimator of the KL divergence. Source: InstructGPT, arXiv 2203.02155. verl computes the same
+    penalty with `use_kl_in_reward` and `kl_ctrl.kl_coef`.
 
     >>> kl_penalties([-1.0, -2.0], [-1.5, -1.0], 0.5)
     [0.25, -0.5]
@@ -28,8 +31,9 @@ def kl_penalties(
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: float) -> float:
     """Return the penalty for an answer of `num_tokens` tokens, a number ≤ 0 to add to the reward.
 
-    min(0, −(length − (max − buffer)) / buffer · factor): DAPO's soft overlong punishment, arXiv
-    2503.14476, eq. 13; verl's `overlong_buffer_cfg` with `len` and `penalty_factor`.
+    The penalty is min(0, −(length − (max − buffer)) / buffer · factor). Source: soft overlong
+    punishment in DAPO, arXiv 2503.14476, eq. 13. verl computes the same penalty with
+    `overlong_buffer_cfg`, whose `len` is the buffer and whose `penalty_factor` is the factor.
 
     >>> [overlong_penalty(n, 100, 20, 1.0) for n in (80, 85, 100, 120)]
     [0.0, -0.25, -1.0, -2.0]
@@ -38,10 +42,11 @@ def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: floa
 
 
 def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Return the overlong penalty of each scored episode, to add to its reward.
+    """Return the overlong penalty of each scored episode, a number ≤ 0 to add to the episode's
+    reward.
 
-    The length of an episode is the length of its longest answer in tokens. Without an overlong
-    buffer in the job, all penalties are 0.
+    The length of an episode is the length of its longest answer in tokens. If the job sets no
+    overlong buffer, all penalties are 0.
     """
     buffer, longest = job.overlong_buffer_len, job.max_answer_length
     if buffer is None or longest is None:
@@ -57,7 +62,8 @@ def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
 
 
 def is_tied(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal, so that comparing them gives no training signal."""
+    """Return whether all rewards are equal. Equal rewards give no training signal to an estimator
+    that compares rewards."""
     return not rewards or min(rewards) == max(rewards)
 
 

@@ -1,4 +1,4 @@
-"""Removes calls that were sampled by old weights.
+"""Removal of stale calls from a group: calls that old weights sampled.
 
 Age is counted in weight versions, not in seconds. A call does not become stale while no step is
 trained.
@@ -14,9 +14,10 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[FinishedGroup, int]:
     """Return the group without its stale calls, and the number of calls removed.
 
-    A call is stale if weights older than `version` − `max_staleness` sampled at least one of its
-    tokens. An episode that loses all of its calls is removed with its reward, so that the remaining
-    episodes are compared only with each other.
+    A call is stale if at least one of its tokens was sampled by weights with a version below
+    `version` − `max_staleness`. If all calls of an episode are stale, the episode is removed
+    together with its reward. The remaining episodes of the group are then compared only with each
+    other.
     """
     episodes: list[ScoredEpisode] = []
     num_dropped = 0

@@ -19,9 +19,12 @@ from fakevllm_server.algorithms.advantage_input import (
 def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute REINFORCE++: G_t = Σ_{s ≥ t} γ^(s − t) · r_s, whitened over all trained tokens.
 
-    Hu et al., arXiv 2501.03262. An episode is compared with the whole step, not with its group. The
-    paper uses the algorithm with KL in the reward. t counts the trained tokens of the whole
-    episode, call after call.
+    G_t is the return of token t, r_s is the reward of token s, and γ is the discount factor. t and
+    s number the trained tokens of the whole episode, call after call. The advantage of a token is
+    its whitened return: the returns of all trained tokens of the step are normalized together. An
+    episode is therefore compared with the whole step, not with its group.
+
+    Source: Hu et al., arXiv 2501.03262. The paper uses a KL penalty in the reward.
     """
     return whiten([outcome.returns(spec.gamma) for outcome in outcomes], spec.std_floor)
 
@@ -31,10 +34,14 @@ def reinforce_plus_plus_baseline(
 ) -> list[list[float]]:
     """Compute REINFORCE++ with a baseline: A = r − group mean, whitened over all trained tokens.
 
-    arXiv 2501.03262. Whitening subtracts the mean over the step's tokens. This mean is not 0 in
-    general, because long episodes weigh more. Therefore the advantages of a tied group are not 0.
-    The only episode of a group is not whitened and gets 0. verl uses the raw reward of such an
-    episode instead.
+    A is the advantage and r is the reward of the episode. Source: Hu et al., arXiv 2501.03262.
+
+    Whitening subtracts the mean of A over all trained tokens of the step. This mean is not 0 in
+    general, because a long episode has more tokens than a short one. Therefore the advantages in a
+    group with equal rewards are not 0.
+
+    If a group has only one episode, this episode is not whitened and gets advantage 0. verl uses
+    the raw reward of such an episode instead.
     """
     sizes = Counter(outcome.group_id for outcome in outcomes)
     numbers = by_group(outcomes, lambda group: centred([outcome.score for outcome in group]))
@@ -52,10 +59,11 @@ def reinforce_plus_plus_baseline(
 
 
 def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[list[float]]:
-    """Normalize all values: (x − mean) / max(std, floor), with ddof 1 for the standard deviation.
+    """Return all values normalized: (x − mean) / max(std, floor), with ddof 1 for the standard
+    deviation.
 
-    Mean and standard deviation are taken over all values of all rows. Equal values give exact
-    zeros. verl divides by sqrt(variance + 1e-8) instead.
+    Mean and standard deviation are taken over all values of all rows. If all values are equal, the
+    results are exactly 0. verl divides by sqrt(variance + 1e-8) instead.
 
     >>> whiten([[1.0, 1.0], [4.0]], 0.05)
     [[-0.5773502691896258, -0.5773502691896258], [1.1547005383792517]]

@@ -1,4 +1,5 @@
 """The embedded engine: torch samples and trains one model in one child process.
 
-Importing this package loads no torch. See README.md for models, promises and limits.
+Importing this package does not import torch. README.md lists the supported models, the guarantees
+and the limits.
 """

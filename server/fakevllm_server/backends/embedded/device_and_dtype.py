@@ -1,4 +1,4 @@
-"""Choose the device and the type of computation."""
+"""Choose the device and the dtype with which the embedded engine computes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from fakevllm_server.types.backend import BackendError
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for `--device`; `auto` is the first accelerator, or the CPU if there is no
-    accelerator. Raises BackendError if the device does not exist."""
+    """Return the torch device for a value of `--device`. `auto` is the first accelerator, or the
+    CPU if there is no accelerator. Raises BackendError if the device does not exist."""
     if name == "cuda" and not torch.cuda.is_available():
         raise BackendError("--device=cuda, and torch finds no CUDA GPU: leave --device out")
     if name != "auto":
@@ -20,8 +20,8 @@ def resolve_device(name: str) -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """Return the type for `--dtype`, in which sampler and trainer compute. The sampler's weights
-    have this type; the trainer's weights stay in float32.
+    """Return the torch dtype for a value of `--dtype`. Sampler and trainer compute in this dtype.
+    The sampler's weights have this dtype too; the trainer's weights stay in float32.
 
     `auto` is bfloat16 on CUDA and float32 elsewhere, because bfloat16 is slower and less exact on a
     CPU.

@@ -1,7 +1,8 @@
 """The embedded engine's asyncio side. One torch thread samples and trains one model.
 
-The asyncio side waits for results. The threads of `backends/http/preparation.py` check requests and
-render prompts. Everything else happens on the engine thread.
+The asyncio side only passes requests to the engine thread and waits for results. The threads of
+`backends/http/preparation.py` check requests and render prompts. Sampling and training happen on
+the engine thread.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class EngineConfig:
 
 
 class EmbeddedEngine:
-    """A TokenEngine and TrainEngine on one torch thread. The constructor raises BackendError for a
-    model that it cannot serve."""
+    """The embedded engine: a TokenEngine and TrainEngine on one torch thread. The constructor
+    raises BackendError for a model that the engine cannot serve."""
 
     def __init__(self, config: EngineConfig) -> None:
         torch.set_num_threads(config.torch_threads)
@@ -208,14 +209,15 @@ class EmbeddedEngine:
         await self._publish(lambda: self._ready_trainer().model, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load the sampler's weights from a folder; the trainer keeps its own weights."""
+        """Load the sampler's weights from a folder. The trainer's weights do not change."""
         await self._publish(
             lambda: open_model_folder(folder).load_weights(self._dtype, self._device), version
         )
 
     async def export(self, folder: Path) -> None:
-        """Write the trained model in the type of computation, with adapters merged. In bfloat16 the
-        export rounds the adapters; `publish` does not round them."""
+        """Write the trained model to a folder, in the dtype of computation and with adapters
+        merged. If this dtype is bfloat16, the merge rounds the adapters. `publish` does not round
+        adapters."""
         source, dtype = self._folder.path, self._dtype
         await self._run_once(
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
@@ -225,12 +227,13 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.save(folder, self._ready_trainer(), self._rng))
 
     async def restore(self, folder: Path) -> None:
-        """Restore the trainer's state. Publish afterwards to sample from it."""
+        """Restore the trainer's state from a checkpoint. The sampler gets the restored weights only
+        with the next `publish`."""
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer, which is created on first use: an engine that only serves must not
-        hold a second copy of the weights. Call this on the engine thread."""
+        """Return the trainer, and create the trainer on first use. An engine that only serves
+        therefore holds no second copy of the weights. Call this method on the engine thread."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype
@@ -247,7 +250,8 @@ class EmbeddedEngine:
         return await asyncio.wrap_future(self._thread.run(start))
 
     async def _run_once(self, function: Callable[[], Result]) -> Result:
-        """Run a function on the engine thread, as a task that consists of one piece."""
+        """Run a function on the engine thread as a task without pauses, and return the function's
+        result."""
 
         def task() -> Generator[None, None, Result]:
             result = function()
@@ -258,7 +262,8 @@ class EmbeddedEngine:
 
 
 def _max_cells(shape: CacheShape) -> int:
-    """Return the maximum of rows times positions in the KV cache."""
+    """Return the maximum size of the KV cache in positions, summed over all rows. The maximum is
+    CACHE_MEMORY_SHARE of the device's memory."""
     if shape.device.type == "cuda":
         memory = torch.cuda.mem_get_info(shape.device)[1]
     else:

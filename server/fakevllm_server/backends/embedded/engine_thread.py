@@ -1,9 +1,10 @@
 """The engine thread, the only thread that uses torch.
 
-In each iteration it takes new items from the inbox, gives every running request one token, and
-advances the current task (a training step, a publish) by one piece. The tokens of an iteration are
-delivered in one call per event loop. Tasks run one after another. A failing task is reported to its
-caller. A failing decode iteration ends the process, because the state of the rows is then unknown.
+In each iteration the thread takes new requests and tasks from its inbox, samples one token for
+every running request, and runs one part of the current task. A task is a generator for longer work,
+such as a training step or a publish. Tasks run one after another. The tokens of an iteration are
+delivered in one call per event loop. An error in a task is raised in the task's caller. An error in
+a decode iteration ends the process, because the state of the running requests is then unknown.
 """
 
 from __future__ import annotations
@@ -63,19 +64,22 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest) -> None:
-        """Queue a request, from any thread. Raises WireError (503) after the engine is closed."""
+        """Queue a request for decoding. Any thread may call this method. Raises WireError (503)
+        after the engine is closed."""
         if self._closing:
             raise _shutting_down()
         self._inbox.put(request)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
-        """Queue a task, from any thread. The engine thread calls `start()` to create the task."""
+        """Queue a task. Any thread may call this method. The engine thread calls `start()` to
+        create the task."""
         future: Future[Any] = Future()
         self._inbox.put((start, future))
         return future
 
     def close(self) -> None:
-        """Fail the running requests, and return when the thread has ended."""
+        """Stop the engine thread: end the running requests with an error, and return when the
+        thread has ended."""
         self._closing = True
         self._inbox.put(None)
         if self._thread.is_alive():

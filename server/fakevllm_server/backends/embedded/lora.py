@@ -1,7 +1,7 @@
-"""LoRA: adapters that train while the model's weights stay unchanged.
+"""LoRA: small adapter layers that train while the model's own weights stay unchanged.
 
-The adapters are peft's layers, inserted into the model itself. Peft is imported only for a job with
-adapters.
+The adapters are layers of the peft library, inserted into the model itself. The peft library is
+imported only for a job with adapters.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LoraSettings:
 
 
 def describe_settings(lora: LoraSettings | None) -> str:
-    """Return the settings in the notation of a job file."""
+    """Return the LoRA settings as text in the notation of a job file."""
     if lora is None:
         return "lora_rank = 0"
     return (
@@ -55,7 +55,7 @@ def describe_settings(lora: LoraSettings | None) -> str:
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
-    """Describe in words which parameters of a model train."""
+    """Return a description in words of the parameters that train, with their number."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if lora is None:
         return f"all {count:,} parameters"
@@ -65,9 +65,8 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
-    """Insert new adapters. The model then computes as before, and only the adapters train. Raises
-    BackendRefused before anything has changed.
-    """
+    """Insert new adapters into the model. The model's outputs stay the same, and only the adapters
+    train from then on. Raises BackendRefused before anything has changed."""
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
@@ -82,8 +81,9 @@ def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> No
 
 @contextlib.contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[None]:
-    """Disable the adapters, so that the model computes with its starting weights. A step must not
-    pause inside this block, because the model would be used with disabled adapters."""
+    """Disable the adapters within the `with` block, so that the model computes with its starting
+    weights. A training step must not pause inside the block, because other code would then use the
+    model with disabled adapters."""
     for adapter in adapters_of(model).values():
         adapter.enable_adapters(False)
     try:
@@ -94,8 +94,9 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of a sample of the weights that do not train. An adapter fits only the weights
-    that it was trained with, and the shapes of the weights alone do not distinguish models."""
+    """Return a hash of a sample of the weights that do not train. The hash identifies the model to
+    which adapters belong. The shapes of the weights do not suffice, because different models may
+    have the same shapes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(MergedWeights(model).unmerged.items()):
         values = tensor.detach().flatten()[:FINGERPRINT_VALUES].cpu().contiguous()
@@ -105,8 +106,9 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
-    """Return the full names of the layers that get an adapter. Raises BackendRefused for names that
-    match no layer, and for an LM head that is also the embedding."""
+    """Return the full names of the layers that get an adapter. Raises BackendRefused if a name
+    matches no layer, or if the LM head should get an adapter but shares its weight with the
+    embedding."""
     network: Any = model
     head = network.get_output_embeddings()
     linear = {name: one for name, one in network.named_modules() if isinstance(one, nn.Linear)}

@@ -1,9 +1,10 @@
-"""A view of a model with adapters: a second model with the same weights and its own adapters.
+"""A view of a model with adapters: a second model object that shares the weights with the first
+model and has its own adapters.
 
-The view samples if adapters are trained in another type than the type of the weights. Merging such
-adapters into bfloat16 weights would round them to the grid of the weights and lose everything below
-half a grid step. The view does not merge: sampler and trainer compute the same products, and the
-weights that do not train exist once.
+The sampler uses the view if the adapters have another dtype than the weights. Merging float32
+adapters into bfloat16 weights would round them, and changes below half the spacing of bfloat16
+numbers would be lost. The view keeps the adapters separate, so sampler and trainer compute the same
+products. The weights that do not train are in memory only once.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ call the other model's forward pass."""
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return whether merging the adapters would round them. This is so if the model has adapters
-    and computes in another type than that of its weights."""
+    """Return whether the sampler needs a view because merging would round the adapters. The result
+    is true if the model has adapters and computes in another dtype than the dtype of its weights.
+    """
     return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 
 def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model that computes as `model` does now. The returned model has its own adapters. It
-    shares the tensors of all other weights with `model`, so weights must never be copied into
-    it."""
+    """Return a view of `model`: a model with copies of the present adapters. The view shares the
+    tensors of all other weights with `model`. Never copy weights into the view, because that would
+    change `model`."""
     shared = [weight for weight in named_weights(model).values() if not weight.requires_grad]
     view: Any = copy.deepcopy(model, {id(weight): weight for weight in shared})
     for module in view.modules():

@@ -1,6 +1,6 @@
 """Read and check a model folder.
 
-No code from the folder is run. Only `resolve_model_folder` downloads anything.
+No code from the folder is run. Only `resolve_model_folder` can download files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ DEFAULT_MAX_MODEL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder that passed the checks. Its weights are loaded separately, as often as needed."""
+    """A model folder that passed the checks. The weights are not part of this object;
+    `load_weights` loads them as often as needed."""
 
     path: Path
     config: PreTrainedConfig
@@ -50,7 +51,8 @@ class ModelFolder:
 
 
 def resolve_model_folder(model: str, allow_hub: bool) -> Path:
-    """Return the local folder of `model`. A hub name is downloaded first, if `allow_hub` is set."""
+    """Return the local folder of `model`. If `model` is a Hugging Face hub name and `allow_hub` is
+    true, the model is downloaded first."""
     if not allow_hub or Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -62,7 +64,8 @@ def resolve_model_folder(model: str, allow_hub: bool) -> Path:
 
 
 def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
-    """Read and check a folder. Raises BackendError that names the fix."""
+    """Read and check a model folder, and return it. Raises BackendError, whose message names the
+    fix, for an unusable folder."""
     config = read_config(path)
     tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
     if not tokenizer.chat_template:
@@ -85,8 +88,8 @@ def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFold
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """Return the config, which is all that a trainer needs. Raises BackendError for an unusable
-    folder."""
+    """Return the model config of a folder. A trainer without a sampler needs nothing else from the
+    folder except the weights. Raises BackendError for an unusable folder."""
     transformers_logging.disable_progress_bar()
     if not path.is_dir():
         raise BackendError(
@@ -98,9 +101,8 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Load the model in evaluation mode, so that it has no dropout, even in training. Raises
-    BackendError if weights are missing.
-    """
+    """Load and return the model in evaluation mode. The model stays in this mode during training,
+    so dropout is never active. Raises BackendError if weights are missing."""
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         loaded, info = load(
@@ -144,8 +146,8 @@ def _length(path: Path, config: PreTrainedConfig, max_model_len: int | None) -> 
 
 
 def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
-    """Check that the model has plain causal attention, which the batched cache needs. If a model
-    passes this check by mistake, the decoding check at start-up refuses it."""
+    """Check that the model has plain causal attention, which the KV cache for batches needs. A
+    model that passes this check by mistake is refused by the decoding check at start-up."""
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()

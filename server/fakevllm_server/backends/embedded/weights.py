@@ -1,4 +1,4 @@
-"""A model's weights by name, with adapters separate or merged."""
+"""A model's weights by name, with LoRA adapters kept separate or merged into the weights."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transformers import PreTrainedModel
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the parameters, and the buffers that belong to a checkpoint, by name. Tied parameters
-    occur once."""
+    """Return the model's parameters, and the buffers that belong to a checkpoint, by name. A
+    parameter that is tied to another parameter is contained only once."""
     stored = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """A model's weights with the adapters merged, under the names from before the adapters were
-    inserted. A weight is merged on access, so that there is no second copy of the model.
-    """
+    """A model's weights with the adapters merged. The names are the names that the weights had
+    before the adapters were inserted. Each weight is merged when it is read, so that memory never
+    holds a second copy of the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         adapters = adapters_of(model)
@@ -63,15 +63,16 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Return peft's layers by the names of the layers that they replace."""
+    """Return the model's LoRA adapters (layers of the peft library), by the name of the layer that
+    each adapter replaces."""
     modules: Any = model.named_modules()
     return {name: module for name, module in modules if hasattr(module, "base_layer")}
 
 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Copy weights in place, with the source's adapters merged. Both models must have the same
-    architecture. Check this before the call, because a partial copy makes the target model useless.
-    """
+    """Copy the weights of one model into another model in place. Adapters of the source are merged.
+    Both models must have the same architecture. Check the architectures before the call, because a
+    partial copy makes the target model useless."""
     merged = MergedWeights(source)
     with torch.no_grad():
         for name, tensor in named_weights(target).items():

@@ -2,14 +2,14 @@
 true policy gradient.
 
 The policy answers "yes." or "no." to any prompt, with P(yes) = sigmoid(theta / temperature). Only
-the first token is sampled; it determines the other tokens, which have probability 1. Training
-updates theta by REINFORCE, so a reward for "yes" makes the mean reward rise. The same seed and the
-same order of requests give the same answers.
+the first token is sampled. The first token determines all other tokens, which have probability 1.
+Training updates theta by REINFORCE, so a reward for "yes" makes the mean reward rise. The same seed
+and the same order of requests give the same answers.
 
-A user message may determine the answer: see `script.py`. If a forced tool, a JSON schema or a
-choice constrains the answer, the engine answers with the script's value if that value is allowed,
-and otherwise with the minimal value. Penalties and logit_bias act on the first token as they would
-act on a model's logits.
+A user message may determine the answer: see `script.py`. A forced tool, a JSON schema or a choice
+may constrain the answer. The answer is then the script's value if this value is allowed, and
+otherwise the minimal value that is allowed. Penalties and logit_bias act on the first token as they
+would act on a model's logits.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ MIN_PROBABILITY = 1e-30
 
 
 class FakeEngine:
-    """TokenEngine and TrainEngine whose only weight is the number theta."""
+    """The fake engine: a TokenEngine and TrainEngine whose only weight is the number theta."""
 
     def __init__(
         self, model_name: str = "fake", seed: int = 0, max_model_len: int = MAX_MODEL_LEN
@@ -140,8 +140,9 @@ class FakeEngine:
     def _sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, text: str | None
     ) -> list[Token]:
-        """Return the tokens of `text`, each with probability 1. If `text` is None, sample "yes." or
-        "no."."""
+        """Return the tokens of the answer with their log-probabilities. The tokens are those of
+        `text`, each with probability 1. If `text` is None, the answer "yes." or "no." is sampled.
+        """
         theta = _biased_logit(self._sampler_theta, sampling, prompt_ids)
         p = _p_yes(theta, sampling.temperature)
         yes = self._random(prompt_ids, sampling.seed).random() < p
@@ -160,8 +161,8 @@ class FakeEngine:
         ]
 
     def _random(self, prompt_ids: Sequence[int], seed: int | None) -> random.Random:
-        """Return the random numbers of one request. Repeated requests with one prompt get different
-        numbers, unless they have a seed."""
+        """Return the random number generator of one request. Repeated requests with the same prompt
+        get different random numbers, unless the requests have a seed."""
         digest = hashlib.sha256(repr(list(prompt_ids)).encode()).digest()
         self._num_requests[digest] += 1
         variant = self._num_requests[digest] if seed is None else f"seed {seed}"
@@ -181,7 +182,8 @@ class FakeEngine:
         }
 
     def _gradient(self, call: Call) -> float:
-        """Return the derivative of log p(answer) with respect to the logit theta / temperature."""
+        """Return the derivative of an answer's log-probability with respect to the logit theta /
+        temperature."""
         p = _p_yes(self._theta, call.temperature)
         return (1 - p) if call.response_ids[0] == ord("y") else -p
 
@@ -207,8 +209,8 @@ class FakeEngine:
 
 
 def _log_probs(theta: float, call: Call) -> list[float]:
-    """Return the log-probabilities of the trained tokens. Tokens after the first have probability
-    1."""
+    """Return the log-probabilities of an answer's trained tokens. Each token after the first has
+    probability 1, so its log-probability is 0."""
     p = _p_yes(theta, call.temperature)
     first = p if call.response_ids[0] == ord("y") else 1 - p
     logprobs = [math.log(max(first, MIN_PROBABILITY))] + [0.0] * (len(call.response_ids) - 1)
@@ -227,7 +229,8 @@ def _p_yes(theta: float, temperature: float) -> float:
 
 
 def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -> float:
-    """Return the logit of "yes" against "no" after logit_bias and repetition_penalty.
+    """Return the difference between the logits of "yes" and "no", after logit_bias and
+    repetition_penalty are applied.
 
     Frequency and presence penalties have no effect on the first token, because they count only
     sampled tokens.
@@ -242,10 +245,10 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 
 
 def _constrained_text(grammar: Grammar, script: Script) -> str:
-    """Return the answer under a grammar: the script's value if the grammar allows it, else the
-    minimal value.
+    """Return the text of an answer that a grammar constrains: the script's value if the grammar
+    allows this value, else the minimal value that the grammar allows.
 
-    Raises WireError (400) for a grammar that this engine does not support.
+    Raises WireError (400) for a grammar that the fake engine does not support.
     """
     if grammar.kind in ("regex", "ebnf", "structural_tag"):
         raise not_supported(f"structured_outputs.{grammar.kind}")
@@ -278,8 +281,9 @@ def _is_json(text: str) -> bool:
 
 
 def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
-    """Return the messages of a rendered prompt, without the empty assistant message at its end. A
-    prompt of /v1/completions has no messages, and is returned as one user message."""
+    """Return the messages of a rendered prompt, without the empty assistant message at the prompt's
+    end. A prompt of /v1/completions has no messages; the whole prompt is then returned as one user
+    message."""
     if TURN not in prompt_ids:
         return [Turn("user", _text(prompt_ids), False)]
     ids = list(prompt_ids)

@@ -1,7 +1,7 @@
-"""The minimal value that a JSON schema allows, for the fake engine. Pure.
+"""The minimal value that a JSON schema allows, as the fake engine's answer.
 
-A minimal value has only the required properties, the first of several choices, the number closest
-to 0, and the shortest text.
+The minimal object has only the required properties. The minimal number is the number closest to 0.
+The minimal text is the shortest text. Of several choices, the first is taken.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _TEXTS = {
 
 
 def minimal_value(schema: Any, root: Any = None, depth: int = 0) -> Any:
-    """Return the minimal value of `schema`, which is a part of `root`.
+    """Return the minimal value that `schema` allows. `root` is the whole schema, to which
+    references in `schema` refer.
 
     Raises ValueError for a schema that allows no value, or with keywords that are not supported.
 

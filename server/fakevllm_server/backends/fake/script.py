@@ -6,9 +6,10 @@
     [[slow SECONDS]]          Wait before each token.
     [[crash]]                 Exit the process.
 
-After the last call, the answer is the TEXT of [[say TEXT]], or "done" without such a directive. The
-last user message that has a directive is the script. The script is in force until the assistant
-answers without a tool call. The number of tool results after the script decides which call is next.
+After the last tool call, the answer is the TEXT of [[say TEXT]]. Without this directive, the answer
+is "done". The script is the last user message that contains a directive. The script determines the
+answers until the assistant answers without a tool call. The next tool call is chosen by the number
+of tool results after the script.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The answer that the script determines for the present turn."""
+    """The answer for the present turn, as the script's directives determine it."""
 
     answer: str | None = None
     """Text to answer if no tool is called; None: the policy answers."""
@@ -54,8 +55,8 @@ class Script:
 
     @property
     def text(self) -> str | None:
-        """Text of the answer, with tool calls in Hermes format. None means that the policy samples
-        the answer."""
+        """Text of the scripted answer, with tool calls in Hermes format. None means that the
+        engine's policy samples the answer."""
         if not self.calls:
             return self.answer
         bodies = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
@@ -65,7 +66,7 @@ class Script:
 
 
 def read_script(turns: Sequence[Turn]) -> Script:
-    """Return the script of a conversation. `turns` are the messages before the answer.
+    """Return the scripted answer for a conversation. `turns` are the messages before the answer.
 
     >>> read_script([Turn("user", "[[say hi]]", False)]).text
     'hi'
@@ -97,8 +98,8 @@ def _has_directive(text: str) -> bool:
 
 
 def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
-    """Return the tool calls by turn, and the text without the call directives. A directive that
-    cannot be parsed stays in the text."""
+    """Return one list of tool calls for each turn, and the text of the message without the call
+    directives. A directive that cannot be parsed stays in the text."""
     groups: list[list[ToolCall]] = []
     rest = ""
     at = 0
@@ -114,8 +115,9 @@ def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
 
 
 def _parse_group(text: str, at: int) -> tuple[list[ToolCall], int]:
-    """Parse the calls of one directive from position `at`. Return the calls and the position after
-    them. If the calls cannot be parsed, the returned list is empty."""
+    """Parse the tool calls of one directive, starting at position `at` of the text. Return the tool
+    calls and the position after the last call. If the directive cannot be parsed, the returned list
+    is empty."""
     calls: list[ToolCall] = []
     while name := _NAME.match(text, at):
         at = name.end()

@@ -1,6 +1,7 @@
 """The sampler of the embedded engine: batched decoding of one model on one thread.
 
-A reported log-probability is that of the distribution that the token was drawn from, and does not
-depend on the other requests of the batch. Except for `chat_renderer` and `grammar`, which the
-asyncio side also calls, everything runs on the engine thread. Nothing here trains.
+The reported log-probability of a token belongs to the distribution from which the token was
+sampled. The log-probability does not depend on the other requests of the batch. All modules run on
+the engine thread; the event loop also calls `chat_renderer` and `grammar`. This package does not
+train.
 """

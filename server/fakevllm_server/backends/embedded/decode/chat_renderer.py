@@ -21,7 +21,8 @@ RESERVED_KWARGS = frozenset(
 
 
 class ChatRenderer:
-    """Renders requests and caches the prompts. It may be used by several threads."""
+    """Renderer of chat requests to prompt ids, with a cache of rendered prompts. Several threads
+    may use one renderer."""
 
     def __init__(
         self, tokenizer: Any, model_name: str, max_model_len: int, max_prompt_bytes: int
@@ -92,8 +93,8 @@ class ChatRenderer:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Parse the arguments of a tool call, because templates print the mapping as JSON
-    themselves."""
+    """Return a copy of a tool call whose arguments are a mapping instead of a JSON string. Chat
+    templates expect a mapping, and write the JSON themselves."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return call

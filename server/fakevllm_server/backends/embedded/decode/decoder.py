@@ -1,7 +1,7 @@
-"""Decode a batch: one forward pass gives every row its next token.
+"""Decoding of a batch: one forward pass gives every row (one running request) its next token.
 
-The decoder knows the model, the cache and the rows. It does not decide which requests join, and
-knows nothing about threads or delivery.
+The decoder holds the model, the KV cache and the rows. Other modules decide which requests join the
+batch, run the threads, and deliver the tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fakevllm_server.types.sampling import Token
 
 
 class Decoder:
-    """The rows that are being decoded, with their cache."""
+    """The rows that are being decoded, with their KV cache. Each row is one running request."""
 
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.rows: list[DecodeRequest] = []
@@ -36,7 +36,8 @@ class Decoder:
         """Row and processor, for the rows that have one; renewed together with `_sampling`."""
 
     def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
-        """Add a row. `prefix` covers all of the request's ids except the last."""
+        """Add a request to the batch as a new row. `prefix` has the keys and values of all ids of
+        the request except the last id."""
         self.cache.add_row(prefix)
         self.rows.append(request)
         self._sampling = None
@@ -66,8 +67,8 @@ class Decoder:
         return self._sampling
 
     def logits(self) -> Tensor:
-        """Return the logits after each row's last id, [rows, vocabulary], and store the keys and
-        values of that id."""
+        """Compute the next-token logits of each row from the row's last id, and store the keys and
+        values of this id. Return the logits, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
         output = self.model(
@@ -93,9 +94,8 @@ class Decoder:
 
     def drop_for_memory(self) -> list[DecodeRequest]:
         """Remove rows until memory suffices for one more token in each remaining row, or until one
-        row is left. Return the requests of the removed rows. The shortest rows are removed first,
-        because they are the cheapest to compute again.
-        """
+        row is left. The shortest rows are removed first, because the keys and values of short rows
+        are the cheapest to compute again. Return the requests of the removed rows."""
         dropped: list[DecodeRequest] = []
         while len(self.rows) > 1 and not self.cache.fits(
             len(self.rows), max(len(row.ids) for row in self.rows)
@@ -113,8 +113,7 @@ class Decoder:
 
 class Prefill:
     """A running computation of the keys and values of several prompts, in pieces of at most
-    `piece_tokens` padded tokens.
-    """
+    `piece_tokens` padded tokens."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: dict[bytes, list[int]], piece_tokens: int
@@ -130,7 +129,8 @@ class Prefill:
         self._piece_tokens = max(1, piece_tokens // len(rows))
 
     def advance(self) -> bool:
-        """Compute one piece, and return whether it was the last piece of the prefill."""
+        """Compute the next piece of the prompts, at most `piece_tokens` padded tokens. Return
+        whether this piece was the last piece of the prefill."""
         piece = self._ids[:, self._done : self._done + self._piece_tokens]
         # The logits are unused; one position is the minimum that can be requested.
         self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
@@ -150,10 +150,9 @@ class Prefill:
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Return the cache shape of a model. The shape is measured with a forward pass, because model
-    configs have different names for the sizes. Raises ValueError if the layers have different
-    shapes.
-    """
+    """Return the KV cache shape of a model. A forward pass measures the shape, because the configs
+    of different models have different names for the sizes. Raises ValueError if the layers have
+    different shapes."""
     cache = DynamicCache()
     network: Any = model
     with torch.inference_mode():

@@ -20,10 +20,9 @@ deep model, and far below the effect of a wrong position or mask."""
 
 
 def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
-    """Compare the decoding of two rows of different lengths, which join the batch at different
-    times, with plain forward passes. Raises BackendError if the model cannot be decoded in a batch
-    or the logits differ.
-    """
+    """Check that the model's batched decoding gives the same logits as plain forward passes. The
+    check decodes two rows of different lengths that join the batch at different times. Raises
+    BackendError if the model cannot be decoded in a batch, or if the logits differ."""
     try:
         worst = _worst_difference(model, max_model_len)
     # A model that does not fit fails in its own code, with any exception.
@@ -41,8 +40,8 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
-    """Return the largest difference of the logits, relative to the largest logit; infinity for
-    NaN."""
+    """Return the largest difference of the logits, relative to the largest logit. If a logit is
+    NaN, return infinity."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size

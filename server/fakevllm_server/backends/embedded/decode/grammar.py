@@ -1,7 +1,8 @@
 """Grammars that constrain an answer to a JSON schema, a regular expression and the like (xgrammar).
 
-xgrammar is imported for the first request with a grammar. Checking is fast, and happens before an
-answer begins. Compiling depends on the vocabulary, and runs in a thread beside the event loop.
+The first request with a grammar imports xgrammar. A grammar is checked before the answer begins,
+which is fast. Compiling a grammar is slow for a large vocabulary, and runs in a thread beside the
+event loop.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 class GrammarCompiler:
-    """Checks and compiles grammars for one tokenizer. It may be used by several threads."""
+    """Compiler of grammars for one tokenizer, which also checks grammars. Several threads may use
+    one compiler."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -64,8 +66,8 @@ class GrammarCompiler:
                 self._checked.popitem(last=False)
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """Compile a grammar, and return a matcher for one request. Raises WireError (400) if the
-        grammar cannot be compiled."""
+        """Compile a grammar, and return a new matcher for one request. Raises WireError (400) if
+        the grammar cannot be compiled."""
         import xgrammar
 
         self.check(grammar)
@@ -94,8 +96,8 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Return the compiler, which is created on first use. If two threads create a compiler at
-        the same time, the compiler that was created second is kept."""
+        """Return xgrammar's compiler, and create the compiler on first use. If two threads create a
+        compiler at the same time, the compiler that was created second is kept."""
         if self._compiler is None:
             import xgrammar
 
@@ -111,7 +113,8 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """The position of one request in its grammar. It is used on the engine thread."""
+    """The matching state of one request in its grammar, which decides the tokens that may follow.
+    The matcher is used on the engine thread only."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -120,8 +123,8 @@ class GrammarMatcher:
         self._is_over = False
 
     def allowed(self) -> Tensor | None:
-        """Return a mask [vocabulary] that is true for the tokens that may follow, or None if every
-        token may follow."""
+        """Return a mask [vocabulary] that is true for each token that the grammar allows next.
+        Return None if every token is allowed."""
         if self._is_over or not self._matcher.fill_next_token_bitmask(self._words[None]):
             return None
         bits = self._words[:, None] >> torch.arange(WORD_BITS, dtype=torch.int32)
@@ -173,9 +176,9 @@ def _refusal(grammar: Grammar, reason: str) -> WireError:
 
 
 def _check_schema(grammar: Grammar) -> None:
-    """Check a JSON schema. Raises ValueError if compiling would take too long, and WireError if
-    xgrammar would ignore a part of the schema. For a tool's parameters ignored parts are accepted,
-    because their schema is a guide and no promise about the answer."""
+    """Check a JSON schema. Raises ValueError if compiling the schema would take too long. Raises
+    WireError if xgrammar would ignore a part of the schema. In the schema of a tool's parameters,
+    ignored parts are accepted, because such a schema is only a guide for the model."""
     schema: Any = json.loads(grammar.text)
     level: list[Any] = [schema]
     depth = 0
@@ -196,7 +199,7 @@ def _inner(value: Any) -> list[Any]:
 
 
 def _is_unsupported(schema: Any) -> bool:
-    """Return whether the schema has keywords that xgrammar ignores."""
+    """Return whether the JSON schema contains keywords that xgrammar ignores."""
     unsupported = ("uniqueItems", "contains", "minContains", "maxContains")
     is_array = isinstance(schema, dict) and schema.get("type") == "array"
     return is_array and any(schema.get(key) for key in unsupported)

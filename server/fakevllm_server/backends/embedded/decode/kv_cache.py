@@ -1,9 +1,11 @@
-"""Keys and values of all rows that are being decoded, with the interface of transformers' caches.
+"""The KV cache: keys and values of all rows that are being decoded, with the interface of
+transformers' caches. A row is one running request.
 
-Rows 0..n-1 are in use, without gaps. Position t of a row holds its token t. One tensor holds all
-layers, so that a row joins, moves or leaves in one copy. Before a forward pass the decoder sets
-each row's position. The layers then store the new token there, and read all positions up to the end
-of the longest row. Positions beyond a row's own length contain garbage, which the mask hides.
+Rows 0..n-1 are in use, without gaps. Position t of a row holds the keys and values of the row's
+token t. One tensor holds all layers, so one copy is enough to add or move a row. Before a forward
+pass the decoder sets the position of each row's new token. Each layer then stores the keys and
+values of the new tokens at these positions, and reads all positions up to the end of the longest
+row. Positions beyond a row's own length contain garbage, which the mask hides.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ shapes at little waste."""
 
 
 class CachedPrefix(NamedTuple):
-    """Keys and values of a prompt, [layers, heads, tokens, head dim] each."""
+    """Keys and values of the first tokens of a prompt, [layers, heads, tokens, head dim] each."""
 
     keys: Tensor
     values: Tensor
@@ -35,7 +37,7 @@ class CachedPrefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The size and type of one position of one row."""
+    """The sizes and the dtype of the keys and values at one position of one row."""
 
     num_layers: int
     num_heads: int
@@ -52,7 +54,7 @@ class CacheShape:
 
 
 class KvCache(Cache):
-    """A cache that grows by doubling, up to `max_rows` rows of `max_length` tokens."""
+    """A KV cache of up to `max_rows` rows of `max_length` tokens. Its buffers grow by doubling."""
 
     def __init__(self, shape: CacheShape, max_rows: int, max_length: int, max_cells: int) -> None:
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
@@ -73,7 +75,7 @@ class KvCache(Cache):
         return num_rows <= 1 or slots * capacity <= self.max_cells
 
     def reserve(self, num_rows: int, length: int) -> None:
-        """Make room for `num_rows` rows of `length` tokens, and keep the stored tokens."""
+        """Allocate memory for `num_rows` rows of `length` tokens. The stored tokens are kept."""
         slots, capacity = self.keys.shape[1], self.keys.shape[3]
         if num_rows <= slots and length <= capacity:
             return
@@ -85,7 +87,8 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, prefix: CachedPrefix | None) -> None:
-        """Append a row that begins with `prefix`, or an empty row if `prefix` is None."""
+        """Append a row with the keys and values of `prefix`. If `prefix` is None, append an empty
+        row."""
         length = 0 if prefix is None else prefix.num_tokens
         self.reserve(self.num_rows + 1, length + 1)
         if prefix is not None:
@@ -94,7 +97,7 @@ class KvCache(Cache):
         self.num_rows += 1
 
     def drop_row(self, row: int) -> None:
-        """Remove a row. The last row moves to its place."""
+        """Remove a row. The last row moves to the place of the removed row."""
         last = self.num_rows - 1
         if row != last:
             self.keys[:, row, :, : self.width] = self.keys[:, last, :, : self.width]
@@ -114,16 +117,16 @@ class KvCache(Cache):
         return self.positions
 
     def mask(self) -> Tensor:
-        """Return the additive mask, [rows, 1, 1, width], under which each row attends to its own
-        tokens."""
+        """Return the additive attention mask, [rows, 1, 1, width]. With this mask each row attends
+        only to its own tokens."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.shape.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
-        """Return the number of row slots and the capacity of each slot in tokens. Long rows are
-        expensive, so no minimum number of slots is allocated for them."""
+        """Return the number of row slots and the capacity of each slot in tokens. For long rows
+        there is no minimum number of slots, because each slot needs much memory."""
         capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
         least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
         slots = max(least, 1 << (num_rows - 1).bit_length())
@@ -137,14 +140,15 @@ class KvCache(Cache):
         return keys, torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=shape.device)
 
     def _release(self) -> None:
-        """Free large buffers when no row is left, so that one long row does not keep its memory."""
+        """Free large buffers when no row is left. Otherwise the memory of one long row would stay
+        allocated."""
         self.width = 0
         if self.keys.shape[3] > MIN_CAPACITY * 8:
             self.keys, self.values = self._buffers(0, 0)
 
 
 class _KvCacheLayer(CacheLayerMixin):
-    """One layer's view of the cache."""
+    """The part of the KV cache that belongs to one layer of the model."""
 
     is_sliding = False
 
@@ -157,8 +161,8 @@ class _KvCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store one token per row, [rows, heads, 1, dim], and return all positions up to the end of
-        the longest row."""
+        """Store the keys and values of one new token per row, [rows, heads, 1, dim] each. Return
+        the keys and values of all positions up to the end of the longest row."""
         cache = self._cache
         keys, values = cache.keys[self._index], cache.values[self._index]
         # Under autocast, rotated keys arrive in float32; attention would round them anyway.

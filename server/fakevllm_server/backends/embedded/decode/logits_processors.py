@@ -28,8 +28,8 @@ def needs_logits_processor(sampling: Sampling) -> bool:
 
 
 class LogitsProcessor:
-    """The rules of one request, and the tokens sampled so far. It is used on the engine thread; its
-    tensors are on the device of the logits."""
+    """The logits rules of one request, with the tokens that the request has sampled so far. The
+    processor is used on the engine thread only. Its tensors are on the device of the logits."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class LogitsProcessor:
         bad_words: Sequence[Sequence[int]] = (),
         matcher: GrammarMatcher | None = None,
     ) -> None:
-        """`bad_words` has the token ids of each word."""
+        """Create the processor of one request. `bad_words` has the token ids of each bad word."""
         self._sampling = sampling
         self._prompt_ids = list(prompt_ids)
         self._eos_ids = eos_ids
@@ -57,7 +57,8 @@ class LogitsProcessor:
         """[vocabulary] The logit bias of each token."""
 
     def take(self, token_id: int) -> None:
-        """Record a sampled token."""
+        """Record a sampled token, which counts for the penalties and the minimum length from now
+        on."""
         self._sampled.append(token_id)
         if self._matcher is not None:
             self._matcher.take(token_id)
@@ -65,8 +66,8 @@ class LogitsProcessor:
             self._counts[token_id] += 1
 
     def apply(self, logits: Tensor) -> None:
-        """Change `logits` [vocabulary], float32, in place. At least one token stays possible: if
-        the rules together exclude all tokens, the end-of-sequence token is allowed."""
+        """Change `logits` [vocabulary], float32, in place. If the rules together exclude all
+        tokens, the end-of-sequence token is allowed, so that at least one token can be sampled."""
         self._mask(logits)
         if self._sampling.logit_bias:
             if self._bias is None:
@@ -111,7 +112,8 @@ class LogitsProcessor:
 
 
 def process_logits(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
-    """Return a float32 copy of `logits` [rows, vocabulary] with the given rows processed."""
+    """Return a float32 copy of `logits` [rows, vocabulary] in which the rules of the given rows are
+    applied."""
     copied = logits.to(torch.float32, copy=True)
     for row, processor in processors:
         processor.apply(copied[row])

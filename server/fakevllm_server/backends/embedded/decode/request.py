@@ -12,9 +12,9 @@ from fakevllm_server.types.sampling import Sampling, Token
 
 
 class TokenStream:
-    """Tokens on their way from the engine thread to one asyncio task.
+    """A queue of tokens from the engine thread to one asyncio task.
 
-    The stream holds at most the tokens of one request, so it needs no other bound.
+    The queue has no size limit, because it holds at most the tokens of one request.
     """
 
     def __init__(self) -> None:
@@ -22,15 +22,16 @@ class TokenStream:
         self._queue: asyncio.Queue[tuple[list[Token], bool] | Exception] = asyncio.Queue()
 
     def put(self, tokens: list[Token], is_last: bool) -> None:
-        """Add tokens. Call this only on `loop`."""
+        """Add tokens to the stream. Call this method only on the event loop `loop`."""
         self._queue.put_nowait((tokens, is_last))
 
     def fail(self, error: Exception) -> None:
-        """Make `get` raise `error`. Call this only on `loop`."""
+        """Make `get` raise `error` in the waiting task. Call this method only on the event loop
+        `loop`."""
         self._queue.put_nowait(error)
 
     async def get(self) -> tuple[list[Token], bool]:
-        """Return the next tokens, and whether they are the last tokens of the request."""
+        """Wait for the next tokens. Return these tokens, and whether the request ends with them."""
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
@@ -39,9 +40,8 @@ class TokenStream:
 
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
-    """One completion while it is decoded. A cache row holds the keys and values of all of its ids
-    except the last.
-    """
+    """One completion that is being decoded. A row of the KV cache holds the keys and values of all
+    ids of the completion except the last id."""
 
     ids: list[int]
     """The prompt, then the sampled tokens."""
@@ -61,11 +61,13 @@ class DecodeRequest:
 
     @property
     def prefix_key(self) -> bytes:
-        """Key of the tokens whose keys and values must be computed before decoding."""
+        """The prefix cache key of this request: it identifies the tokens whose keys and values must
+        be computed before decoding."""
         return array("i", self.ids[:-1]).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:
-        """Append a sampled token, and set `finished` if it is the last token of the completion."""
+        """Append a sampled token to the completion. Set `finished` if the token is the last token
+        of the completion."""
         self.ids.append(token.id)
         self.num_sampled += 1
         self.undelivered.append(token)

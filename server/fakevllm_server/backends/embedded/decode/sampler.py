@@ -1,9 +1,9 @@
 """Sample tokens from logits, for all rows at once.
 
 Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
-log-probability is that of the distribution that the token was sampled from; for a greedy row, it is
-that of the raw logits. One uniform number per row decides, so a row's token depends only on its own
-generator and logits.
+log-probability of a token belongs to the distribution from which the token was sampled. For a
+greedy row, the log-probability is computed from the raw logits. Each row's token is chosen by one
+uniform random number of the row, so the token depends only on the row's own generator and logits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_TOP_P = 1e-6
 
 
 class SampledTokens(NamedTuple):
-    """The sampled tokens. Each list has one entry per row."""
+    """The sampled tokens of one decode step. Each list has one entry per row."""
 
     ids: list[int]
     logprobs: list[float]
@@ -74,8 +74,8 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> SampledTokens:
-    """Sample one token per row. `logits` is [rows, vocabulary] of any float type; `uniforms` has
-    one number in [0, 1) per row."""
+    """Sample and return one token per row. `logits` is [rows, vocabulary] of any float type.
+    `uniforms` has one random number in [0, 1) per row."""
     logits = logits.float()
     processed = logits if rows.temperature is None else logits / rows.temperature
     # Broken weights give NaN. Sampling from NaN would raise and end the engine for all requests.
@@ -93,7 +93,8 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sam
 
 
 def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Invert the cumulative distribution. A token of probability 0 is never drawn."""
+    """Return one token id per row, drawn by inverting the row's cumulative distribution. A token of
+    probability 0 is never drawn."""
     # float32 sums over a large vocabulary lose the tail, but MPS has no float64.
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64
     cumulative = probabilities.to(exact).cumsum(-1)
@@ -104,7 +105,7 @@ def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Set the logits of tokens that min_p, top_k or top_p exclude to -inf."""
+    """Return the logits, with -inf for each token that min_p, top_k or top_p excludes."""
     if rows.min_p is not None:
         probabilities = torch.softmax(logits, dim=-1)
         floor = rows.min_p * probabilities.amax(-1, keepdim=True)
@@ -124,10 +125,10 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
-    """Return for each row in `reporting` the packed set of tokens that could be sampled. Return
-    None for all other rows, and for rows in which every token could be sampled. An excluded token
-    is recognized by its log-probability of -inf, whether a grammar, allowed ids, top-p or another
-    setting excluded it."""
+    """Return for each row in `reporting` the packed set of tokens that could be sampled. The entry
+    is None for all other rows, and for rows in which every token could be sampled. A token with a
+    log-probability of -inf is excluded from the set. The reason for -inf does not matter: a
+    grammar, allowed ids, top-p or another setting."""
     sets: list[bytes | None] = [None] * len(logprobs)
     if not reporting:
         return sets

@@ -1,8 +1,8 @@
 """The state of the sampler on the engine thread: weights and their version, rows, cached prefixes
 and waiting requests.
 
-One iteration gives every running request a token. A publication of weights pauses the admission of
-requests, so that the running requests can finish.
+One decode iteration gives one token to every running request. When new weights are published, no
+waiting request is started until the running requests have finished or a time limit has passed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_PREFIX_TOKENS = 16384
 
 
 class SamplingState:
-    """Runs decode iterations and publishes new weights."""
+    """The sampler's state, which runs decode iterations and publishes new weights."""
 
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.model = model
@@ -60,11 +60,13 @@ class SamplingState:
     def publish(
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
-        """Sample from the weights of `load()` from now on, under `version`. Without adapters the
-        weights are copied, so the loaded model may change later.
+        """Replace the sampling weights by the weights of the model that `load()` returns, and set
+        their version to `version`. For a model without adapters the weights are copied, so this
+        model may change afterwards.
 
-        No request is refused. New requests wait. Running requests have `drain_bound_s` seconds to
-        finish; after that they continue with the new weights.
+        No request is refused. New requests wait until the weights are replaced. Running requests
+        have `drain_bound_s` seconds to finish. Requests that are still running then continue with
+        the new weights.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -83,8 +85,8 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Use the weights of `source`. The weights are copied into the present model if that is
-        possible, so that no second model stays in memory."""
+        """Use the weights of the model `source` for sampling. If possible, the weights are copied
+        into the present model, so that no second model stays in memory."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -124,6 +126,7 @@ class SamplingState:
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Compare names and shapes of the weights. Raises BackendError before anything has changed."""
+    """Check that new weights have the names and shapes of the current weights. Raises BackendError
+    for a difference, before any weight has changed."""
     if MergedWeights(source).shapes != MergedWeights(target).shapes:
         raise BackendError("the weights are of another architecture than the model being served")

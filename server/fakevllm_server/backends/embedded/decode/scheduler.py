@@ -1,5 +1,5 @@
-"""Decide which requests are decoded, which are prefilled and which wait. Pure: no tensors, no
-clock, no thread.
+"""The scheduler decides which requests are decoded, which are prefilled and which wait. It uses no
+tensors, no clock and no threads.
 
 Requests are served in order of arrival. In each call of `schedule`, a waiting request
 
@@ -7,8 +7,8 @@ Requests are served in order of arrival. In each call of `schedule`, a waiting r
     waits for a prefill         if that prefill computes the same prefix,
     is added to a new prefill   if no prefill is running and the new one has room.
 
-Only one prefill runs at a time. The first request for which there is no room ends the call of
-`schedule`.
+Only one prefill runs at a time. If a request does not fit, the call of `schedule` ends, and the
+later requests wait too.
 """
 
 from __future__ import annotations
@@ -52,16 +52,18 @@ class Scheduler:
         self.waiting.append(request)
 
     def put_back(self, requests: list[DecodeRequest]) -> None:
-        """Put preempted requests back at the front of the queue, in this order."""
+        """Put preempted requests back at the front of the waiting queue. The order of `requests` is
+        kept."""
         self.waiting.extendleft(reversed(requests))
 
     def schedule(
         self, num_rows: int, known: Container[bytes], fits: Callable[[int, int], bool]
     ) -> SchedulerOutput:
-        """Decide about the waiting requests, while `num_rows` rows are being decoded.
+        """Return the decisions about the waiting requests. `num_rows` rows are already being
+        decoded.
 
-        `known` contains the keys of cached prefixes. `fits(rows, length)` returns whether so many
-        rows of that length fit into memory.
+        `known` contains the keys of cached prefixes. `fits(rows, length)` returns whether `rows`
+        rows of `length` tokens fit into memory.
         """
         output = SchedulerOutput()
         can_open = not self.prefilling
@@ -90,8 +92,8 @@ class Scheduler:
         return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """End the running prefill, and return the requests that waited for it, by the key of their
-        prefix."""
+        """Record that the running prefill has finished. Return the requests that waited for this
+        prefill, by the key of their prefix."""
         done, self.prefilling = self.prefilling, {}
         return done
 

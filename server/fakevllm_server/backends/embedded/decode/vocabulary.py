@@ -1,4 +1,6 @@
-"""Check the token ids of a request against the vocabulary, and spell bad words as ids. Pure."""
+"""Checks of a request's token ids against the vocabulary, and the conversion of bad words to token
+ids.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from fakevllm_server.types.sampling import Sampling
 
 
 def check_ids(sampling: Sampling, vocab_size: int) -> None:
-    """Check the ids of `logit_bias` and `allowed_token_ids`. Raises WireError (400) with vLLM's
-    texts."""
+    """Check that the vocabulary contains the ids in `logit_bias` and `allowed_token_ids`. Raises
+    WireError (400) with vLLM's messages."""
     outside = _outside(sampling.logit_bias, vocab_size)
     if outside:
         raise bad_request(
@@ -32,9 +34,8 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each word as it is spelled at the start of a text. If the word is spelled
-    differently after a space, with another first id and equally many ids, return the ids of that
-    spelling too."""
+    """Return the token ids of each bad word at the start of a text. The result also has the ids of
+    the word after a space, if these differ in the first id and are equally many."""
     spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
@@ -46,9 +47,10 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
 
 
 def longest_token_bytes(tokenizer: Any) -> int:
-    """Return an upper bound of the bytes of text that one token stands for.
+    """Return an upper bound for the number of bytes in the text of one token.
 
-    Byte-level vocabularies spell each byte as one character, which has one or more bytes in UTF-8.
+    The bound is the longest vocabulary entry in UTF-8 bytes. It also holds for byte-level
+    vocabularies, which write each byte as one character of one or more UTF-8 bytes.
     """
     return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 

@@ -1,10 +1,11 @@
 """Create the demo's model: `python -m fakevllm_server.backends.embedded.demo_model.make --out DIR`.
 
-A Qwen3 of three layers is trained on sums in the right form; half of the answers are wrong. The
-model therefore knows the sums but samples wrong answers often, which reinforcement learning can
-improve. A few prompts with other text are trained too, so that the model's replies are short and
-well formed for any prompt. With one torch thread and a fixed seed, the result is the same every
-time on one machine with one torch version.
+The model is a Qwen3 of three layers. It is trained on replies that have the right form, but half of
+the replies contain a wrong sum. The trained model therefore often samples wrong answers, and
+reinforcement learning can improve it. A few prompts with other text are trained too, so that the
+model's replies are short and well formed for any prompt. The model is reproducible: repeated runs
+on one machine with one torch version give the same weights, because the seed is fixed and torch
+uses one thread.
 """
 
 from __future__ import annotations
@@ -102,9 +103,9 @@ def main() -> None:
 def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer. Decoding the encoded ids of any UTF-8 text returns that
-    text. Strings of `texts` have few tokens. The tokens in `readable`, which are members of
-    SPECIALS, appear in decoded text."""
+    """Train a byte-level BPE tokenizer on `texts`, and return it. Encoding and then decoding any
+    UTF-8 text gives the same text again. A string from `texts` is encoded as few tokens. `readable`
+    lists the special tokens (members of SPECIALS) that appear in decoded text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -168,8 +169,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 def warm_up(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, rng: random.Random
 ) -> Iterator[float]:
-    """Train on sums and other text, and yield the loss of each step (mean per reply token, in
-    nats)."""
+    """Train the model by supervised steps on sums and other text. After each step, yield the step's
+    loss (mean per reply token, in nats)."""
     optimizer = make_optimizer(model)
     for step in range(num_steps):
         set_learning_rate(optimizer, step, num_steps)
@@ -186,13 +187,14 @@ def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: int) -> None:
-    """Set the learning rate: a warm-up of 30 steps, then a linear decay to a tenth."""
+    """Set the optimizer's learning rate for a step. The schedule is a warm-up of 30 steps, then a
+    linear decay to a tenth of the highest rate."""
     for group in optimizer.param_groups:
         group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
 
 
 def _batch(step: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Return pairs of a rendered prompt and a reply."""
+    """Return a training batch as pairs of a rendered prompt and a reply."""
     if step % CHATTER_EVERY == 0:
         pairs = [_chatter(rng) for _ in range(CHATTER_BATCH_SIZE)]
     else:
@@ -211,8 +213,8 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Return a text of random words that resembles a word problem, and a reply in one of the forms
-    that the model learns for sums."""
+    """Return a pair for training on other text: a text of random words that resembles a word
+    problem, and a reply in one of the three forms of a sum's answer."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
         for _ in range(rng.randint(3, MAX_CHATTER_WORDS))
@@ -223,7 +225,7 @@ def _chatter(rng: random.Random) -> tuple[str, str]:
 
 
 def _inflected(rng: random.Random) -> str:
-    """Return a word that was chosen from WORDS, or a string of random letters."""
+    """Return a random word for training text: a word from WORDS, or a string of random letters."""
     if rng.random() < 0.6:
         return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])
     return "".join(rng.choice("aeiounrstlmcdghbpw") for _ in range(rng.randint(2, 9)))
@@ -249,8 +251,8 @@ def _reply_loss(
 
 
 def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model in bfloat16, which halves its size in the package. `main` measures the
-    success rate of the written model."""
+    """Write the model folder with weights in bfloat16, which take half the space of float32 weights
+    in the Python package. `main` measures the success rate of the written model."""
     shutil.rmtree(folder, ignore_errors=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     weights: Any = model

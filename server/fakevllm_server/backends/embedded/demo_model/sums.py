@@ -1,4 +1,5 @@
-"""The demo's task: questions about sums of two small numbers, and their check. Loads no torch."""
+"""The demo's task: questions about sums of two small numbers, and the check of the replies. This
+module does not import torch."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Sum:
         return f"What is {self.left} plus {self.right}?"
 
     def replies(self, answer: int) -> list[str]:
-        """Return `answer` in the three forms that the model has learnt."""
+        """Return three replies that state `answer`, in the three forms that the model has learnt."""
         return [
             f"The answer is {answer}.",
             f"It is {answer}.",
@@ -37,7 +38,7 @@ class Sum:
         ]
 
     def is_solved_by(self, reply: str) -> bool:
-        """Return whether the reply ends with the right number."""
+        """Return whether the reply ends with the right sum."""
         match = re.search(r"(\d+)\.?$", reply.strip())
         return match is not None and int(match.group(1)) == self.answer
 
@@ -47,7 +48,7 @@ def random_sum(rng: random.Random) -> Sum:
 
 
 def prompt_text(question: str, system: str | None = None) -> str:
-    """Return the prompt that the chat template makes of a user message, with or without a system
-    prompt."""
+    """Return the prompt text for a user message, as the model's chat template renders it, with or
+    without a system prompt."""
     before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
     return f"{before}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"

@@ -1,6 +1,7 @@
 """The trainer of the embedded engine: policy-gradient steps of one model.
 
-The gradient is that of the step's loss, however the batch is cut and whether or not calls share
-prefixes. A step first checks that its tokens are the sampled tokens. Nothing here knows HTTP,
-tokenizers or asyncio, except `standalone_trainer`, which runs the trainer without a sampler.
+A step's gradient is the exact gradient of the step's loss. The gradient depends neither on how the
+batch is cut into pieces nor on whether calls share prefixes. Before it trains, a step checks that
+its tokens are the sampled tokens. The modules do not use HTTP, tokenizers or asyncio. The exception
+is `standalone_trainer`, which runs the trainer without a sampler.
 """

@@ -1,4 +1,4 @@
-"""Choose the fastest attention that gives the same results as the model itself.
+"""Choose the fastest attention method that gives the same results as the unchanged model.
 
 Each method is checked once, before anything is trained or served. After a boot that changes how the
 model computes, the methods are checked again.
@@ -30,14 +30,15 @@ class AttentionChoice:
         the first choice."""
 
     def reset(self) -> None:
-        """Forget all checks, because the model now computes differently."""
+        """Delete the results of all checks. Call this method after a change of how the model
+        computes."""
         self._checks.clear()
         self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
-        """Return the name of the attention method to use, which is `rows` if `shares_prefixes` is
-        false. Raises BackendRefused for a model whose log-probabilities are wrong even without
-        sharing."""
+        """Return the name of the attention method to use. If `shares_prefixes` is false, the method
+        is `rows`. Raises BackendRefused if the model fails the check even with `rows`, which shares
+        no prefixes."""
         # Rows are always checked, because pieces that share too little use them too.
         fault = self._fault(model, ROWS)
         if fault is not None:

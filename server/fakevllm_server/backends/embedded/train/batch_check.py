@@ -1,4 +1,5 @@
-"""The last check of a step's pieces before training: each call once, each token as recorded."""
+"""The last check of a step's pieces before training: each call is in exactly one piece, and each
+token is the recorded token. A piece is a set of calls that go through the model together."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ from fakevllm_server.types.backend import BackendError, Call
 
 
 class FidelityError(BackendError):
-    """The tokens of the step differ from the recorded tokens; nothing has been trained."""
+    """Error: the tokens of a step differ from the recorded tokens. No weight has changed."""
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
-    """Check all tokens of a step, and return 1.0, the share of tokens that are as recorded. Raises
-    FidelityError if the share is below 1."""
+    """Check that all tokens of a step are the recorded tokens, and return the share of correct
+    tokens, which is always 1.0. Raises FidelityError if any token differs."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
     results = [
@@ -37,8 +38,9 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check the tokens that a loss gets if it couples pieces: the tokens of all pieces, in the
-    order of the pieces."""
+    """Check the combined tokens of a step, which a loss needs if it couples tokens of different
+    pieces. They must be the tokens of all pieces, in the order of the pieces. Raises FidelityError
+    otherwise."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

@@ -5,8 +5,8 @@ read.
     optimizer.safetensors   `<weight>.<slot>`, AdamW's moments and step counts
     state.json              random state; with LoRA its settings, and which model they fit
 
-A checkpoint contains no other settings of the job, so a run may continue from it with other
-settings.
+A checkpoint contains no other settings of the job, so a run may continue from a checkpoint with
+other settings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ WEIGHT_FILES = (
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Write a checkpoint. `rng` is the sampler's generator for requests without a seed."""
+    """Write a checkpoint of the trainer to a folder. `rng` is the sampler's random number generator
+    for requests without a seed, whose state is saved too."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_detached(_saved_weights(trainer)), folder / "weights.safetensors")
     save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
@@ -58,7 +59,8 @@ def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Restore the trainer and `rng`. Raises BackendError before any weight has changed."""
+    """Restore the trainer and the random number generator `rng` from a checkpoint. Raises
+    BackendError, before any weight has changed, if the checkpoint does not fit."""
     weights, moments, state = _read(folder)
     lora = LoraSettings(**state["lora"]) if "lora" in state else None
     if lora is not None and state["model"] != fingerprint(trainer.model):
@@ -89,9 +91,8 @@ def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 
 def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Path) -> None:
-    """Write `model` as a Hugging Face folder in `dtype`, with adapters merged. Tokenizer, template
-    and settings are copies of `source`'s files.
-    """
+    """Write `model` as a Hugging Face folder in `dtype`, with adapters merged. Tokenizer, chat
+    template and settings are copied from the model folder `source`."""
     copy_model_files(source, folder, dtype)
     generation = source / "generation_config.json"
     merged = MergedWeights(model)
@@ -110,7 +111,8 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
 
 
 def copy_model_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Copy a model's files except its weights, and set the config's type to `dtype`."""
+    """Copy all files of a model folder except the weights, and set the dtype in the copied config
+    to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
         if file.is_file() and not any(file.match(pattern) for pattern in WEIGHT_FILES):
@@ -126,8 +128,8 @@ def _write_dtype(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _saved_weights(trainer: PolicyTrainer) -> dict[str, Tensor]:
-    """Return the weights that a checkpoint contains: with LoRA the adapters' weights, otherwise all
-    weights."""
+    """Return the weights that a checkpoint contains, by name. With LoRA these are the weights of
+    the adapters; otherwise they are all weights."""
     named = named_weights(trainer.model)
     if trainer.lora is None:
         return named

@@ -1,6 +1,7 @@
 """Pass a step's pieces through a model: log-probabilities, the loss and its gradient.
 
-Each function is a generator that pauses after every pass of a piece.
+A piece is a set of calls that go through the model together. Each function is a generator that
+pauses after every pass of a piece.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """Metrics of some pieces of a step."""
+    """The contribution of some pieces to the metrics of a step."""
 
     metrics: StepMetrics
     """Parts of means over the step, and the maximum PROB_DIFF_MAX."""
@@ -47,7 +48,7 @@ class _PartMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Passes through one model with one attention method."""
+    """The forward and backward passes of pieces through one model, with one attention method."""
 
     model: Any
     attention: str
@@ -67,7 +68,7 @@ class Passes:
         )
 
     def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities of each piece's trained tokens, without a graph."""
+        """Return the log-probabilities of each piece's trained tokens, without a gradient graph."""
         log_probs: list[Tensor] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -80,9 +81,9 @@ class Passes:
     def backward(
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Add the step's gradient to the model's, and return the metrics. `is_first` is true before
-        any update of the step. Only then are metrics about the policy that sampled the calls
-        valid."""
+        """Add the gradient of the step's loss to the gradients of the model's weights, and return
+        the step's metrics. `is_first` is true before the step's first update. Metrics about the
+        policy that sampled the calls are returned only if `is_first` is true."""
         if step.whole is not None:
             return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
         parts: list[_PartMetrics] = []
@@ -100,8 +101,9 @@ class Passes:
     def _backward_in_two_passes(
         self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Do the same as `backward` for a loss that couples tokens of different pieces. Compute the
-        log-probabilities of all pieces first, and then each piece's part of the gradient."""
+        """Add the gradient and return the metrics, as `backward` does, for a loss that couples
+        tokens of different pieces. The first pass computes the log-probabilities of all pieces. The
+        second pass computes each piece's part of the gradient."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -150,14 +152,16 @@ def _loss_and_metrics(
 
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
-    """Map values per edge of each piece to values per trained token of all pieces, [tokens]."""
+    """Return values per trained token of all pieces, [tokens], from values per edge of each piece.
+    An edge is a predicted token that several calls may share."""
     pairs = zip(pieces, edge_values, strict=True)
     return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
-    """Return metrics of the difference between trainer and engine: the contribution of these tokens
-    to the step's means, and the largest difference of probabilities."""
+    """Return metrics of the difference between the trainer's and the engine's log-probabilities.
+    The metrics are these tokens' contributions to the step's means, and the largest difference of
+    probabilities."""
     sampled = tokens.sampled_log_prob
     means = {
         "approx_kl": k3(sampled, log_prob),
@@ -180,8 +184,8 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
-    """Combine the metrics of all pieces to the metrics of the step. Contributions to means are
-    added up."""
+    """Return the metrics of the step, combined from the metrics of its pieces. The contributions of
+    the pieces to a mean are added up."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:
@@ -197,5 +201,5 @@ def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
 
 
 def _largest(values: Sequence[float]) -> float:
-    """Return the largest value. NaN counts as the largest value, while `max` might ignore it."""
+    """Return the largest value, or NaN if any value is NaN. Python's `max` might ignore a NaN."""
     return max(values, key=lambda value: math.inf if math.isnan(value) else value)

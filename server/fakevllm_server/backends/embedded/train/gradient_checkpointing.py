@@ -1,7 +1,8 @@
-"""Gradient checkpointing: a layer keeps only its input, and is computed again in the backward pass.
+"""Gradient checkpointing, which saves memory: a layer keeps only its input, and its activations are
+computed again in the backward pass.
 
-The switch in transformers works only in training mode, which enables dropout. The switch in this
-module does not depend on the mode.
+The switch in transformers works only in training mode, which also enables dropout. The switch in
+this module works in evaluation mode too.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MARK = "fakevllm_is_recomputed"
 
 
 def set_gradient_checkpointing(model: PreTrainedModel, enabled: bool) -> bool:
-    """Switch gradient checkpointing on or off, and return whether that changed the model. Raises
-    BackendRefused for a model without layers to recompute."""
+    """Switch gradient checkpointing on or off. Return whether the setting of the model changed.
+    Raises BackendRefused for a model that has no layers for gradient checkpointing."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]
     if enabled and not layers:

@@ -19,7 +19,7 @@ from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 
 @dataclass(frozen=True, slots=True)
 class StepPiece:
-    """Some calls of a step that go through the model together."""
+    """One piece of a step: some calls that go through the model together."""
 
     plan: Plan
     tokens: TrainedTokens
@@ -41,7 +41,8 @@ class StepPieces:
 
     @property
     def metrics(self) -> StepMetrics:
-        """Number of tokens computed and saved, and `rho`: the calls' tokens per computed token."""
+        """Metrics of prefix sharing: the numbers of tokens computed and saved, and `rho`, the
+        number of the calls' tokens divided by the number of computed tokens."""
         forests = [piece.plan.forest for piece in self.pieces]
         computed = sum(forest.num_nodes for forest in forests)
         naive = sum(forest.num_naive for forest in forests)
@@ -52,8 +53,8 @@ class StepPieces:
         }
 
     def per_call(self, values_per_piece: Sequence[Tensor]) -> list[list[float]]:
-        """Map values per trained token, [tokens] for each piece, to one row for each call of the
-        step, in its order."""
+        """Return one row of values for each call, in the order of the step's calls.
+        `values_per_piece` has one value per trained token, [tokens] for each piece."""
         rows: dict[int, list[float]] = {}
         for piece, values in zip(self.pieces, values_per_piece, strict=True):
             own = values.split(list(piece.plan.num_trained))
@@ -63,8 +64,8 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return the pieces with the log-probabilities of the old policy and of the reference,
-        [tokens] for each piece."""
+        """Return copies of the pieces that also hold the log-probabilities of the old policy and of
+        the reference policy. `old` and `reference` have a tensor [tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -95,12 +96,16 @@ def cut_into_pieces(
     shares_prefixes: bool,
     version: int | None = None,
 ) -> StepPieces:
-    """Cut a step's calls into pieces of at most `max_tokens` nodes.
+    """Cut a step's calls into pieces of at most `max_tokens` nodes, and return all pieces. A node
+    is a token that is computed once, even if several calls share the token.
 
-    If the longest call alone exceeds the limit, its length is added to the limit. The call needs
-    that much memory anyway, and its siblings share most of its tokens. Groups, and the units of a
-    loss that couples tokens, stay together if they fit. `version` is the version of the current
-    weights, or None if the version is unknown. Raises ValueError for greedy calls.
+    If the longest call alone exceeds the limit, the length of this call is added to the limit. The
+    call needs this much memory in any case, and the other calls of its group share most of its
+    tokens.
+
+    Calls of one group stay in one piece if they fit. If the loss couples tokens, calls of one unit
+    of the loss stay together instead. `version` is the version of the current weights, or None if
+    the version is unknown. Raises ValueError for greedy calls.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -137,8 +142,8 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
 
 
 def unit_of(call: Call) -> Hashable:
-    """Return the unit of the loss to which the call belongs. A call without a unit is a unit of its
-    own."""
+    """Return a key for the unit of the loss to which the call belongs. The loss treats a unit as
+    one sequence. A call without a unit forms its own unit."""
     return id(call) if call.unit is None else call.unit
 
 
@@ -152,8 +157,8 @@ def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTo
 
 
 def _tokens_of(call: Call) -> CallTokens:
-    """Return the call's tokens. Forced tokens do not train, because their log-probability is always
-    0."""
+    """Return the call's tokens, with the spans of tokens that train. Forced tokens do not train,
+    because their log-probability is always 0."""
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)
@@ -167,7 +172,7 @@ def _tokens_of(call: Call) -> CallTokens:
 
 
 def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return the runs of true values as [start, end)."""
+    """Return the positions of consecutive true values as ranges [start, end)."""
     runs: list[tuple[int, int]] = []
     start = 0
     for is_chosen, run in groupby(chosen):

@@ -1,10 +1,11 @@
 """Measure how much faster a forward and backward pass with shared prefixes is than passing the same
 calls one by one.
 
-The calls of one piece go forward and backward through the model twice in direct succession: once
-with shared prefixes, and once call by call, in as many passes as the token budget needs. The
-measurement costs as much time as the piece would without sharing. It is therefore made at the first
-step that shares anything, and rarely afterwards.
+The calls of one piece go forward and backward through the model twice in direct succession. The
+first time, calls share prefixes. The second time, calls share nothing and are split into as many
+passes as the token budget requires. A measurement takes as long as training the piece without
+sharing. Therefore the speedup is measured at the first step with shared prefixes, and rarely
+afterwards.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ EVERY = 100
 
 
 class SharingSpeedup:
-    """The speedup that was measured last."""
+    """The latest measured speedup by prefix sharing."""
 
     def __init__(self) -> None:
         self.metrics: StepMetrics = {}
@@ -40,8 +41,9 @@ class SharingSpeedup:
     def measure(
         self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Measure the speedup again if the last measurement is old enough. Call this after a step's
-        last update. Clear the gradients afterwards, because the measurement adds to them."""
+        """Measure the speedup again if the last measurement is old enough. Call this method after
+        the last update of a step. Clear the model's gradients afterwards, because the measurement
+        adds to the gradients."""
         self._num_since += 1
         piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:

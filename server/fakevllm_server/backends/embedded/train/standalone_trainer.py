@@ -1,6 +1,7 @@
 """The embedded trainer without its sampler, for use with a rollout engine of another kind.
 
-It holds one copy of the weights and no KV cache, and accepts models that the sampler cannot decode.
+The trainer holds one copy of the weights and no KV cache. It also accepts models that the embedded
+sampler cannot decode.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ Result = TypeVar("Result")
 
 
 class StandaloneTrainer:
-    """A TrainEngine. Raises BackendError for a model that it cannot load."""
+    """A TrainEngine without a sampler. The constructor raises BackendError for a model that cannot
+    be loaded."""
 
     def __init__(
         self, model: Path, *, seed: int, device: str, dtype: str, torch_threads: int
@@ -50,7 +52,7 @@ class StandaloneTrainer:
         self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
-        """End a running step after its present micro-batch, without an update."""
+        """Stop the trainer. A running step ends after its present micro-batch, without an update."""
         self._closing = True
 
     async def boot(self, job: TrainJob) -> str:

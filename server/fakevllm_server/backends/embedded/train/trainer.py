@@ -1,8 +1,9 @@
 """Policy-gradient updates of a model with float32 weights.
 
-Pure torch: no thread, no event loop, no tokenizer. A step is a generator that pauses after every
-pass of a piece, so that its caller can do other work in between. The gradient is that of the step's
-loss, however the batch is cut and whether or not calls share prefixes.
+The trainer uses only torch: no threads, no event loop and no tokenizer. A training step is a
+generator that pauses after every pass of a piece (a part of the batch), so that its caller can do
+other work in between. The gradient is the exact gradient of the step's loss. The gradient depends
+neither on how the batch is cut nor on whether calls share prefixes.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from fakevllm_server.types.backend import (
 
 
 class PolicyTrainer:
-    """Trains one model, and holds its optimizer and the reference of a KL term."""
+    """Trainer of one model, with the model's optimizer and the reference weights of a KL term."""
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class PolicyTrainer:
         load_reference: Callable[[], PreTrainedModel],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """`load_reference` loads the starting weights. It is called when a KL term first needs the
-        starting weights. It is never called if only adapters train. `dtype` is the type of the
-        passes, not of the weights."""
+        """Create a trainer of `model`. `load_reference` returns a model with the starting weights;
+        the trainer calls the function when a KL term first needs these weights, and never if only
+        adapters train. `dtype` is the dtype of computation; the weights keep their own dtype."""
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters that train; None if all weights train."""
@@ -73,12 +74,12 @@ class PolicyTrainer:
         self._attention_choice = AttentionChoice()
 
     def boot(self, job: TrainJob) -> str:
-        """Take the job's settings, check how calls go through the model, and return a description
-        of what trains.
+        """Apply the job's settings, and check the results of the attention method. Return a
+        description of the weights that train.
 
-        Weights and the optimizer's moments stay, so a boot may follow a restore. Raises
-        BackendRefused for a job that contradicts an earlier boot or restore, or does not fit the
-        model.
+        A boot does not change the weights and the optimizer's moments, so a boot may follow a
+        restore. Raises BackendRefused if the job contradicts an earlier boot or restore, or if the
+        job does not fit the model.
         """
         self.set_lora(LoraSettings.of(job), "the job", job.seed)
         if set_gradient_checkpointing(self.model, job.gradient_checkpointing):
@@ -95,10 +96,12 @@ class PolicyTrainer:
         return f"trains {trained}, in {dtype} on {self.model.device}"
 
     def set_lora(self, lora: LoraSettings | None, source: str, seed: int = 0) -> None:
-        """Decide which weights train. The decision is final for the run.
+        """Choose the weights that train: the adapters of `lora`, or all weights. The choice is
+        final for the run.
 
-        `source` names the job or checkpoint for error texts. `seed` initializes new adapters.
-        Raises BackendRefused, before anything has changed, if an earlier decision was different.
+        `source` is the name of the job or checkpoint for error messages. `seed` initializes new
+        adapters. Raises BackendRefused, before any weight has changed, if an earlier choice was
+        different.
         """
         if self._lora_source is not None and lora != self.lora:
             raise BackendRefused(
@@ -114,12 +117,14 @@ class PolicyTrainer:
         self.lora, self._lora_source = lora, source
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
-        """Make `ppo_epochs` updates, and return the step's metrics.
+        """Run one training step: make `ppo_epochs` updates of the weights, and return the step's
+        metrics.
 
-        A loss or gradient that is not finite ends the step without a further update, and is
-        reported unchanged. A step above the mismatch limit makes no update. Metrics that were not
-        measured are not reported. Raises FidelityError for tokens that differ from the record, and
-        PartialStep for a failure after the first update.
+        If the loss or the gradient is not finite, the step ends without a further update, and the
+        metrics contain the non-finite value. If the mismatch is above the job's limit, the step
+        makes no update. Metrics that were not measured are left out. Raises FidelityError if tokens
+        differ from the recorded tokens. Raises PartialStep if the step fails after its first
+        update.
         """
         started = time.perf_counter()
         step, passes = self._plan(batch.calls, spec, batch.version)
@@ -141,8 +146,8 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Return the log-probabilities of each call's trained tokens, at the call's temperature and
-        over the set of tokens that could be sampled at each position."""
+        """Return the log-probabilities of each call's trained tokens, at the call's temperature.
+        Each log-probability is normalized over the tokens that could be sampled at the position."""
         step, passes = self._plan(calls, LossSpec())
         if policy == "reference":
             log_probs = yield from self._reference_log_probs(step, passes)
@@ -190,8 +195,9 @@ class PolicyTrainer:
     def _with_other_policies(
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """Return the pieces with the other log-probabilities that the loss needs: those of the
-        reference policy, and those of the trainer before its first update."""
+        """Return copies of the pieces with the additional log-probabilities that the loss needs.
+        These are the log-probabilities of the reference policy, and the trainer's own
+        log-probabilities before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:
@@ -203,7 +209,7 @@ class PolicyTrainer:
     def _reference_log_probs(
         self, step: StepPieces, passes: Passes
     ) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities under the starting weights."""
+        """Return the log-probabilities of each piece's trained tokens under the starting weights."""
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()
