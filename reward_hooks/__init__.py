@@ -1,1 +1,1 @@
-"""Reward hooks that are ready to copy. Each file can be read alone."""
+"""Reward hooks that are ready to copy. Each file can be read without the other files."""

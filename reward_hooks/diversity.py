@@ -1,8 +1,8 @@
 """Reward answers that differ from their siblings, if they are good enough.
 
 Quality is a gate: an answer that does not pass gets 0, so that being different never pays by
-itself. Near copies form a cluster and share one bonus, so that eight copies earn together the bonus
-that one of them would earn alone.
+itself. Near copies form a cluster and share one bonus. Eight near copies together therefore earn
+the bonus of a single answer.
 """
 
 from __future__ import annotations

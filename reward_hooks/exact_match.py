@@ -31,7 +31,11 @@ def on_compute_relative_reward(
 
 
 def score(sibling: Sibling, answer: Json) -> float | None:
-    """Return the reward; None if the task has no reference. Adds `extracted` to the answer."""
+    """Return 1 for a correct answer and 0 for a wrong one; None if the task has no reference
+    answer.
+
+    Stores the final answer found in the text as `answer["extracted"]`.
+    """
     reference = sibling.task.metadata.get(REFERENCE_FIELD)
     if reference is None:
         return None
@@ -43,7 +47,7 @@ def score(sibling: Sibling, answer: Json) -> float | None:
 
 
 def extract(text: str) -> str | None:
-    """Return the answer in a text; None if the text has none.
+    """Return the final answer that a text contains, or None if no final answer is found.
 
     >>> extract("So 6 times 7 is 42.  Answer: 42.")
     '42.'
@@ -77,7 +81,7 @@ def json_field(text: str, name: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Return a form in which equal answers are equal.
+    """Return a normal form of a text; answers that mean the same have the same normal form.
 
     Numbers are compared by value. Other text is compared without case, without surrounding spaces,
     and without a final full stop.

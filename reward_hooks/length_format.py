@@ -1,8 +1,8 @@
 """Reward an answer in the required format with 1, or a little less if it is long.
 
-The format is a gate: an answer outside the format gets 0, far less than any answer in the format,
-so that giving up the format never pays. Lengths are compared only within the group. An answer
-longer than the median of the passing answers loses up to LENGTH_CAP. If you add a score for
+The format is a gate: an answer without the required format gets 0, far less than any answer with
+the format, so giving up the format never pays. Lengths are compared only within the group. An
+answer longer than the median of the passing answers loses up to LENGTH_CAP. If you add a score for
 quality, it should outweigh LENGTH_CAP.
 """
 
@@ -53,7 +53,8 @@ def measure_lengths(siblings: list[Sibling], answers: list[Json]) -> list[int]:
 
 
 def length_penalty(length: int, median_length: float) -> float:
-    """Return the penalty, which grows linearly from the median to twice the median.
+    """Return the penalty for an answer's length: from 0 at the median to LENGTH_CAP at twice the
+    median.
 
     >>> length_penalty(100, 100), round(length_penalty(150, 100), 3), length_penalty(900, 100)
     (0.0, 0.05, 0.1)

@@ -42,8 +42,8 @@ async def on_compute_relative_reward(
 ) -> list[float | None]:
     """Return the judge's scores as rewards.
 
-    Answers that are empty or cut off get 0 without the judge, so that their text cannot mislead
-    it.
+    Answers that are empty or cut off get 0. The judge does not see these answers, so that their
+    text cannot mislead the judge.
     """
     rewards: list[float | None] = [0.0] * len(all_answers)
     judged = [index for index, answer in enumerate(all_answers) if is_complete(answer)]
@@ -55,7 +55,7 @@ async def on_compute_relative_reward(
 
 
 async def judge_answers(question: str, texts: list[str]) -> list[float | None]:
-    """Return a reward per text.
+    """Return the judge's reward for each text.
 
     The judge gets all texts in one call or, if MODE is "pointwise", each text in a call of its own.
     """
@@ -89,8 +89,8 @@ async def call_judge(question: str, texts: list[str]) -> list[float | None]:
 def parse_scores(text: str, num_answers: int) -> list[float | None]:
     """Return a reward per answer from the judge's reply.
 
-    If any score is missing or invalid, return None for each answer, because the rest cannot be
-    matched to the answers.
+    If any score is missing or invalid, return None for each answer, because the other scores cannot
+    be matched to the answers.
 
     >>> parse_scores('Sure: {"scores": [10, 2.5]}', 2), parse_scores("both are good", 2)
     ([1.0, 0.25], [None, None])
@@ -109,7 +109,7 @@ def parse_scores(text: str, num_answers: int) -> list[float | None]:
 
 
 def reward_of(score: Any) -> float | None:
-    """Return a score as a reward from 0 to 1; None if it is no finite number."""
+    """Return a score as a reward from 0 to 1; None if the score is not a finite number."""
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         return None
     return min(max(score / BEST, 0.0), 1.0)
@@ -127,7 +127,10 @@ def answer_text(answer: Json) -> str:
 
 
 def setting(name: str) -> str:
-    """Return the environment variable FAKEVLLM_JUDGE_`name`. Only the API key is optional."""
+    """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
+
+    Raises RuntimeError if the variable is not set; only the API key is optional.
+    """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:
         raise RuntimeError(f"set FAKEVLLM_JUDGE_{name}; see README.md in reward_hooks/")
@@ -136,5 +139,5 @@ def setting(name: str) -> str:
 
 @cache
 def client() -> AsyncOpenAI:
-    """Return the only client of the process. The hook process has one event loop."""
+    """Return the client for the judge's server. All calls of the hook process share one client."""
     return AsyncOpenAI(base_url=setting("BASE_URL"), api_key=setting("API_KEY"))

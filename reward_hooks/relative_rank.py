@@ -1,8 +1,8 @@
 """Reward answers by their rank in the group: 1 for the best, -1 for the worst. Ties share a rank.
 
-This suits scores whose differences mean little, such as those of a judge. Unlike differences of
-scores, differences of ranks do not shrink while a task is being solved. Therefore use about half of
-the learning rate that you would use with the scores themselves.
+Rewards by rank suit scores whose differences mean little, such as a judge's scores. Unlike
+differences of scores, differences of ranks do not shrink while a task is being solved. Therefore
+use about half of the learning rate that you would use with the scores themselves.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ def on_compute_relative_reward(
 
 
 def score(answer: Json) -> float:
-    """Return a score; larger is better. Edit this.
+    """Return the score by which an answer is ranked; larger is better. Edit this function.
 
-    The default prefers complete answers, and among these the shorter ones.
+    By default, complete answers rank before incomplete answers, and shorter answers before longer
+    answers.
     """
     length = len(answer.get("content") or "")
     return -float(length) if answer["finish_reason"] == "stop" and length else -1e9
@@ -54,7 +55,8 @@ def rank_rewards(scores: Sequence[float]) -> list[float]:
 
 
 def tied_groups(scores: Sequence[float]) -> list[list[int]]:
-    """Return the indices of equal scores as groups, the lowest scores first.
+    """Return groups of tied scores, as lists of indices; the group with the lowest scores comes
+    first.
 
     A score belongs to a group if it exceeds the group's lowest score by at most MARGIN.
 

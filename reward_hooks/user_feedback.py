@@ -1,8 +1,8 @@
 """Reward answers only by what users do with them: thumbs, scores, corrections and next messages.
 
-Without feedback, all answers of a group get the same reward, so nothing is learned from them.
-Feedback that arrives within `[feedback] window_s` counts in the answer's own group. Later feedback
-becomes a training sample of its own. Missing feedback does not count as bad.
+Without feedback, all answers of a group get the same reward, so the group trains nothing. Feedback
+that arrives within `[feedback] window_s` counts in the answer's own group. Later feedback becomes a
+training sample of its own. Missing feedback does not count as bad.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ def on_feedback(feedback: Feedback) -> float | None:
 
 
 def value_of_next_message(text: str) -> float | None:
-    """Return the value that the user's next message gives to the answer before it. Edit this.
+    """Return the value of an answer, judged by the user's next message. Edit this function.
 
-    Most messages say nothing about the answer, and have the value None.
+    The value is None for most messages, because they say nothing about the answer.
 
     >>> [value_of_next_message(text) for text in ("Thanks a lot!", "No, it is 7.", "And 2?")]
     [0.5, -0.5, None]

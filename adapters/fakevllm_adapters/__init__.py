@@ -1,4 +1,4 @@
-"""The wire: API formats, errors, keys and the swarm protocol, shared by proxy and swarm server.
+"""HTTP code shared by proxy and swarm server: API formats, errors, keys and the swarm protocol.
 
 Nothing in this package does I/O: no module opens a socket, reads a clock or runs an event loop.
 

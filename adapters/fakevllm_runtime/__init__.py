@@ -1,7 +1,7 @@
 """Process and file plumbing that the proxy and the swarm server share.
 
-`fakevllm_adapters` does no I/O; this package does. It holds what both programs need in the same
-form, so that a change, such as a limit on connections, is made once:
+`fakevllm_adapters` does no I/O; this package does. Code that both programs need is here, so that a
+change, such as a new limit on connections, is made only once:
 
 * `errors`: the exceptions whose message a user reads.
 * `commands`: exit codes of the command lines.

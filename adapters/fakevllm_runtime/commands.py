@@ -1,4 +1,4 @@
-"""Exit codes of commands: 2 and one line for a user's mistake, 130 for Ctrl-C."""
+"""Exit codes of commands: 2, with one line on stderr, for a user's mistake, and 130 for Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fakevllm_runtime.errors import UserError
 
 
 def run_command(run: Callable[[], None], program: str = "fakevllm") -> None:
-    """Call `run`, and turn a UserError or Ctrl-C into a line on stderr and `typer.Exit`.
+    """Call `run`, and end the program with an exit code after a UserError or Ctrl-C.
 
-    `program` is the name at the beginning of the line.
+    A UserError's message is printed to stderr. `program` is the name at the beginning of the line.
     """
     try:
         run()

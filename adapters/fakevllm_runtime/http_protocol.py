@@ -1,7 +1,8 @@
 """Limits on slow and endless requests for uvicorn's httptools protocol.
 
-Uvicorn's httptools protocol stores a request's headers until the last one arrives, which may be
-never. No API key is checked before that. The subclass that `limited_protocol` returns bounds:
+A request's head is its request line and its headers. Uvicorn's httptools protocol stores the
+headers until the last header arrives, which may be never. No API key is checked before that. The
+subclass that `limited_protocol` returns bounds:
 
 * the size of a head;
 * the time in which a head, and then a body, must arrive: see `ArrivalDeadline`;
@@ -68,7 +69,7 @@ class ArrivalLimits:
 
 @dataclass(slots=True)
 class Connections:
-    """What the connections of one server share: the limits and the unfinished heads."""
+    """State that all connections of one server share: the limits and the unfinished heads."""
 
     limits: ArrivalLimits
     unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
@@ -83,7 +84,10 @@ class Connections:
 
 
 def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
-    """Return a limited subclass of uvicorn's httptools protocol; return others unchanged."""
+    """Return a subclass of uvicorn's httptools protocol with limits.
+
+    Any other protocol class is returned unchanged.
+    """
     if not hasattr(protocol, "on_header"):
         return protocol
     shared = Connections(limits or ArrivalLimits())
@@ -120,8 +124,8 @@ else:
 class LimitedProtocol(_HttpTools):
     """A mixin that precedes uvicorn's protocol class in the method resolution order.
 
-    It answers a head that is too long in the same way as malformed HTTP: with 400, then it closes
-    the connection. A request that arrives too slowly gets a 408.
+    A head that is too long is answered with 400 and the connection is closed, as for malformed
+    HTTP. A request that arrives too slowly gets a 408.
     """
 
     shared: Connections
@@ -209,7 +213,10 @@ class LimitedProtocol(_HttpTools):
         self._part_bytes = num_bytes
 
     def _watch(self) -> None:
-        """Start the timer of the current part, and count an unfinished head."""
+        """Start the timer of the head or body that arrives now. Register a head as unfinished.
+
+        If too many heads are unfinished, close the connection whose head is oldest.
+        """
         self._timer = self.loop.call_at(self._deadline, self._check_arrival)
         if not self._awaits_head or self._is_answering:
             return
@@ -259,7 +266,7 @@ class LimitedProtocol(_HttpTools):
         self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer in vLLM's error form, and close the connection."""
+        """Send an error in vLLM's form, and close the connection."""
         body = json.dumps(error_body(message, _KINDS[status], status)).encode()
         head = (
             f"HTTP/1.1 {status} {_KINDS[status]}\r\ncontent-type: application/json\r\n"

@@ -1,7 +1,8 @@
 """The HTTP server of a process: the listening socket, uvicorn, and the end of the process.
 
 Uvicorn's own server raises the stop signal again after it has stopped. That would end the process
-before its owner has written files and settled what is running. `GracefulServer` returns instead.
+before the program has written its files and finished its running work. `GracefulServer` returns
+instead.
 """
 
 from __future__ import annotations
@@ -102,8 +103,8 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
 def stop_when_stdin_closes() -> None:
     """Send SIGTERM to this process once its standard input ends.
 
-    A parent that holds the other end of the pipe thus ends its child however the parent itself
-    dies.
+    A parent process holds the other end of the pipe. If the parent dies for any reason, the pipe
+    closes and this process stops.
     """
 
     def wait() -> None:

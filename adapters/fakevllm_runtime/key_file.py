@@ -1,4 +1,4 @@
-"""The key ring of a key file, which follows the file's later changes."""
+"""Load the key ring from a key file, and follow later changes of the file."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from fakevllm_runtime.errors import ConfigError
 def follow_key_file(
     file: Path, log: logging.Logger, clock: Callable[[], float] = time.monotonic
 ) -> ReloadingKeyRing:
-    """Return the keys of `file`, which may be absent. The ring reloads the file after a change.
+    """Return a ring of the keys in `file`. The ring reloads the file after each change.
 
-    `log` receives a warning when a reload fails and the previous keys stay. `clock` returns
-    seconds. Raises ConfigError if the file cannot be read or has a line that is not a key.
+    The file may be absent. `log` receives a warning when a reload fails and the previous keys stay.
+    `clock` returns seconds. Raises ConfigError if the file cannot be read or has a line that is not
+    a key.
     """
     try:
         return ReloadingKeyRing(

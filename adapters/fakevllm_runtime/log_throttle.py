@@ -29,9 +29,9 @@ class DueLine:
 class LogThrottle:
     """A rate limit that decides for each event whether its log line is due. Thread-safe.
 
-    Choose a kind that many events share: a kind with an episode's id in it would throttle nothing.
-    Beyond `MAX_KINDS` kinds, the kind whose line is oldest is forgotten, so that its next event
-    counts as the first again.
+    Each event has a kind. Choose a kind that many events have in common: a kind that contains an
+    episode's id would throttle nothing. Beyond `MAX_KINDS` kinds, the kind whose line is oldest is
+    forgotten, so that its next event counts as the first again.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -42,7 +42,8 @@ class LogThrottle:
         self._lock = threading.Lock()
 
     def due(self, kind: Hashable, now: float) -> DueLine | None:
-        """Count an event, and return its line, or None if the interval has not passed.
+        """Count an event of `kind`, and return a DueLine if a log line may be written now, else
+        None.
 
         `now` is in seconds of any monotonic clock.
 
@@ -65,8 +66,8 @@ class LogThrottle:
 class ThrottledLog(logging.Filter):
     """A filter that passes each message of a logger at most once per interval.
 
-    Messages count as the same if their text is the same before arguments are filled in. A line
-    that follows suppressed ones ends with their number.
+    Two messages are equal if their texts are equal before arguments are filled in. A line that
+    follows suppressed ones ends with their number.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,7 +12,7 @@ Migration = Callable[[Connection], None]
 
 
 class NewerSchemaError(Exception):
-    """The file has migrations that this version does not know."""
+    """Error for a file with migrations that this version of the program does not know."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))

@@ -1,4 +1,4 @@
-"""The limit on open files of this process, and its division.
+"""The limit on open files of this process, and how the limit is divided between connections.
 
 Every connection is an open file. When no file is left, the process can neither accept connections
 nor open its database. Therefore connections are limited well below the limit on files.
@@ -34,7 +34,8 @@ class FileBudget:
 
     @property
     def num_calls(self) -> int:
-        """Number of connections to the engine: as many as clients may open."""
+        """Number of connections to the engine, equal to the number of connections that clients may
+        open."""
         return self.num_connections
 
     @property

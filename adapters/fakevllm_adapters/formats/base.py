@@ -1,9 +1,9 @@
-"""The interfaces of an API format. A new format is one file and one entry in ADAPTERS.
+"""The interfaces of an API format. To add a format, write one file and add one entry to ADAPTERS.
 
 There are two upstream formats: vLLM's chat completions and completions. Requests in all other
-formats are translated to chat completions, and their responses back, by one Exchange per request.
-A request that cannot be translated goes to the engine's own route; it is served once and not
-trained.
+formats are translated to chat completions, and their responses back, by one Exchange per request. A
+request that cannot be translated is sent to the engine's own route for its format. Such a request
+gets a single answer, which is not trained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ first."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A parsed answer of the model, whether it was streamed or not.
+    """A parsed answer of the model, from a stream or from a whole response.
 
     >>> Answer({"role": "assistant", "content": "Hi"}, "stop").text
     'Hi'
@@ -37,14 +37,14 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Content of the message if it is a text, else ""."""
+        """Content of the message if the content is a string, else the empty string."""
         content = self.message.get("content")
         return content if isinstance(content, str) else ""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about the engine, which a format needs to answer as the engine would.
+    """Facts about the engine, which an adapter needs to build the same response as the engine.
 
     A field is None if the fact is unknown.
     """
@@ -57,9 +57,9 @@ class EngineInfo:
 
 
 class NotTranslated(Exception):
-    """A request that cannot be translated, with the reason as message.
+    """Error for a request that cannot be translated. The message is the reason.
 
-    The engine's own route for the format must answer the request.
+    Send such a request to the engine's own route for the request's format.
     """
 
     error: WireError | None = None
@@ -69,7 +69,8 @@ class NotTranslated(Exception):
 class Exchange(Protocol):
     """The translation of one request and of its response.
 
-    An exchange holds the state of one stream. Do not share it, and use it once.
+    An exchange holds the state of one stream. Create one exchange for each request, and do not
+    share it.
     """
 
     body: Json
@@ -78,7 +79,7 @@ class Exchange(Protocol):
     """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """Translate the upstream's whole response of status 200 to the app's format.
+        """Return the upstream's whole response of status 200, translated to the app's format.
 
         Raises ValueError if the response is malformed.
         """
@@ -89,14 +90,18 @@ class Exchange(Protocol):
         ...
 
     def event(self, event: bytes) -> bytes:
-        """Translate one event of the upstream's stream to zero or more events for the app.
+        """Translate one event of the upstream's stream, and return zero or more events for the app.
 
-        `event` includes its separator. The upstream's errors and its `[DONE]` are events too.
+        `event` includes the separator after the event. The upstream's errors and the final `[DONE]`
+        are events too.
         """
         ...
 
     def keep_alive(self) -> bytes:
-        """Return bytes that may be sent now, before or between events, to keep the app waiting."""
+        """Return bytes that keep the app's connection open until the next event is sent.
+
+        The bytes may be sent before an event or between two events.
+        """
         ...
 
     def end_with_error(self, error: Json) -> bytes:
@@ -116,7 +121,7 @@ class Adapter(Protocol):
     """Whether requests may refer to an earlier answer by `previous_response_id`."""
 
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
-        """Translate a request.
+        """Translate a request, and return the exchange that translates the response.
 
         `earlier` is the conversation that the body's `previous_response_id` refers to; None if the
         id is unknown. Raises NotTranslated.
@@ -124,7 +129,7 @@ class Adapter(Protocol):
         ...
 
     def refusal(self, status: int, body: Json) -> Json:
-        """Translate vLLM's error body to this format."""
+        """Return vLLM's error body, translated to this format."""
         ...
 
     # The methods below read and write bodies in the upstream's format.
@@ -138,17 +143,23 @@ class Adapter(Protocol):
         ...
 
     def seed(self, body: Json) -> int | None:
-        """Return the seed with which the request can be repeated, or None if it has none."""
+        """Return the sampling seed of a request, or None if the request has no seed."""
         ...
 
     def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
-        """Return the request body of sibling `index`; sibling 0 is the app's own request."""
+        """Return the request body of sibling `index`: one of several answers to the same request.
+
+        Sibling 0 is sampled from the app's own request.
+        """
         ...
 
     def parse_answer(self, body: Json) -> Answer:
-        """Parse a whole response. Raises ValueError if it is malformed."""
+        """Return the answer in a whole response. Raises ValueError if the response is malformed."""
         ...
 
     def parse_stream(self, events: Sequence[bytes]) -> Answer:
-        """Parse all events of a stream. Raises ValueError if it has an error or is incomplete."""
+        """Return the answer in all events of a stream.
+
+        Raises ValueError if the stream has an error event or is incomplete.
+        """
         ...

@@ -1,4 +1,4 @@
-"""The adapter of /v1/chat/completions: siblings' requests, parsed answers, and the relay of bytes.
+"""The adapter of /v1/chat/completions: build siblings' requests, parse answers, and relay bytes.
 
 The request body is never rebuilt, so that unknown fields reach the engine.
 """
@@ -46,16 +46,17 @@ _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
 def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
-    """Return the last bytes for a stream that broke off after these events without `[DONE]`.
+    """Return the bytes that end a stream for the app if the upstream's stream had no `[DONE]`.
 
-    The answer is complete if one of the events has its finish_reason.
+    `events` are the events that arrived. If one of them has a finish_reason, the answer is complete
+    and the stream ends normally. Otherwise the stream ends with an error.
     """
     is_whole = any(_ENDING.search(event) for event in events)
     return exchange.event(DONE) if is_whole else exchange.end_with_error(internal_error().body)
 
 
 def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
-    """Return the finish_reason of a complete stream without one.
+    """Return the finish_reason for a complete stream in which the engine sent no finish_reason.
 
     Raises ValueError if the stream broke off or had no choice.
     """
@@ -65,7 +66,7 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange of a format that the upstream has too: bytes are relayed unchanged.
+    """The exchange for a format that the upstream also uses: bytes are relayed unchanged.
 
     There are two exceptions, because clients would retry for ever after a stream without an end.
     An event that no client can parse is replaced by an error. A stream that ends without a
@@ -110,8 +111,8 @@ class RelayExchange:
     def _closed(self) -> bytes:
         """Return the last bytes of the stream.
 
-        They are `[DONE]`, preceded by a finish_reason if the engine sent none. A stream without a
-        choice ends with an error instead.
+        The last bytes are `[DONE]`, preceded by a chunk with a finish_reason if the engine sent no
+        finish_reason. A stream without a choice ends with an error instead.
         """
         self._is_over = True
         if self._has_end:
@@ -133,7 +134,7 @@ class RelayExchange:
 
 
 def _is_true(value: object) -> bool:
-    """Read a flag as vLLM does; for example, the text "false" is false."""
+    """Return the value of a flag as vLLM reads the flag; for example, the text "false" is false."""
     if isinstance(value, str):
         return value.lower() in ("true", "t", "1", "yes", "y", "on")
     return value is True or value == 1
@@ -224,7 +225,10 @@ def _is_count(number: object) -> bool:
 
 
 def _seed_in(body: Json) -> int | None:
-    """Read the seed as vLLM does, which accepts 5.0 and "5" too; None if vLLM refuses it."""
+    """Return the seed of a request as vLLM reads the field; None if vLLM refuses the field.
+
+    vLLM also accepts 5.0 and "5" as the seed 5.
+    """
     value: object = body.get("seed")
     if isinstance(value, float) and not value.is_integer():
         return None
@@ -240,7 +244,7 @@ def _counted_up(seed: int, index: int) -> int:
 
     A sum above the highest 64-bit integer wraps around to the lowest.
 
-    Siblings without a seed differ already, so -1, which means no seed, stays.
+    The value -1 means no seed, and is returned unchanged: siblings without a seed already differ.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)
@@ -249,7 +253,7 @@ def _counted_up(seed: int, index: int) -> int:
 
 
 def _extend(message: Json, delta: Json) -> None:
-    """Add a streamed delta to its message."""
+    """Append the text and the tool calls of a streamed delta to `message`."""
     for key, piece in delta.items():
         if key in _TEXTS and isinstance(piece, str):
             message[key] = (message.get(key) or "") + piece

@@ -1,4 +1,4 @@
-"""The adapter of /v1/completions: siblings' requests and parsed answers."""
+"""The adapter of /v1/completions: build siblings' requests, and parse answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class CompletionsAdapter(ChatAdapter):
 
 
 def _firsts(body: Json) -> Iterator[Json]:
-    """Yield the choices with index 0."""
+    """Yield the choices with index 0 among the choices of all chunks."""
     choices = body.get("choices")
     if not isinstance(choices, list):
         return
@@ -67,7 +67,7 @@ def _text(choice: Json) -> str:
 
 
 def _prompt_text(body: Json) -> str:
-    """Return the first prompt; "" if it consists of token ids."""
+    """Return the text of the first prompt; "" if the prompt consists of token ids."""
     prompt: object = body.get("prompt")
     if isinstance(prompt, list) and prompt:
         prompt = cast(list[object], prompt)[0]

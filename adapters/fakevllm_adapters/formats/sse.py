@@ -51,7 +51,7 @@ class SseDecoder:
         return events
 
     def rest(self) -> bytes:
-        """Return the bytes of the incomplete event."""
+        """Return the received bytes of the event that is still incomplete."""
         return b"".join(self._begun)
 
 
@@ -77,7 +77,10 @@ def data_of(event: bytes) -> bytes | None:
 
 
 def parse_event(event: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of an event, or None. Raises ValueError for malformed JSON."""
+    """Return the JSON object of an event; None if the event has no JSON object.
+
+    Raises ValueError for malformed JSON.
+    """
     data = data_of(event)
     if data is None:
         return None
@@ -86,7 +89,7 @@ def parse_event(event: bytes) -> dict[str, Any] | None:
 
 
 def parse_events(events: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Parse the JSON objects of many events at once. Raises ValueError for malformed JSON."""
+    """Return the JSON objects of many events at once. Raises ValueError for malformed JSON."""
     data = [line for line in map(data_of, events) if line is not None]
     values: list[Any] = orjson.loads(b"[" + b",".join(data) + b"]")
     if len(values) != len(data):

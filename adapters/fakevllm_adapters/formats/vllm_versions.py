@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The form of one version's responses. Fields are about Responses unless they name Messages."""
+    """The differences between one vLLM version's responses and those of other versions.
+
+    A field describes the Responses format unless the field's text begins with "Messages".
+    """
 
     has_prompt_cache_fields: bool
     """Whether the resource repeats `prompt_cache_*` and `safety_identifier`, and usage counts cache

@@ -3,9 +3,9 @@
 A page on another site can make its visitor's browser POST to 127.0.0.1. It can also point its own
 domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both attacks.
 
-Every path except the open ones requires an API key. The check uses the path that is routed,
-because a URL assembled from headers can be forged. Routes that affect other clients require the
-key of an admin.
+Every path requires an API key, except the paths in `open_paths`. The check uses the path by which
+the request is routed, because a URL assembled from headers can be forged. Routes that affect other
+clients require the key of an admin.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HOST = re.compile(r"[\w.\-:\[\]]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The rules of access; `refusal` applies them to a request."""
+    """The access rules of a server. The method `refusal` applies the rules to a request."""
 
     keys: KeyRing = field(default_factory=KeyRing)
     """Keys that are valid for every path."""
@@ -98,7 +98,10 @@ class Guard:
         return None
 
     def is_counted(self, method: str, path: str) -> bool:
-        """Return whether a request counts as an open call, because it causes work for an engine."""
+        """Return whether a request counts towards the limit on open calls.
+
+        The requests that count are those that cause work for an engine.
+        """
         return method == "POST" and path not in self.open_paths
 
     def _may_write(self, origin: str | None, path: str) -> bool:
@@ -163,7 +166,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
-    """Limit the size of the body, also for routes whose framework reads the body."""
+    """Wrap `receive` so that it raises a 413 for a body of more than `limit` bytes.
+
+    The wrapper also limits bodies that the web framework reads.
+    """
     size = 0
 
     async def bounded() -> Any:
@@ -195,7 +201,10 @@ def _hostname_of(url: str) -> str:
 
 
 def _for_admins(path: str, owner: str) -> WireError:
-    """Build the 403 in the form of the swarm protocol, because engines have no such routes."""
+    """Return the 403 for a client's key on a path that is only for admins.
+
+    The error has the form of the swarm protocol, because engines have no such routes.
+    """
     detail = (
         f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "
         "a key made with `fakevllm keys add NAME --role admin`."

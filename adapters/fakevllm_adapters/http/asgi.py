@@ -44,13 +44,13 @@ not among them."""
 
 
 class ClientDisconnected(Exception):
-    """The client disconnected: nobody waits for the response."""
+    """Error: the client has disconnected, so nobody waits for the response."""
 
 
 class AsgiEndpoint:
     """A wrapper that makes Starlette's Route treat a function as an ASGI app.
 
-    Route would call a plain function with a Request.
+    Without this wrapper, Route would call the function with a Request object.
     """
 
     def __init__(self, app: AsgiApp) -> None:
@@ -61,7 +61,8 @@ class AsgiEndpoint:
 
 
 def header_map(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request headers by lower-case name. The last of repeated headers counts."""
+    """Return the request headers by lower-case name. If a header is repeated, the last value
+    counts."""
     return dict(scope["headers"])
 
 
@@ -75,8 +76,8 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Parse a request body; return None if it is not a JSON object.
 
-    The relay sends a body that is not a JSON object to the engine unchanged, because the engine's
-    error message is better.
+    The relay sends a body that is not a JSON object to the engine unchanged, because the engine
+    then describes the problem in its own error message.
     """
     try:
         value: Any = orjson.loads(raw)
@@ -99,7 +100,7 @@ def error_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def is_final_status(status: int) -> bool:
-    """Return whether an engine may answer a call with this status.
+    """Return whether an engine's response to a call may have this status.
 
     Redirects, statuses without a body, and statuses that HTTP does not define are excluded.
     """
@@ -107,7 +108,7 @@ def is_final_status(status: int) -> bool:
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
-    """Read the whole request body.
+    """Receive and return the whole request body.
 
     Raises WireError (413) for more than `limit` bytes, and ClientDisconnected if the client
     disconnects before the end of the body.
@@ -181,7 +182,7 @@ async def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> None:
 
 
 def relayed_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return the upstream's response headers that are relayed to the client, bytes unchanged."""
+    """Return those of the upstream's response headers that are relayed to the client unchanged."""
     return [
         (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
         for name, value in headers

@@ -1,4 +1,4 @@
-"""Request bodies of clients: checked against the limits and freed of forbidden fields. Pure."""
+"""Check the request bodies of clients against the limits, and remove forbidden fields. Pure."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class CheckedBody:
 def check_body(
     raw: bytes, limits: Limits, num_siblings: int = 1, allowed: Collection[str] = ()
 ) -> CheckedBody:
-    """Check a client's body and remove the forbidden fields that are not in `allowed`.
+    """Return a client's body without the forbidden fields, after checking the body's limits.
 
-    `num_siblings` is the number of requests that will be sampled from the body. Raises WireError
-    (400) if the body exceeds a limit.
+    Fields in `allowed` are kept. `num_siblings` is the number of requests that will be sampled from
+    the body. Raises WireError (400) if the body exceeds a limit.
     """
     refusal = limits.depth_refusal(raw)
     if refusal is not None:
@@ -81,11 +81,10 @@ def without_forbidden_fields(
 
 
 def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
-    """Check a body that orjson does not read as an object.
+    """Return a body that orjson cannot parse as an object, without its forbidden fields.
 
     vLLM reads bodies with Python's json, which accepts more than orjson: NaN, a lone surrogate, a
-    byte order mark, UTF-16. Such a body is relayed unchanged, but forbidden fields are removed from
-    it too.
+    byte order mark, UTF-16. Such a body is relayed unchanged unless it has forbidden fields.
     """
     try:
         value: Any = json.loads(raw)

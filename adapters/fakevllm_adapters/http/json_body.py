@@ -16,7 +16,7 @@ MAX_DEPTH = 250
 
 
 def parse_json(raw: bytes) -> Any:
-    """Parse a JSON body. Raises WireError (400).
+    """Return the value of a JSON body. Raises WireError (400) if the body is not valid JSON.
 
     Every route refuses what orjson refuses: NaN, lone surrogates, numbers too long to read.
     """
@@ -38,7 +38,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def parse_object(raw: bytes) -> Json:
-    """Parse a JSON body that must be an object. Raises WireError (400)."""
+    """Return the object in a JSON body. Raises WireError (400) if the body is not a JSON object."""
     value = parse_json(raw)
     if isinstance(value, dict):
         return cast(Json, value)

@@ -46,8 +46,10 @@ class Limits:
     """More than the vocabulary of any model."""
 
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
-        """Return the 400 for headers beyond the limits and for repeated single headers, or
-        None."""
+        """Return the 400 for headers beyond the limits, or None.
+
+        A header that may occur only once is refused if it is repeated.
+        """
         if len(headers) > self.num_headers:
             return _bad_request(f"The request has more than {self.num_headers} headers.")
         if sum(len(name) + len(value) for name, value in headers) > self.header_bytes:
@@ -123,7 +125,7 @@ def _num_prompts(prompt: object) -> int:
 
 
 def _count(value: object) -> int:
-    """Read `n` as pydantic does; return 1 for values that pydantic refuses."""
+    """Return the field `n` as pydantic reads it; 1 for a value that pydantic refuses."""
     try:
         return int(value) if isinstance(value, (int, float, str)) else 1
     except (ValueError, OverflowError):

@@ -1,6 +1,6 @@
 """vLLM's routes that are relayed unchanged.
 
-All other routes of vLLM (development, scale-out, administration) are not for apps.
+vLLM's other routes (development, scale-out, administration) are not relayed: they are not for apps.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 
 
 def path_with_query(path: str, query: bytes) -> str:
-    """Return a routed path with its query for the request to the upstream.
+    """Return the path and the query of a request, for the same request to the upstream.
 
-    Raises WireError (404) if the decoded path could lead elsewhere, such as one with `..`.
+    Raises WireError (404) if the decoded path could lead to another route, such as a path with
+    `..`.
     """
     if _PLAIN.fullmatch(path) is None:
         raise WireError(404, {"detail": "Not Found"})

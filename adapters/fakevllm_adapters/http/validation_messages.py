@@ -1,4 +1,4 @@
-"""One-line messages for validation errors of pydantic: place, problem and value. Pure."""
+"""One-line messages for validation errors of pydantic: field, problem and value. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ not write them."""
 
 
 def one_line(problems: Iterable[Any]) -> str:
-    """Describe validation errors, the first one at each place, in one line.
+    """Return one line that describes the validation errors: the first error of each field.
 
     >>> one_line([{"type": "missing", "loc": ("body", "a"), "msg": "Field required", "input": {}}])
     'a: Field required'
@@ -31,14 +31,14 @@ def one_line(problems: Iterable[Any]) -> str:
 
 
 def problem_text(problem: Any) -> str:
-    """Describe a validation error without its place."""
+    """Return the text of a validation error without the field's location."""
     text = str(problem["msg"]).removeprefix("Value error, ")
     is_missing = problem["type"] == "missing"
     return text if is_missing else f"{text}, got {repr(problem['input'])[:SHOWN_CHARS]}"
 
 
 def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name whose spelling is closest to `name`, or None if none is close.
+    """Return the known name whose spelling is closest to `name`, or None if no name is close.
 
     >>> closest_name("num_repeats", ["lr", "num_repeat"]), closest_name("x", ["lr"])
     ('num_repeat', None)
@@ -47,7 +47,10 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def validated(model: type[M], **fields: Any) -> M:
-    """Build a pydantic model. Raises ValueError with a message of one line."""
+    """Return a pydantic model with these fields.
+
+    Raises ValueError, with a message of one line, if the fields are invalid.
+    """
     try:
         return model(**fields)
     except ValidationError as error:

@@ -42,8 +42,8 @@ class RunSection(BaseModel):
 class LengthSection(BaseModel):
     """Maximum lengths in tokens.
 
-    A job sets all four or none. The exception: with overlong_buffer_len, max_response_length may be
-    set alone.
+    A job sets either all four lengths or none of them. There is one exception: a job with
+    overlong_buffer_len may set only max_response_length.
     """
 
     max_prompt_length: int | None = Field(default=None, ge=1)
@@ -60,8 +60,8 @@ class LengthSection(BaseModel):
     def max_answer_length(self) -> int | None:
         """Maximum length of the answer to one call, in tokens.
 
-        Without a limit per turn it is max_response_length, because the response of an episode with
-        a single call is that call's answer.
+        If the job sets no limit per turn, max_response_length is the maximum, because the response
+        of an episode with a single call is that call's answer.
         """
         return self.max_response_length_in_one_turn or self.max_response_length
 

@@ -133,7 +133,8 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
     """Yield the names of the settings whose value in the YAML must not be used.
 
-    They are null, are left to AgentJet's choice, or belong to a feature that is switched off.
+    Such a value is null, leaves the choice to AgentJet, or belongs to a feature that is switched
+    off.
     """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1
@@ -156,7 +157,8 @@ def _warnings(whole: Settings) -> Iterator[str]:
 
 
 def _at(whole: Settings, key: str) -> Any:
-    """Return the value at a dotted key, or None. Raises ValueError if a section is no mapping."""
+    """Return the value at a dotted key, or None. Raises ValueError if a section of the key is not a
+    mapping."""
     *sections, last = key.split(".")
     mapping = whole
     for depth, section in enumerate(sections):

@@ -62,7 +62,8 @@ class Bounds(NamedTuple):
 class LossSpec:
     """A policy loss with its settings, by verl's names.
 
-    The constructor raises ValueError, in one line, for settings that contradict each other.
+    The constructor raises ValueError, with a message of one line, for settings that contradict each
+    other.
     """
 
     name: str = "vanilla"
@@ -101,9 +102,10 @@ class LossSpec:
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
-        """Build the loss of a job.
+        """Return the policy loss that a job's settings describe.
 
-        Raises ValueError, in one line, also for a setting without effect in this job.
+        Raises ValueError, with a message of one line, for settings that contradict each other, and
+        for a setting without effect in this job.
         """
         defaults = loss_defaults(job.loss)
         _refuse_unread(job, job.loss_agg_mode or defaults.loss_agg_mode)
@@ -150,16 +152,16 @@ class LossSpec:
 
     @property
     def couples_tokens(self) -> bool:
-        """Whether a token's loss depends on the other tokens of its unit.
+        """Whether a token's loss depends on the other tokens of its unit (the setting `loss_unit`).
 
-        If so, the unit must not be split.
+        If true, the trainer must not split a unit.
         """
         is_sequence = "seq_" in (self.rollout_rs or "") or self.rollout_is == "sequence"
         return self.name in COUPLED or is_sequence
 
     @property
     def couples_step(self) -> bool:
-        """Whether a token's loss depends on all other tokens of the step."""
+        """Whether a token's loss depends on all other tokens of the training step."""
         return self.rollout_is is not None and self.rollout_is_batch_normalize
 
     @property
@@ -169,7 +171,8 @@ class LossSpec:
 
     @property
     def rejection_bounds(self) -> dict[str, Bounds]:
-        """Bounds of each rejection in `rollout_rs`. Raises ValueError for malformed settings."""
+        """Bounds by the names of the rejection rules in `rollout_rs`. Raises ValueError for
+        malformed settings."""
         names = _parts(self.rollout_rs or "")
         if not names:
             return {}
@@ -238,7 +241,7 @@ def _rejection_bounds(name: str, text: str) -> Bounds:
 
 
 def _bounds(setting: str, text: str) -> Bounds:
-    """Parse `HIGH` or `LOW_HIGH`."""
+    """Return the bounds in a text of the form `HIGH` or `LOW_HIGH`. Raises ValueError."""
     try:
         numbers = [float(part) for part in str(text).split("_")]
         low, high = (None, *numbers) if len(numbers) == 1 else numbers

@@ -1,4 +1,4 @@
-"""The training job: every setting of it, with types, defaults and ranges."""
+"""All settings of a training job, with their types, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def _number_as_text(value: object) -> object:
 
 
 def _flag_as_word(value: object) -> object:
-    """Translate verl's boolean `filter_groups.enable`."""
+    """Return the value of `filter_groups` for verl's boolean `filter_groups.enable`.
+
+    A value that is not a boolean is returned unchanged.
+    """
     return ("collect" if value else "keep") if isinstance(value, bool) else value
 
 
@@ -169,13 +172,15 @@ class TrainJob(SwarmSections):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the job penalizes the KL to the starting weights, the reference model."""
+        """Whether the job penalizes the KL divergence from the starting weights, the reference
+        model."""
         return self.kl_loss_coef > 0 or self.use_kl_in_reward
 
     def as_yaml(self) -> str:
-        """Return the job's YAML without settings that have their default.
+        """Return the job's YAML, without the settings whose value is the default.
 
-        A server that does not know a new setting then refuses only jobs that use the setting.
+        As a result, an older server that does not know a new setting still accepts a job that does
+        not use the setting.
         """
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
@@ -190,12 +195,12 @@ class TrainJob(SwarmSections):
 
         @property
         def lora_target_modules(self) -> str:
-            """AgentJet's name for target_modules."""
+            """The setting `target_modules` by AgentJet's name."""
             return self.target_modules
 
     @staticmethod
     def from_yaml(text: str) -> TrainJob:
-        """Parse a job's YAML without its warnings; see `parse_job`."""
+        """Return the job in a YAML text, without the warnings that `parse_job` returns."""
         return parse_job(text).job
 
 
@@ -208,7 +213,7 @@ class ParsedJob(NamedTuple):
 
 
 def parse_job(text: str) -> ParsedJob:
-    """Parse a YAML text with the key `job`, or with AgentJet's `ajet`.
+    """Return the job in a YAML text with the key `job`, or with AgentJet's key `ajet`.
 
     Raises ValueError, in one line, for any other text and for invalid settings.
     """

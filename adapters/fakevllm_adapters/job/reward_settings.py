@@ -9,10 +9,10 @@ DISCOUNTS = frozenset({"reinforce_plus_plus"})
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Return a dict from the names of settings to pairs.
+    """Return whether the job uses each of its reward settings, by the setting's name.
 
-    A pair is whether the job uses the setting, and a text that says with which other setting it has
-    an effect.
+    Each value is a pair: a boolean that is true if the job uses the setting, and a text that names
+    the other setting without which the first setting has no effect.
 
     Raises ValueError, in one line, for settings that contradict each other.
     """

@@ -27,7 +27,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def loads(text: str) -> Any:
-    """Load a YAML text.
+    """Return the value of a YAML text.
 
     Raises yaml.YAMLError for a text that is not YAML, and ValueError for aliases, tags, duplicate
     keys, nesting beyond MAX_DEPTH, and lone surrogates.

@@ -60,9 +60,10 @@ def _check_lengths(job: TrainJob) -> None:
 
 
 def _is_for_overlong(job: TrainJob, missing: list[str]) -> bool:
-    """Return whether only max_response_length is set, as the end of the overlong buffer.
+    """Return whether the job sets max_response_length only for the overlong penalty.
 
-    It is then the length from which the buffer is counted back, and limits no answer.
+    In this case, max_response_length is the length at which the overlong buffer ends. It does not
+    limit any answer.
     """
     alone = len(missing) == len(LENGTH_SETTINGS) - 1 and job.max_response_length is not None
     return alone and job.overlong_buffer_len is not None

@@ -1,4 +1,5 @@
-"""A job's YAML: a mapping `job:` with TrainJob's names, or AgentJet's mapping `ajet:`. Pure."""
+"""Read a job's YAML: a mapping `job:` with TrainJob's names, or AgentJet's mapping `ajet:`.
+Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class RawJob:
 
 
 def parse_job_yaml(text: str) -> RawJob:
-    """Read the settings of a job's YAML without validating them.
+    """Return the settings in a job's YAML, without validating them.
 
     Raises ValueError, in one line, unless the text is a YAML mapping with the key `job` or `ajet`.
     """
@@ -46,7 +47,7 @@ def parse_job_yaml(text: str) -> RawJob:
 
 
 def merge_target_modules(value: Any) -> Any:
-    """Rename AgentJet's `lora_target_modules` to `target_modules`.
+    """Return the settings with AgentJet's `lora_target_modules` renamed to `target_modules`.
 
     A value that is not a dict is returned unchanged. Raises ValueError if both names are set to
     different values.
@@ -66,9 +67,10 @@ def merge_target_modules(value: Any) -> Any:
 def describe_errors(
     error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
 ) -> str:
-    """Describe every validation error in one line, with each setting as the user spelt it.
+    """Return one line that describes every validation error.
 
-    `settings` are the names of all settings; `keys` are the spellings that differ from them.
+    Each setting is named as the user spelt it. `settings` has the names of all settings. `keys`
+    maps a setting's name to the user's spelling if the two differ.
     """
     return "; ".join(
         _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)

@@ -1,4 +1,4 @@
-"""The swarm protocol and what every request shares: API keys, credentials and error bodies.
+"""The swarm protocol, and the API keys, credentials and error bodies of all requests.
 
 The models define each field of the messages between swarm clients, the proxy and the swarm
 server, with the bounds that the server enforces. `errors` builds vLLM's error bodies.

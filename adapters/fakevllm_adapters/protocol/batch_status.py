@@ -43,7 +43,7 @@ class ThrottlePolicy(BaseModel):
 
     @property
     def has_share(self) -> bool:
-        """Whether the policy sets a share in either form."""
+        """Whether the policy sets a share, as the field `share` or in AgentJet's form."""
         return self.share is not None or self.expected_batch_size is not None
 
     def share_of(self, batch_size: int) -> float | None:

@@ -25,7 +25,11 @@ class Credentials(NamedTuple):
 
 
 def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
-    """Read Basic or Bearer credentials, or else the `x-api-key` header of Anthropic's SDK."""
+    """Return the credentials in a request's headers.
+
+    These are Basic or Bearer credentials or, without either, the `x-api-key` header of Anthropic's
+    SDK.
+    """
     authorization = _text(headers, b"authorization")
     credentials = _basic(authorization) or Credentials(bearer_key(authorization))
     return credentials if credentials.key else Credentials(_text(headers, b"x-api-key"))
@@ -37,7 +41,8 @@ def api_key_of(headers: Mapping[bytes, bytes]) -> str | None:
 
 
 def _basic(authorization: str | None) -> Credentials | None:
-    """Read an Authorization header of the scheme Basic; return None for any other.
+    """Return the credentials in an Authorization header of the scheme Basic; None for other
+    schemes.
 
     >>> _basic("Basic " + base64.b64encode(b"ann:sk-1").decode())
     Credentials(key='sk-1', name='ann')

@@ -18,7 +18,8 @@ Json = dict[str, Any]
 
 @dataclass
 class WireError(Exception):
-    """An HTTP error response: its status and JSON body are sent unchanged."""
+    """Error that carries an HTTP response: its status and JSON body are sent to the client
+    unchanged."""
 
     status: int
     body: Json
@@ -38,7 +39,7 @@ class WireError(Exception):
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:
-    """Build vLLM's error body; `kind` becomes the field `type`."""
+    """Return vLLM's error body; `kind` becomes the field `type`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -53,12 +54,15 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
 
 
 def not_supported(field: str) -> WireError:
-    """Build a 400 that names a field the engine cannot honour. Such fields are never dropped."""
+    """Build a 400 that names a field which the engine cannot honour.
+
+    A request with such a field is refused. The field is never dropped.
+    """
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
 
 def not_served(reason: str) -> WireError:
-    """Build a 400 for a request that cannot be translated, if the engine has no route for it."""
+    """Build a 400 for a request that has no translation and whose own route the engine lacks."""
     return bad_request(f"This engine cannot answer this request in this format: {reason}.")
 
 
@@ -74,7 +78,7 @@ def unavailable(
     """Build a 503 with `Retry-After`.
 
     Keep the number of seconds small, because SDKs sleep for exactly that long before they retry.
-    `reason` is None if no program decides by it.
+    `reason` is the machine-readable reason; None if programs need no reason for this error.
     """
     body = error_body(message, "Service Unavailable", 503)
     return WireError(503, body, retry_after_s, reason)
@@ -131,7 +135,8 @@ def _as_vllm_prints(problem: Json) -> Json:
 
 
 def _summary(value: object) -> object:
-    """Return a short form of the input: containers are counted and long texts cut.
+    """Return a short form of the input, with only the size of containers and the beginning of
+    texts.
 
     A small request must not cause a large error response.
     """

@@ -74,7 +74,10 @@ def new_id() -> str:
 
 
 def new_episode_key(epoch: int) -> str:
-    """Make a key for one claim of an episode. Each claim gets its own key."""
+    """Make the key for one claim of an episode, which is one client's right to run the episode.
+
+    Each claim gets its own key.
+    """
     return f"{EPISODE_KEY_PREFIX}{epoch}-{secrets.token_urlsafe(24)}"
 
 
@@ -107,20 +110,22 @@ class AppKey:
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint that the function `fingerprint` computes from the key itself."""
+        """Fingerprint of the key: the value that the function `fingerprint` returns for the key's
+        text."""
         return self.digest.hex()[:8]
 
     @property
     def owner(self) -> str:
         """The owner id under which episodes and answers are stored.
 
-        All keys of one name share it. A key without a name has an owner id of its own.
+        All keys of one name have the same owner id. A key without a name has an owner id of its
+        own.
         """
         return self.name or f"sha256:{self.fingerprint}"
 
     @property
     def line(self) -> str:
-        """The key's line in a key file, without a line break."""
+        """Line that describes the key in a key file, without a line break."""
         role = "" if self.role is Role.ADMIN else f" role {self.role}"
         end = f" revoked {self.revoked}" if self.revoked else ""
         return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{end}"
@@ -134,7 +139,7 @@ def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> App
 
 
 def parse_key_file(text: str) -> list[AppKey]:
-    """Parse the keys of a key file; a line that begins with `#` is a comment.
+    """Return the keys in the text of a key file. A line that begins with `#` is a comment.
 
     Raises ValueError, with the line's number, for a line that is not a key.
     """
@@ -157,7 +162,7 @@ def parse_key_file(text: str) -> list[AppKey]:
 
 
 def add_key(text: str, key: AppKey) -> str:
-    """Return the key file's text with one more line.
+    """Return the key file's text with a line for a new key.
 
     An app has one key at a time: raises ValueError if the name already has a key that is not
     revoked.
@@ -242,10 +247,9 @@ class KeyRing:
         return (self._find(key) or AppKey(_digest(key or ""))).owner
 
     def has_owner(self, owner: str) -> bool:
-        """Return whether a valid key belongs to this owner id.
+        """Return whether at least one valid key has this owner id.
 
-        The answer for "" is True: data stored while no key was required has no owner, so its owner
-        cannot have lost a key.
+        The result for "", the owner id of data stored while no key was required, is always True.
         """
         self._reload()
         return not owner or any(known.owner == owner for known in self._valid.values())
@@ -255,13 +259,15 @@ class KeyRing:
         return self._valid.get(_digest(key or ""))
 
     def _reload(self) -> None:
-        """Read changed keys; the keys of this base class never change."""
+        """Reload the keys if they have changed. Does nothing in this base class, whose keys never
+        change."""
 
     def _replace_keys(self, keys: Iterable[AppKey]) -> None:
-        """Accept these keys instead of the present ones.
+        """Replace the accepted keys by `keys`.
 
-        A ring that has required keys once requires them for ever, so that an emptied file does not
-        open the server. If several lines describe one key, the strictest of them counts.
+        A ring that has required keys once always requires a key, so that an emptied file does not
+        open the server to everybody. If several lines describe one key, the strictest of them
+        counts.
         """
         keys = list(keys)
         valid: dict[bytes, AppKey] = {}
@@ -289,7 +295,7 @@ class ReloadingKeyRing(KeyRing):
         clock: Callable[[], float],
         on_error: Callable[[str], None],
     ) -> None:
-        """Load the file.
+        """Load the keys of the key file, with the function `read`.
 
         `stamp` returns a value that changes whenever the file does, and None if the file does not
         exist. `clock` returns seconds. `on_error` receives a text when a reload fails. Raises the

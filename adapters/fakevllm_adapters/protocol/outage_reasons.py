@@ -1,4 +1,4 @@
-"""Machine-readable reasons for which a model call has no answer, and the header that carries them.
+"""Machine-readable reasons why a model call gets no answer, and the header that carries the reason.
 
 The sentence in an error's body is for people and may be reworded at any time. Programs decide by
 the reason alone.
@@ -14,7 +14,7 @@ never passes it on to an app."""
 
 
 class OutageReason(StrEnum):
-    """Why a model call has no answer now. The ledger stores the value.
+    """Reason why a model call gets no answer now. The ledger stores the value.
 
     A swarm server and its engine send the reasons that begin with `engine_`. A proxy sets the two
     reasons that begin with `server_` itself, because its connection to the server has failed.
@@ -33,8 +33,8 @@ class OutageReason(StrEnum):
 
 
 def reason_from_header(value: str | None) -> OutageReason | None:
-    """Return the reason in a response's header. None means that the header is absent, or holds a
-    reason that only a newer version knows.
+    """Return the reason in a response's header; None if the header is absent or has an unknown
+    reason, such as a reason of a newer version.
 
     >>> reason_from_header("engine_busy"), reason_from_header("engine_on_fire")
     (<OutageReason.ENGINE_BUSY: 'engine_busy'>, None)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 
 def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
-    """Replace numbers that are not finite by their names, because JSON cannot express the numbers.
+    """Return the numbers with NaN and infinities replaced by their names, which JSON can express.
 
-    `float` parses both forms.
+    Python's `float` parses numbers and names.
 
     >>> jsonable_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
     {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}
@@ -38,7 +38,7 @@ def pack_ids(ids: Sequence[int]) -> str:
 
 
 def unpack_ids(text: str) -> list[int]:
-    """Decode what `pack_ids` encoded. Raises ValueError for any other text."""
+    """Return the token ids that `pack_ids` encoded. Raises ValueError for any other text."""
     values = array("i")
     values.frombytes(base64.b64decode(text))
     return values.tolist()
@@ -50,7 +50,7 @@ def pack_floats(values: Sequence[float]) -> str:
 
 
 def unpack_floats(text: str) -> list[float]:
-    """Decode what `pack_floats` encoded. Raises ValueError for any other text."""
+    """Return the numbers that `pack_floats` encoded. Raises ValueError for any other text."""
     values = array("f")
     values.frombytes(base64.b64decode(text))
     return values.tolist()

@@ -14,7 +14,7 @@ _EXPLANATIONS = {
 
 
 def describe_closed_run(reason: str) -> str:
-    """Explain why a run takes no more steps and what the user can do.
+    """Return a text that says why a run takes no more steps and what the user can do.
 
     `reason` is the value of `closed` in the engine's status.
 

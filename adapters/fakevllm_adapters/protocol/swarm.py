@@ -1,4 +1,5 @@
-"""Swarm protocol: requests of clients and the proxy to the swarm server, and its replies."""
+"""Swarm protocol: requests of clients and the proxy to the swarm server, and the server's
+replies."""
 
 from __future__ import annotations
 
@@ -78,7 +79,10 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiblingRef:
-    """A sibling of a group: the content of the sibling header."""
+    """Reference to one sibling of a group, as the sibling header contains it.
+
+    Siblings are the answers sampled for one request.
+    """
 
     group_id: str
     index: int
@@ -114,7 +118,7 @@ class Task(BaseModel):
 
 
 class SyncTrainConfigRequest(BaseModel):
-    """A request to use this job: its YAML."""
+    """A client's request to train with a job. The request contains the job's YAML."""
 
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
@@ -225,8 +229,8 @@ class AbortGroupRequest(BaseModel):
 class AddSampleRequest(BaseModel):
     """A late sample: an answer of an ended group that is trained again because of user feedback.
 
-    The sample is trained alone, without its siblings. The reply is the same as that to the end of a
-    group. The server accepts each sample id once.
+    The sample is trained alone, without its siblings. The reply has the form of the reply to the
+    end of a group. The server accepts each sample id once.
     """
 
     sample_id: str = Field(min_length=1, max_length=300)
@@ -288,7 +292,7 @@ class LogReply(BaseModel):
 
 
 class ClaimEpisodeRequest(BaseModel):
-    """A client's claim of a new episode."""
+    """A client's request to claim a new episode, which reserves the episode for the client."""
 
     client_uuid: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     episode_type: str = Field(max_length=MAX_ID_CHARS)
@@ -300,7 +304,7 @@ class ClaimEpisodeRequest(BaseModel):
 
 
 class ClaimEpisodeReply(BaseModel):
-    """The claimed episode with its URL and API key, or the reason of the failure."""
+    """Reply to a claim: the episode with its URL and API key, or the reason of the failure."""
 
     success: bool
     client_uuid: str
@@ -339,7 +343,7 @@ class EndEpisodeReply(BaseModel):
 
 
 class CanContinueRequest(BaseModel):
-    """A client's question whether its episode is still claimed."""
+    """A client's request to check whether its claim of an episode is still valid."""
 
     client_uuid: str
     episode_uuid: str

@@ -62,7 +62,8 @@ def check_num_token_ids(name: str, value: object) -> None:
 
 
 def check_before_types(body: Json) -> None:
-    """Check the parsed JSON as vLLM does before it validates types. Raises WireError (400)."""
+    """Run the checks that vLLM runs on parsed JSON before the types of fields. Raises WireError
+    (400)."""
     check_num_entries(body)
     format: object = body.get("response_format")
     if isinstance(format, dict):
@@ -87,7 +88,7 @@ def check_before_types(body: Json) -> None:
 
 
 def check_num_entries(body: Json) -> None:
-    """Check the number of entries of the fields in `_MAX_ENTRIES`. Raises WireError (400)."""
+    """Check that no field has more entries than `_MAX_ENTRIES` allows. Raises WireError (400)."""
     for name, most in _MAX_ENTRIES.items():
         value: object = body.get(name)
         if isinstance(value, (list, dict)) and len(cast(Sized, value)) > most:
@@ -170,7 +171,8 @@ def check_continuation(body: Json) -> None:
 
 
 def check_conversation(request: ChatRequest) -> None:
-    """Check that the chat template can turn the messages into a prompt. Raises WireError (400)."""
+    """Check that the messages can be turned into a prompt by the chat template. Raises WireError
+    (400)."""
     if request.chat_template is not None:
         raise bad_request(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "

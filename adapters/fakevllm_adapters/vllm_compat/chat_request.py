@@ -1,7 +1,7 @@
 """Request schema of /v1/chat/completions, as vLLM validates it.
 
-The engines that are not vLLM use this module. The schema has every field that at least one of them
-supports. `chat_parameter_errors` refuses, by name, the fields of vLLM that no bundled engine
+All bundled engines except vLLM use this module. The schema has every field that at least one of
+them supports. `chat_parameter_errors` refuses, by name, the fields of vLLM that no bundled engine
 supports.
 """
 
@@ -186,7 +186,8 @@ def _without_union_branches(problem: Json) -> Json:
 
 
 def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
-    """Return the maximum number of new tokens: the request's limit or what the context leaves.
+    """Return the maximum number of new tokens: the lower of the request's limit and the tokens that
+    the context leaves.
 
     Raises WireError (400), as vLLM does, if the prompt fills the context or if the limit is larger
     than the whole context.
@@ -213,10 +214,11 @@ def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int
 def fit_prompt_text(
     text: str, request: ChatRequest, max_model_len: int, max_prompt_bytes: int
 ) -> str:
-    """Return the text if it can fit in the context, which `max_prompt_bytes` bounds from above.
+    """Return the prompt text, which is cut to `max_prompt_bytes` if the request allows truncation.
 
-    A larger text is cut if the request has `truncate_prompt_tokens`. Otherwise it is refused
-    without tokenizing it, because that takes seconds. Raises WireError (400).
+    A text of more than `max_prompt_bytes` cannot fit in the context. The text is cut if the request
+    has `truncate_prompt_tokens`. Otherwise the function raises WireError (400). Tokenizing such a
+    large text would take seconds, so the text is not tokenized.
     """
     raw = text.encode(errors="replace")
     if len(raw) <= max_prompt_bytes:
@@ -229,8 +231,8 @@ def fit_prompt_text(
 
 
 def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
-    """Return the 400 for a text that is too large for the context, in the words of vLLM, which
-    counts characters."""
+    """Return vLLM's 400 for a prompt text that is too large for the context. Like vLLM's message,
+    the message counts characters."""
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
         f"contains {num_bytes} bytes (more than {max_prompt_bytes} bytes, which is the upper bound "

@@ -1,6 +1,7 @@
 """Response bodies and stream chunks of /v1/chat/completions, as vLLM writes them.
 
-The engines that are not vLLM use this module. Keys have vLLM's order, and null values are written.
+All bundled engines except vLLM use this module. Keys have vLLM's order, and null values are
+written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from fakevllm_adapters.protocol.errors import Json
 
 
 def new_response_id(request_id: str | None) -> str:
-    """Return a completion's id: vLLM's prefix, then the request's own id or a random one."""
+    """Return the id of a completion: vLLM's prefix and the request's own id or, without one, a
+    random id."""
     return f"chatcmpl-{request_id or secrets.token_hex(8)}"
 
 

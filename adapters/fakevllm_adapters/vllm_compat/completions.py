@@ -1,6 +1,6 @@
 """Request schema, checks, response bodies and stream chunks of /v1/completions, as in vLLM.
 
-The engines that are not vLLM use this module.
+All bundled engines except vLLM use this module.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Prompt = str | list[int]
 
 
 class _Fields(BaseModel):
-    """Fields that chat does not have, or that mean something else in chat."""
+    """Request fields that chat does not have, or whose meaning in chat differs."""
 
     prompt: list[_Id] | list[list[_Id]] | str | list[str] | None = None
     echo: bool | None = False
@@ -50,7 +50,7 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A valid request for completions: its own fields, and those it has in common with chat."""
+    """A valid completions request: the fields of its own, and the fields in common with chat."""
 
     prompts: list[Prompt]
     echo: bool

@@ -126,7 +126,8 @@ class Tool(TypedDict):
 def parse_grammar(
     structured: Mapping[str, Any] | None, format: Mapping[str, Any] | None
 ) -> Grammar | None:
-    """Return the grammar of `structured_outputs` and `response_format`, or None without either.
+    """Return the grammar of `structured_outputs` and `response_format`, or None if the request has
+    neither field.
 
     If both define a constraint of the same kind, the response_format wins. Raises WireError (400)
     for several kinds of constraints, for no constraint, and for an empty constraint.
@@ -234,9 +235,9 @@ def _call_schema(tool: Tool) -> Json:
 
 
 def _shared_definitions(tools: Sequence[Tool]) -> Json:
-    """Return the `$defs` of all tools.
+    """Return the merged `$defs` of all tools, for the root of the schema of the call array.
 
-    References such as `#/$defs/…` start at the root, which is now the schema of the call array.
+    References such as `#/$defs/…` start at the root of a schema.
     """
     shared: Json = {}
     for tool in tools:

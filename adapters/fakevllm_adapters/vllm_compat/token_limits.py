@@ -1,4 +1,5 @@
-"""Adjust the token limits of a request: to the model's context, and to the job's longest answer.
+"""Adjust the token limits of a request to the model's context, or to the job's maximum answer
+length.
 
 vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
 send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
@@ -51,7 +52,7 @@ def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
 
 
 def drop_token_limits(body: Json) -> Json | None:
-    """Return the body without its limits, or None if it has none."""
+    """Return the body without its token limits, or None if the body has no token limit."""
     limits = _limits(body)
     return _without(body, limits) if limits else None
 
@@ -67,9 +68,10 @@ def is_over_context(status: int, body: Json) -> bool:
 
 
 def _limits(body: Json) -> list[str]:
-    """Return the names of the limits that may be removed.
+    """Return the names of the token limits that may be removed from the body.
 
-    /v1/completions keeps its limit: without one, vLLM generates only 16 tokens.
+    A completions request keeps its limit, because vLLM generates only 16 tokens if there is no
+    limit.
     """
     if "messages" not in body:
         return []
@@ -77,7 +79,10 @@ def _limits(body: Json) -> list[str]:
 
 
 def _number(value: object) -> float:
-    """Return the number as vLLM reads it (`"8"` and `8.0` are numbers), or 0 if vLLM refuses it."""
+    """Return a number as vLLM reads the value; 0 for a value that vLLM refuses.
+
+    Both `"8"` and `8.0` are the number 8.
+    """
     try:
         return float(str(value))
     except ValueError:

@@ -1,6 +1,7 @@
 """The adapters of /v1/messages and /v1/messages/count_tokens, as vLLM serves them.
 
-Requests to /v1/messages are translated to chat completions, requests to count_tokens to /tokenize.
+Requests to /v1/messages become requests to /v1/chat/completions. Requests to count_tokens become
+requests to /tokenize.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class MessagesAdapter(ChatAdapter):
     path = PATH
 
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
-        """Translate a request. Raises MalformedBody for a body that vLLM refuses."""
+        """Return the exchange of a Messages request. Raises MalformedBody for a body that vLLM
+        refuses."""
         request = parse(MessagesBody, body)
         return MessagesExchange(
             chat_body(request), bool(request.stream), dialect_of(engine.version)
@@ -70,14 +72,17 @@ class MessagesExchange:
 
 
 class CountTokensAdapter(ChatAdapter):
-    """The adapter that counts the tokens of a Messages request."""
+    """The adapter of /v1/messages/count_tokens, which returns the number of tokens of a request."""
 
     name = "count_tokens"
     path = COUNT_PATH
     upstream_path = "/tokenize"
 
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
-        """Translate a request. Raises MalformedBody for a body that vLLM refuses."""
+        """Return the exchange of a count_tokens request.
+
+        Raises MalformedBody for a body that vLLM refuses.
+        """
         return CountExchange(tokenize_body(parse(CountBody, body)), dialect_of(engine.version))
 
     def refusal(self, status: int, body: Json) -> Json:
@@ -85,7 +90,7 @@ class CountTokensAdapter(ChatAdapter):
 
 
 class CountExchange:
-    """The translation of a request that counts tokens.
+    """The translation of one count_tokens request and of its response.
 
     The response is never streamed; the stream methods only complete the interface.
     """

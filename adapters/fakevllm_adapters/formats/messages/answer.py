@@ -1,6 +1,7 @@
-"""Responses and errors of /v1/messages, translated from chat completions as vLLM does.
+"""Responses and errors of /v1/messages, translated from chat completions by vLLM's rules.
 
-The order of keys is vLLM's. Keys that vLLM does not set are left out, as vLLM leaves them out.
+The order of keys is vLLM's. Like vLLM, the functions leave out keys without a value instead of
+writing null.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ _ERROR_TYPES = {
 
 
 def new_signature() -> str:
-    """Make a signature for a thinking block. Clients send it back; it is never checked."""
+    """Return a new signature for a thinking block.
+
+    Clients send the signature back with the block. No signature is ever checked.
+    """
     return secrets.token_hex(16)
 
 
@@ -49,9 +53,9 @@ def reasoning_of(message: Json) -> object:
 
 
 def usage_counts(chat_usage: object) -> Json:
-    """Translate the usage of a chat completion.
+    """Return the usage of a chat completion with the keys of Anthropic's `usage`.
 
-    vLLM's prompt_tokens include cached tokens, Anthropic's input_tokens do not.
+    vLLM's prompt_tokens include cached tokens. Anthropic's input_tokens exclude them.
     """
     counts = as_object(chat_usage)
     details = as_object(counts.get("prompt_tokens_details"))
@@ -69,10 +73,10 @@ def usage_counts(chat_usage: object) -> Json:
 
 
 def message_of(completion: Json) -> Json:
-    """Translate a chat completion to a message.
+    """Return the message of Anthropic's format for a chat completion.
 
-    Raises ValueError if the completion has no answer, or if the arguments of a call are not a JSON
-    object. vLLM answers with 500 in these cases.
+    Raises ValueError if the completion has no answer, or if the arguments of a tool call are not a
+    JSON object. vLLM answers with 500 in these cases.
     """
     choices = as_list(completion.get("choices"))
     if not choices or "message" not in as_object(choices[0]):
@@ -96,9 +100,9 @@ def message_of(completion: Json) -> Json:
 
 
 def has_valid_calls(message: Json) -> bool:
-    """Return whether the arguments of a message's calls are JSON objects.
+    """Return whether the arguments of all tool calls in a message are JSON objects.
 
-    If the token limit cut a call off, its arguments are not a JSON object.
+    The arguments of a call that the token limit cut off are not a JSON object.
     """
     try:
         to_json({"content": _content(message)})
@@ -108,7 +112,7 @@ def has_valid_calls(message: Json) -> bool:
 
 
 def to_json(value: Json) -> bytes:
-    """Write JSON as vLLM's web layer does.
+    """Return a value as JSON text, encoded in the same way as by vLLM's web layer.
 
     Unlike orjson, this function also writes integers of more than 64 bits.
 
@@ -122,10 +126,10 @@ def to_json(value: Json) -> bytes:
 
 
 def refusal_of(status: int, body: Json) -> Json:
-    """Translate vLLM's error body to Anthropic's form.
+    """Return vLLM's error body in Anthropic's form.
 
-    vLLM's web layer sends its errors (malformed body, unknown key, unknown path) in its own form
-    also on this route. Such errors stay unchanged.
+    The errors of vLLM's web layer (malformed body, unknown key, unknown path) stay unchanged,
+    because vLLM does not translate them on this route either.
     """
     error = as_object(body.get("error"))
     if not error or error.get("type") == "Bad Request":
@@ -134,7 +138,10 @@ def refusal_of(status: int, body: Json) -> Json:
 
 
 def stream_error(body: Json, dialect: Dialect) -> Json:
-    """Translate an error within a stream; `body` is an error body of any of vLLM's layers."""
+    """Return the error event of a Messages stream for an error of the upstream.
+
+    `body` is an error body of any of vLLM's layers.
+    """
     content = body.get("error", body.get("detail"))
     error = as_object(content) or {"message": str(content)}
     code = error.get("code")

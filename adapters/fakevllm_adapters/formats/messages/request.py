@@ -73,11 +73,10 @@ def _output(request: MessagesBody) -> Json:
 
 
 def _tools(tools: Sequence[AnthropicTool] | None, choice: AnthropicToolChoice | None) -> Json:
-    """Translate the tools and the tool choice.
+    """Return the fields `tools` and `tool_choice` of the chat request, or {} without tools.
 
-    vLLM's chat route refuses an empty list of tools, and a tool choice without tools. Its Messages
-    route accepts them. Therefore, without tools, the chat request has neither `tools` nor
-    `tool_choice`. Raises NotTranslated if a tool is required and none is offered.
+    vLLM's chat route refuses an empty list of tools, and a tool choice without tools. vLLM's
+    Messages route accepts both. Raises NotTranslated if a tool is required and none is offered.
     """
     if not tools:
         if choice and choice.type in ("any", "tool"):
@@ -95,7 +94,10 @@ def _choice(choice: AnthropicToolChoice | None) -> str | Json:
 
 
 def _function(tool: AnthropicTool) -> Json:
-    """Translate a tool; a missing description becomes null, which vLLM passes to the template."""
+    """Translate a tool to a function of the chat format.
+
+    A missing description becomes null, which vLLM passes to the chat template.
+    """
     schema = tool.input_schema
     function: Json = {
         "name": tool.name,
@@ -110,7 +112,10 @@ def _function(tool: AnthropicTool) -> Json:
 
 
 def _messages(request: MessagesBody | CountBody) -> list[Json]:
-    """Translate the messages; all system text comes first, because most templates require it."""
+    """Translate the messages to chat messages.
+
+    All system text comes first, because most chat templates require that order.
+    """
     system = "".join(_system_texts(request))
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
     try:
@@ -143,7 +148,10 @@ def _texts(blocks: Sequence[AnthropicContentBlock]) -> Iterator[str]:
 
 
 def _chat_messages(source: AnthropicMessage) -> list[Json]:
-    """Translate one message; each tool result in it becomes a message before it."""
+    """Translate one message to a list of chat messages.
+
+    Each tool result of the message becomes a chat message of its own. These come first.
+    """
     if isinstance(source.content, str):
         return [{"role": source.role, "content": source.content}]
     message: Json = {"role": source.role}
@@ -189,7 +197,10 @@ def _call(block: AnthropicContentBlock, index: int) -> Json:
 
 
 def _tool_answer(block: AnthropicContentBlock) -> list[Json]:
-    """Translate a tool result; images follow in a user message, as tool messages hold only text."""
+    """Translate a tool result to a tool message, followed by a user message with the images.
+
+    Tool messages can only hold text.
+    """
     items: list[Json] = block.content if isinstance(block.content, list) else []
     text = block.content if isinstance(block.content, str) else _joined(items)
     answer: Json = {"role": "tool", "tool_call_id": block.tool_use_id or "", "content": text or ""}

@@ -1,7 +1,8 @@
-"""The schema of the bodies of /v1/messages and its count_tokens, equal to vLLM's.
+"""The schemas of the bodies of /v1/messages and /v1/messages/count_tokens, equal to vLLM's schemas.
 
-The fields are in vLLM's order, which is the order of the problems in a 400. The classes have vLLM's
-names, because some problems quote them. Unknown fields are accepted and ignored.
+The fields are in vLLM's order, because an error response lists problems in the order of fields. The
+classes have vLLM's names, because some problems quote the names of classes. Unknown fields are
+accepted and ignored.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class MalformedBody(NotTranslated):
-    """A body that vLLM refuses.
+    """Error for a body that vLLM refuses.
 
-    `error` is vLLM's refusal. It is the answer of engines that have no Messages route.
+    `error` is the response that vLLM would send. The client gets `error` if the engine has no
+    Messages route.
     """
 
     def __init__(self, error: WireError) -> None:
@@ -132,7 +134,7 @@ class CountBody(BaseModel):
 
 
 def parse(schema: type[BodyT], body: Json) -> BodyT:
-    """Validate a body against a schema. Raises MalformedBody."""
+    """Return a body validated against a schema. Raises MalformedBody if the body is invalid."""
     try:
         return schema.model_validate(body)
     except ValidationError as error:

@@ -25,7 +25,7 @@ from fakevllm_adapters.formats.vllm_versions import Dialect
 
 
 def encode(event: Json) -> bytes:
-    """Encode an event with its type as the name."""
+    """Encode an event as a server-sent event that is named for the event's type."""
     name = str(event["type"]).encode()
     return b"event: " + name + b"\ndata: " + orjson.dumps(event) + b"\n\n"
 
@@ -44,12 +44,15 @@ class ContentBlocks:
         """Ids of the calls by their index."""
 
     def thinking(self, text: str) -> Iterator[Json]:
-        """Add text to the thinking block, and open the block if necessary."""
+        """Yield the events that add text to the thinking block. Open the block if necessary."""
         yield from self._continued({"type": "thinking", "thinking": ""})
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> Iterator[Json]:
-        """Add text to the text block, and open the block unless a tool call is open."""
+        """Yield the events that add text to the text block. Open the block if necessary.
+
+        While a tool call is open, keep the text for the next block, and yield nothing.
+        """
         if self._is("tool_use"):
             self._waiting += text
             return
@@ -57,7 +60,8 @@ class ContentBlocks:
         yield self._delta({"type": "text_delta", "text": text})
 
     def call(self, piece: Json) -> Iterator[Json]:
-        """Add a piece of a tool call. vLLM ends each call before it begins the next."""
+        """Yield the events that add a piece to a tool call. As in vLLM, each call ends before the
+        next."""
         function = as_object(piece.get("function"))
         index = str(piece.get("index"))
         name, arguments = function.get("name"), function.get("arguments")
@@ -70,7 +74,7 @@ class ContentBlocks:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def close(self) -> Iterator[Json]:
-        """Close the open block, and send the waiting text as a block."""
+        """Yield the events that close the open block and send the waiting text as a block."""
         yield from self._stopped()
         if self._waiting:
             text, self._waiting = self._waiting, ""
@@ -106,7 +110,7 @@ class ContentBlocks:
 
 
 class MessageStream:
-    """The translation of one stream: chat events in, Messages events out."""
+    """The translation of one stream of chat chunks to a stream of Messages events."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -119,7 +123,7 @@ class MessageStream:
         self._ended = False
 
     def event(self, event: bytes) -> bytes:
-        """Translate an event of the upstream; a comment becomes a ping."""
+        """Translate an event of the upstream to events for the app. A comment becomes a ping."""
         if self._ended or not event.strip():
             return b""
         try:
@@ -137,9 +141,9 @@ class MessageStream:
         return PING if data_of(event) is None else b""
 
     def end_with_error(self, error: Json) -> bytes:
-        """End the stream with an error.
+        """Return the error event that ends the stream; no bytes if the stream has ended already.
 
-        As in vLLM, the open block and the message get no stop events.
+        As in vLLM, no stop events are sent for the open block and the message.
         """
         if self._ended:
             return b""
@@ -193,7 +197,7 @@ class MessageStream:
             yield from self._blocks.call(as_object(piece))
 
     def _finish(self) -> Iterator[Json]:
-        """Yield the closing events of the block and the final `message_delta`.
+        """Yield the events that close the open block, and then the final `message_delta`.
 
         This method is called at the usage chunk and at the stream's end; the second call yields
         nothing.

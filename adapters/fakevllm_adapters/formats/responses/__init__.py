@@ -1,5 +1,5 @@
 """OpenAI's Responses format, as vLLM serves it, over chat completions.
 
-`request` with `input` and `tools` translates requests. `items` and `resource` build the response,
+`request`, `input` and `tools` translate requests. `items` and `resource` build the response,
 `stream` builds its events. `adapter` combines them.
 """

@@ -92,10 +92,10 @@ class ResponsesExchange:
         return self._written()
 
     def end_with_error(self, error: Json) -> bytes:
-        """End the stream with `response.failed`.
+        """Return the events that end the stream with `response.failed`, as OpenAI's API does.
 
-        vLLM closes the connection without an event. OpenAI sends `response.failed`, which clients
-        take as the end of the stream and whose message they show.
+        Clients take `response.failed` as the end of the stream, and show its message. vLLM instead
+        closes the connection without an event.
         """
         self._fail(error)
         return self._written()
@@ -165,9 +165,9 @@ class ResponsesExchange:
         self._write([Event("response.failed", {"response": resource})])
 
     def _is_cut(self, finish_reason: object, usage: Json) -> bool:
-        """Return whether the token limit ended the answer.
+        """Return whether the token limit cut off the answer.
 
-        Old versions of vLLM report `tool_calls` even if the limit cut off a call.
+        Old versions of vLLM report `tool_calls` as finish_reason even if the limit cut off a call.
         """
         if finish_reason != "tool_calls" or self._dialect.marks_incomplete:
             return finish_reason == "length"
@@ -217,8 +217,8 @@ def _unknown_response(response_id: object) -> NotTranslated:
 def _error(body: Json) -> Json:
     """Build the error of a failed response.
 
-    Clients decide by its code whether to retry. Codex, for example, retries unless the code says
-    that the request was wrong.
+    Clients decide by the error's code whether to retry. Codex, for example, retries unless the code
+    says that the request was wrong.
     """
     content: Any = body.get("error")
     error = cast(Json, content) if isinstance(content, dict) else {"message": str(content)}

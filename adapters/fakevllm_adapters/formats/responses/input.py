@@ -1,7 +1,7 @@
 """The input of a Responses request, translated to chat messages by vLLM's rules.
 
-Several items (reasoning, text, calls) may form one assistant message. Input that vLLM would refuse,
-or of which it would keep only a part, raises NotTranslated.
+Several items (reasoning, text, calls) may form one assistant message. The translation raises
+NotTranslated for input that vLLM would refuse, and for input of which vLLM would keep only a part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Input = str | list[Any]
 
 
 def messages_of(instructions: str | None, request_input: Input) -> list[Json]:
-    """Translate instructions and input to chat messages. Raises NotTranslated."""
+    """Return the chat messages for the instructions and the input of a request.
+
+    Raises NotTranslated.
+    """
     messages: list[Json] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
@@ -68,11 +71,12 @@ def answer_as_input(message: Json) -> list[Json]:
 
 
 def with_history(body: Json, earlier: History) -> Json:
-    """Return `body` with the earlier conversation before its input, without previous_response_id.
+    """Return `body` with the earlier conversation put before `input`, and without
+    previous_response_id.
 
-    `earlier` has the bodies of the earlier requests, each with the assistant message (chat format)
-    that answered it, oldest first. The instructions of earlier requests are left out. Raises
-    NotTranslated.
+    `earlier` has one pair for each earlier request, oldest first: the body, and the assistant
+    message (chat format) that answered the request. The instructions of earlier requests are left
+    out. Raises NotTranslated.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'
@@ -163,7 +167,10 @@ def _set(messages: list[Json], key: str, text: str) -> None:
 
 
 def _only_text(parts: object, types: Sequence[str]) -> str:
-    """Return the text of a list with a single part; of several parts vLLM would keep the first."""
+    """Return the text of a list of content parts that has exactly one part, a text.
+
+    Raises NotTranslated for any other list: vLLM would keep only the first of several parts.
+    """
     if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
         raise NotTranslated("an assistant's item without a text, or with several")
     part: Any = cast(list[Any], parts)[0]

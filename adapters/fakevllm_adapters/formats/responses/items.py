@@ -1,4 +1,4 @@
-"""The output items of a response, with the same keys as vLLM's.
+"""The output items of a response, with the same keys as vLLM's items.
 
 vLLM serializes the types of openai 3.52. Those types define the order of the keys and the nulls.
 """
@@ -55,7 +55,8 @@ def call_item(item_id: str, call_id: str, name: CallName, arguments: str, status
 def output_items(
     message: Json, logprobs: list[Json] | None, tools: Tools, dialect: Dialect, is_cut: bool
 ) -> list[Json]:
-    """Translate an assistant message to items; `is_cut` says that the token limit ended it."""
+    """Translate an assistant message to items; `is_cut` says that the token limit ended the
+    message."""
     items: list[Json] = []
     last = INCOMPLETE if is_cut and dialect.marks_incomplete else COMPLETED
     calls: list[Json] = message.get("tool_calls") or []
@@ -74,7 +75,7 @@ def output_items(
 
 
 def logprobs_of(choice: Json) -> list[Json] | None:
-    """Translate the logprobs of a choice to the Responses format; None if it has none."""
+    """Return the logprobs of a choice in the Responses format, or None if there are no logprobs."""
     logprobs = choice.get("logprobs")
     content: Any = cast(Json, logprobs).get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):

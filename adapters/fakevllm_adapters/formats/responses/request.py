@@ -39,7 +39,7 @@ Level = Literal["auto", "concise", "detailed"]
 
 
 class OpenModel(BaseModel):
-    """A model that keeps unknown fields."""
+    """A pydantic model that keeps unknown fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -119,12 +119,12 @@ class ResponsesRequest(BaseModel):
 
     @property
     def with_logprobs(self) -> bool:
-        """Whether the response has the logprobs of its text."""
+        """Whether the response must contain the logprobs of the answer's text."""
         return LOGPROBS in (self.include or ()) and self.top_logprobs is not None
 
 
 def parse_request(body: Json) -> ResponsesRequest:
-    """Validate a body.
+    """Return the validated fields of a request body.
 
     Raises NotTranslated if vLLM would refuse the body, or if chat completions cannot express it.
     """

@@ -31,7 +31,7 @@ class Resource:
     """`kv_transfer_params` and `ec_transfer_params` of the answer."""
 
     def update_from(self, upstream: Json) -> None:
-        """Take model, prompt length and transfer parameters from a chat completion or chunk."""
+        """Read model, prompt length and transfer parameters from a chat completion or chunk."""
         self.model = upstream.get("model") or self.model
         usage: Json = upstream.get("usage") or {}
         num_prompt = usage.get("prompt_tokens")
@@ -45,9 +45,10 @@ class Resource:
 
     @property
     def max_output_tokens(self) -> int | None:
-        """The requested limit or the tokens left in the context, whichever is lower.
+        """Maximum number of output tokens; None if neither of the two limits is known.
 
-        A limit that is not known is left out; None if neither is known.
+        The limits are the request's own limit and the tokens that the context leaves. The lower of
+        the known limits is returned.
         """
         limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:
@@ -116,7 +117,7 @@ class Resource:
 
 
 def usage_counts(usage: Json, dialect: Dialect) -> Json:
-    """Translate the usage of a chat completion."""
+    """Return the usage of a chat completion with the keys of the Responses format."""
     prompt: Json = usage.get("prompt_tokens_details") or {}
     completion: Json = usage.get("completion_tokens_details") or {}
     num_prompt, num_new = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0

@@ -61,8 +61,8 @@ class _OpenItem(Protocol):
     def in_resource(self) -> Json:
         """Return a closed item in the form that it has in the stream's last event.
 
-        That event contains the whole `response` object. In the old dialect, messages and reasoning
-        have another id in that object than in the events before it.
+        That event contains the whole `response` object. In older versions of vLLM, the id of a
+        message or reasoning item in this object differs from the id in the earlier events.
         """
         ...
 
@@ -186,7 +186,7 @@ class _CallItem:
 
 
 class ItemStream:
-    """The items of a stream: `take` each delta of the chat stream, then `close`."""
+    """The items of a stream. Call `take` for each delta of the chat stream, then call `close`."""
 
     def __init__(self, dialect: Dialect, tools: Tools) -> None:
         self._dialect = dialect
@@ -197,7 +197,7 @@ class ItemStream:
 
     @property
     def output(self) -> list[Json]:
-        """The items for the resource that ends the stream."""
+        """The items for the `response` object in the stream's last event."""
         items = [item.in_resource() for item in self._items]
         if self._dialect.resource_has_all_logprobs and self._logprobs:
             for item in items:
@@ -207,7 +207,7 @@ class ItemStream:
         return items
 
     def take(self, delta: Json, logprobs: Sequence[Json]) -> Iterator[Event]:
-        """Translate a delta; reasoning comes before text, and text before calls."""
+        """Yield the events for a delta: first for reasoning, then for text, then for tool calls."""
         self._logprobs += logprobs
         reasoning = delta.get("reasoning")
         if reasoning is None:
@@ -221,7 +221,10 @@ class ItemStream:
                 yield from self._call(piece)
 
     def close(self, is_cut: bool) -> Iterator[Event]:
-        """Close the open item; `is_cut` says that the token limit ended the answer within it."""
+        """Yield the events that close the open item.
+
+        `is_cut` says that the token limit ended the answer within this item.
+        """
         status = INCOMPLETE if is_cut and self._dialect.marks_incomplete else COMPLETED
         yield from self._close(status)
 

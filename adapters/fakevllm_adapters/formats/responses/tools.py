@@ -1,7 +1,7 @@
 """The tools of a Responses request, translated to functions and repeated in the response.
 
 The model can only call functions. Tools that a hosted service would run, such as web search, are
-repeated in the response and otherwise ignored, as vLLM does.
+repeated in the response and otherwise ignored, as in vLLM.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ class Tools:
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
-        """Return the name for the response of a function that the chat completion calls `name`."""
+        """Return the name of a called function for the response, from its name in the chat
+        completion."""
         return self._names.get(name, CallName(name))
 
     def choice(self, tool_choice: object) -> object:
-        """Translate `tool_choice` to the chat format. Raises NotTranslated."""
+        """Return `tool_choice` in the chat format. Raises NotTranslated."""
         if isinstance(tool_choice, dict) and cast(Json, tool_choice).get("type") == "function":
             name = cast(Json, tool_choice).get("name")
             if any(tool["function"]["name"] == name for tool in self.functions):
@@ -98,14 +99,14 @@ class Tools:
         raise NotTranslated(f"tool_choice {tool_choice!r}")
 
     def repeated_choice(self, tool_choice: object) -> object:
-        """Return `tool_choice` as the response repeats it."""
+        """Return `tool_choice` in the form in which the response repeats the field."""
         if isinstance(tool_choice, dict):
             return {"name": cast(Json, tool_choice)["name"], "type": "function"}
         return tool_choice if self.repeated else "none"
 
 
 def tools_of(tools: list[Any]) -> Tools:
-    """Read the tools of a request. Raises NotTranslated."""
+    """Return the tools of a request. Raises NotTranslated."""
     functions: list[Json] = []
     names: dict[str, CallName] = {}
     for tool in tools:
