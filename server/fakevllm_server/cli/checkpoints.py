@@ -231,8 +231,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _verify(archive: RunArchive, checkpoint: CheckpointInfo) -> None:
-    """Raise ConfigError if the files of a checkpoint are missing or have changed since they were
-    written."""
+    """Check a checkpoint's files. Raises ConfigError if files are missing or have changed since
+    they were written."""
     from fakevllm_server.cli.run_archive import Integrity
     from fakevllm_server.config.model import ConfigError
 
@@ -293,7 +293,10 @@ def _discarded(restore: CheckpointRestore) -> str:
 
 
 def _is_confirmed() -> bool:
-    """Ask the user for confirmation. Raises ConfigError if stdin has no answer."""
+    """Ask the user to confirm the restore, and return the answer.
+
+    Raises ConfigError if stdin has no answer.
+    """
     from fakevllm_server.config.model import ConfigError
 
     try:

@@ -1,4 +1,5 @@
-"""Exit codes of `fakevllm-server`: 2 and one line for a user's mistake, 130 for Ctrl-C."""
+"""Exit codes of `fakevllm-server`: 2, with one line on stderr, for a user's mistake, and 130 for
+Ctrl-C."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ def start(
 
 
 def _parts(arguments: list[str] | None) -> list[str]:
-    """Split each `--flag=value` into a flag and a value. Other arguments are not split."""
+    """Return the arguments, with each `--flag=value` split into a flag and a value."""
     return [
         part
         for argument in arguments or ()

@@ -51,7 +51,8 @@ class CheckpointInfo:
 
 
 class Integrity(StrEnum):
-    """Whether the files of a checkpoint are those that were written."""
+    """Result of comparing a checkpoint's files with the digest that was recorded when they were
+    written."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
@@ -87,7 +88,7 @@ class RunArchive:
     """Read access to the checkpoints of a run."""
 
     def __init__(self, run_dir: Path) -> None:
-        """Raises ConfigError if the folder has no run."""
+        """Open the run in a folder. Raises ConfigError if the folder has no run."""
         self.run_dir = run_dir
         self._journal = run_dir / "journal.sqlite"
         if not self._journal.is_file():
@@ -121,7 +122,8 @@ class RunArchive:
         return next(checkpoint for checkpoint in known if checkpoint.saved is best)
 
     def last_step(self) -> int:
-        """Return the last step that was trained. It may be later than the newest checkpoint."""
+        """Return the last step that was trained. The newest checkpoint may be of an earlier
+        step."""
         return self._read(reads.log_position).last_step
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:
@@ -147,8 +149,8 @@ class RunArchive:
         return [name for name in names if name not in known]
 
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
-        """Read a checkpoint's files, and check that they have not changed since they were
-        written."""
+        """Read a checkpoint's files, and report whether they are intact, damaged, missing or
+        replaced."""
         report = self._verify_files(checkpoint, on_read)
         if report.integrity is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)
@@ -158,7 +160,7 @@ class RunArchive:
         """Return the model that the run trains.
 
         `moved_to` is the model's present folder or hub name, if it has changed since the run was
-        started. Raises ConfigError if the model does not exist or is another model.
+        started. Raises ConfigError if the model does not exist or differs from the run's model.
         """
         try:
             known = json.loads((self.run_dir / "model.json").read_bytes())
@@ -204,13 +206,16 @@ class RunArchive:
 
 
 class CheckpointRestore:
-    """A planned return of a run to one of its checkpoints.
+    """A planned restore, which returns a run to one of its checkpoints.
 
-    It locks the run directory until it is closed, so that no server can start meanwhile.
+    The run directory is locked until the restore is closed, so that no server can start meanwhile.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
-        """Raises ConfigError if the checkpoint does not exist or a server uses the run."""
+        """Plan a restore to the checkpoint of `step`, and lock the run directory.
+
+        Raises ConfigError if the checkpoint does not exist or a server uses the run.
+        """
         self.archive = RunArchive(run_dir)
         self.checkpoint = self.archive.checkpoint(step)
         try:
@@ -265,7 +270,7 @@ class CheckpointRestore:
 async def export(
     archive: RunArchive, checkpoint: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
 ) -> None:
-    """Export a checkpoint to the folder `to`, with a separate trainer process.
+    """Export a checkpoint as a model folder to the path `to`, with a separate trainer process.
 
     The folder gets its final name when it is complete. Raises BackendError if the trainer fails,
     and OSError if the disk fails. After an error, `export.log` in the run directory has the

@@ -1,4 +1,5 @@
-"""Reads the YAML file of `start --config FILE`, which sets flags of the command line.
+"""Reads the YAML file of `fakevllm-server start --config FILE`, which sets flags of the command
+line. An example of a file:
 
 backend: vllm
 engine-arg: [--max-model-len=4096]

@@ -1,7 +1,7 @@
 """Warnings about settings of a job that have no effect on this server. Pure.
 
-A job sets how to train. The server's flags set engines, model and machine. If a job and the flags
-set the same thing, the flags win.
+A job decides how to train. The server's flags decide engines, model and machine. If a job and a
+flag have different values for one setting, the flag wins.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _single_answer_warning(job: TrainJob) -> list[str]:
 
 
 def _unused_here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
-    """Yield the settings that a server with this configuration does not use, with the reason."""
+    """Yield each setting that a server with this configuration does not use, with the reason."""
     flag, trainer = "backend", config.backend
     if config.trainer is not None or config.rollout is not None:
         flag, trainer = "trainer", config.trainer_name

@@ -99,8 +99,10 @@ class ServerConfig:
                 raise ConfigError(f"--engine-arg=--{flag}: {REFUSED[flag]}.")
 
     def _refuse_unused_settings(self) -> None:
-        """Raise ConfigError for settings without effect, because a user who sets them expects other
-        engines than the server will run."""
+        """Raise ConfigError for settings that have no effect on this server.
+
+        A user who sets them expects engines that the server will not run.
+        """
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
             "--rollout-url is for --rollout vllm: add this, or leave the URL out": (
@@ -138,8 +140,8 @@ class ServerConfig:
     def trainer_args_for(self, job: TrainJob) -> Sequence[str]:
         """Return the trainer's additional arguments for a job.
 
-        The verl trainer must copy the initial weights at its start if the job needs a reference
-        policy. Later the trainer does not have the initial weights any more.
+        If the job needs a reference policy, the verl trainer must copy the initial weights when it
+        starts, because the training changes the weights.
         """
         keeps_reference = job.needs_reference and self.trainer_name == "verl"
         return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
@@ -155,7 +157,7 @@ class ServerConfig:
         return self.trainer or PAIRS[self.backend][1]
 
     def model_for(self, job_model: str | None) -> str | None:
-        """Return the model to load for a job that names `job_model`.
+        """Return the model that the engine loads for a job whose own setting is `job_model`.
 
         The flag `--model` overrides the job. The fake engine ignores the job's model, because it
         has no weights.
@@ -170,7 +172,7 @@ class ServerConfig:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The names that the `Host` header of a request may have."""
+        """The host names that a request's `Host` header may have."""
         return LOOPBACK | {self.host} | set(self.allowed_hosts)
 
 
@@ -201,8 +203,8 @@ def check_url(flag: str, url: str) -> None:
 def find_model(model: str, allow_hub: bool) -> str:
     """Return the folder or hub name from which the engine loads a model.
 
-    `model` is `demo`, a folder or, with `allow_hub`, a hub name. Raises ConfigError if it is none
-    of these, or if the folder has no model.
+    `model` is `demo`, a folder or, with `allow_hub`, a hub name. Raises ConfigError for any other
+    value, and for a folder without a model.
     """
     if model == "demo":
         return str(DEMO_MODEL_DIR)
@@ -230,7 +232,7 @@ def _check_folder(model: Path) -> None:
 
 
 def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic) -> KeyRing:
-    """Return the keys in a key file. The key ring follows later changes of the file.
+    """Return the key ring of a key file. The ring follows later changes of the file.
 
     Raises ConfigError if the file cannot be read or has no valid key.
     """
@@ -246,8 +248,10 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
 
 
 def read_key(key_file: Path | None) -> str | None:
-    """Return the only API key in a file, or None for an empty file. The server sends this key to an
-    engine."""
+    """Return the only API key in a file, or None for an empty file.
+
+    The server sends this key to an engine.
+    """
     if key_file is None:
         return None
     try:

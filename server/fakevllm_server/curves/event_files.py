@@ -1,10 +1,10 @@
 """Writes TensorBoard event files, one file for each server process.
 
-`cursor.json` in the same folder records how far the run was written, so that the next process
-continues there. A step would be written twice in two cases: if it is trained again, and if a crash
-occurred after the event file but before the cursor was written. In both cases, a START event is
-written first. The START event makes TensorBoard discard everything that it has read from that step
-on.
+`cursor.json` in the same folder is the cursor: the position in the journal up to which the curves
+were written. The next process continues there. A step is written twice in two cases: if the step is
+trained again, or if the process crashed between writing the event file and writing the cursor. In
+both cases, a START event is written before the step. The START event makes TensorBoard discard
+everything that it has read from that step on.
 
 Only the modules for messages and records of the package `tensorboard` are imported. They load
 neither TensorFlow nor torch.
@@ -30,7 +30,8 @@ version."""
 
 
 class PackageMissing(ConfigError):
-    """The package `tensorboard` is not installed, so that no event file can be written."""
+    """Error that the package `tensorboard` is not installed, so that no event file can be
+    written."""
 
 
 class EventFiles:
@@ -49,8 +50,8 @@ class EventFiles:
         self._has_steps = False
 
     def cursor(self) -> Cursor:
-        """Return the cursor on disk. If no cursor can be read, return the cursor of an empty
-        folder."""
+        """Return the cursor in `cursor.json`. If the file cannot be read, return the cursor of an
+        empty folder."""
         try:
             return Cursor(**json.loads(self._cursor_file.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -59,7 +60,7 @@ class EventFiles:
     def load(self) -> None:
         """Import the package `tensorboard`, which takes some tenths of a second.
 
-        Raises PackageMissing.
+        Raises PackageMissing if the package is not installed.
         """
         try:
             self._messages = importlib.import_module("tensorboard.compat.proto.event_pb2")
@@ -72,7 +73,7 @@ class EventFiles:
         self._new_records = records.RecordWriter
 
     def write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
-        """Write the items to the event file, then write the cursor.
+        """Write points and restarts to the event file, then write the cursor to `cursor.json`.
 
         Raises PackageMissing, or OSError if the disk fails. After an OSError, the next call writes
         to a new file.
@@ -100,8 +101,8 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        Items that are not on disk yet are written again later, because the cursor on disk is before
-        these items.
+        Points that are not on disk yet are written again later, because the cursor on disk does not
+        include them.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False
@@ -109,7 +110,7 @@ class EventFiles:
             file.close()
 
     def _put(self, item: ChartItem) -> None:
-        """Write one item to the event file."""
+        """Write one point or one restart to the event file."""
         if isinstance(item, Restart):
             return self._put_start(item.step, item.at)
         if not self._has_steps and "training/global_step" in item.values:

@@ -61,7 +61,7 @@ def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yield the names that one of our metrics has in the curves. The names may depend on the other
+    """Yield the names in the curves of one metric of fakevllm. The names may depend on the other
     metrics of the step."""
     own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
     for curve_name in VERL.get(name, (own_name,)):

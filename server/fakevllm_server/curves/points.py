@@ -1,9 +1,9 @@
 """The points of a run's curves, from the run log in the journal: steps and evaluations.
 
-An evaluation is an episode that a client claimed as a measurement and that is not trained on. It
-counts for the step whose weights were served when the episode ended. When no more evaluations of a
-step are expected, their mean becomes a point. If steps are trained again after a crash, their
-points are written again, and then the points of their evaluations.
+An evaluation is an episode that measures the model and is not trained on. The evaluation counts for
+the step whose weights were served when the episode ended. When no more evaluations of a step are
+expected, their mean becomes a point. If steps are trained again after a crash, the points of the
+steps are written again, followed by the points of the steps' evaluations.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A rollback. The points from this step on are no longer valid. If their steps are trained
-    again, new points will be written."""
+    """A rollback of the run to an earlier step. The points of `step` and of later steps are no
+    longer valid. If the steps are trained again, new points are written."""
 
     step: int
     at: float
@@ -74,14 +74,17 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Some consecutive entries of the run log."""
+    """Consecutive entries of the run log that were read at once."""
 
     entries: Sequence[tuple[LogEntry, float | None]]
     """Each entry with the time in Unix seconds at which its weights were first served. The time is
     None if the journal does not have it."""
 
     def chart_items(self, now: float) -> list[ChartItem]:
-        """Return the points of steps and the restarts. `now` replaces unknown times."""
+        """Return the items to write: a point for each step, and a restart for each rollback.
+
+        `now` replaces unknown times.
+        """
         items: list[ChartItem] = []
         for entry, at in self.entries:
             if entry.kind == "step":
@@ -93,7 +96,7 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations from the step of a cursor on."""
+    """The evaluations of the cursor's step and of later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""
@@ -136,8 +139,10 @@ def read_log(db: Connection, after: int) -> LogPiece:
 
 
 def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
-    """Read the evaluations from the cursor's step on, except evaluations of steps that were
-    discarded by a rollback and will not be trained again."""
+    """Read the evaluations of the cursor's step and of later steps.
+
+    Evaluations of steps that a rollback discarded for good are left out.
+    """
     restored = "SELECT entry_json FROM entries WHERE kind = 'restored'"
     # A rollback with a reason gives later steps up; without one, they are trained again.
     given_up = [entry for entry in _entries(db, restored) if entry.reason]
@@ -180,7 +185,7 @@ def _entries(db: Connection, query: str, *values: int) -> Iterator[LogEntry]:
 
 
 def _point(step: int, evaluations: Sequence[Evaluation]) -> Point:
-    """Return the point for all evaluations of a step."""
+    """Return the point that shows the mean of all evaluations of a step."""
     rewards = [evaluation.reward for evaluation in evaluations]
     values = {
         "val/reward/mean": fmean(rewards),

@@ -35,7 +35,7 @@ CLOSE_LIMIT_S = 10.0
 
 
 class Curves:
-    """The curves of one run, written up to the position at which the journal was last read."""
+    """The curves of one run, with the position in the journal up to which they are written."""
 
     def __init__(self, run_dir: Path) -> None:
         self._journal = run_dir / "journal.sqlite"
@@ -43,7 +43,8 @@ class Curves:
         self._cursor = self._files.cursor()
 
     def catch_up(self, now: float, *, is_last: bool = False) -> int:
-        """Write everything that is new in the journal, and return the number of points.
+        """Write the curves of everything that is new in the journal, and return the number of new
+        points.
 
         `now` is in Unix seconds. `is_last` is true if the run has ended, so that no more
         evaluations of its last step will come. Raises ConfigError if the journal cannot be read,
@@ -98,7 +99,7 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the curves of everything that is in the journal now, and end the thread."""
+        """Write the curves of everything that is in the journal now, then end the thread."""
         self._is_closing.set()
         self._thread.join(CLOSE_LIMIT_S)
 

@@ -1,4 +1,5 @@
-"""The clients that take part in the current batch, and whether they agree that its step is made.
+"""The clients that take part in the current batch, and whether they agree to train on the batch.
+The training step of a batch is made when all of them have agreed.
 
 A client takes part if it has ended or aborted a training episode since the last step. The step does
 not wait for the agreement of a client that was silent for IDLE_LIMIT_S. A silent client may still
@@ -45,7 +46,7 @@ class ActiveClients:
 
     @property
     def all_agreed(self) -> bool:
-        """Whether there are clients and each of them has agreed."""
+        """Whether at least one client takes part, and every client that takes part has agreed."""
         return bool(self._clients) and all(client.has_agreed for client in self._clients.values())
 
     def add(self, client_uuid: str, now: float) -> None:
@@ -68,8 +69,8 @@ class ActiveClients:
             client.last_activity = now
 
     def agree(self, client_uuid: str, now: float) -> str | None:
-        """Record that a client agrees to the step, and return None. If the agreement is refused,
-        return the protocol's text of the refusal."""
+        """Record that a client agrees to the step. Return None, or the text of the refusal if the
+        agreement is refused."""
         if not client_uuid:
             return "client_uuid required"
         if client_uuid in self._silent:
@@ -93,6 +94,6 @@ class ActiveClients:
             self._silent.popitem(last=False)
 
     def clear(self) -> None:
-        """Remove all clients. Call this when a step has taken the batch."""
+        """Remove all clients. Call this method when a step has taken the groups of the batch."""
         self._clients.clear()
         self._silent.clear()

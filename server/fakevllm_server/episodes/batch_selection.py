@@ -18,7 +18,7 @@ BY_TASKS = "rollout_until_finish_enough_tasks"
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Numbers of waiting groups and episodes, and whether clients agreed to a step."""
+    """Numbers of waiting groups and episodes, and whether the clients agreed to a step."""
 
     num_groups: int
     """Number of pooled groups. If ties are dropped, all of them have a signal."""
@@ -42,7 +42,8 @@ class CollectionMethod:
     """Whether clients decide by their agreement when a step is due."""
 
     def num_taken(self, num_groups: int, job: TrainJob) -> int:
-        """Return how many of the waiting groups, the newest first, a step takes.
+        """Return the number of groups that a step takes. The step takes the newest of the waiting
+        groups.
 
         The newest groups are closest to the current policy.
         """
@@ -50,7 +51,7 @@ class CollectionMethod:
 
 
 def method_of(job: TrainJob) -> CollectionMethod:
-    """Return the collection method that a job chooses."""
+    """Return the collection method that a job's settings choose."""
     return METHODS[job.swarm_mode_sample_collection_method]
 
 
@@ -68,7 +69,7 @@ def groups_before_short_step(job: TrainJob) -> int | None:
 
 
 def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
-    """Return how many batches wait; at least 1 if a step is due.
+    """Return the number of batches that the waiting groups make up; at least 1 if a step is due.
 
     With a method that takes all groups, all waiting groups are one batch.
     """

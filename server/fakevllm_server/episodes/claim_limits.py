@@ -1,4 +1,7 @@
-"""Pauses and quotas for claims, and the clients that take part in the current batch."""
+"""Pauses and quotas for claims of episodes, and the clients that take part in the current batch.
+
+A mix is a named kind of tasks, such as "math". Each mix has a quota.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class Participation:
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
-        """Count a new claim towards the quota of its mix."""
+        """Count a new claim towards the quota of the claim's mix."""
         if policy is None:
             return
         episode.task_id = policy.current_task_id

@@ -14,7 +14,7 @@ class EndedGroupIds:
     """The group ids that may not be used again."""
 
     def __init__(self, look_up: Callable[[str], str | None]) -> None:
-        """Start without ids in memory.
+        """Start with no ids in memory.
 
         `look_up` returns the reason for an id that is not in memory, or None for a new id.
         """
@@ -29,7 +29,7 @@ class EndedGroupIds:
         return self.refusal_of(group_id) is None
 
     def remember(self, group_id: str, reason: str | None = None) -> None:
-        """Refuse this id from now on, with the reason `already_ended` by default."""
+        """Store a group id, whose later use is refused with `reason`."""
         self._reasons[group_id] = reason or "already_ended"
         if len(self._reasons) > MAX_REMEMBERED:
             self._reasons.popitem(last=False)

@@ -1,8 +1,10 @@
-"""The registry of claimed episodes: claim, renew, end, abort, expire. Pure; the clock is passed in.
+"""The registry of episodes that clients have claimed: claim, renew, end, abort, expire. Pure; the
+clock is passed in.
 
-When a claim is aborted or expires, the next claim gets the same episode with a higher epoch. The
-epoch is part of the claim's key and of the uuid that the client uses. Therefore a late request of
-an older claim is refused and changes nothing, even on routes that get only the uuid.
+A claim reserves an episode for one client. When a claim is aborted or expires, the next claim gets
+the same episode with a higher epoch. The epoch is part of the claim's key and of the uuid that the
+client uses. Therefore a late request of an older claim is refused and changes nothing, even on
+routes that get only the uuid.
 
 Clients compare the texts of refusals with fixed strings, so the texts must not change.
 """
@@ -50,8 +52,8 @@ NO_CALL = (
 
 
 class EpisodeRefused(Exception):
-    """A request for an episode was refused and changed nothing. The exception has the HTTP status
-    and the text of the refusal."""
+    """Error for a refused request about an episode. The request changed nothing. The error has the
+    HTTP status and the text of the refusal."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -107,7 +109,7 @@ def _idempotency_id(episode: Episode, idempotency: Idempotency) -> tuple[str, st
 
 
 def claim_uuid(episode_id: str, epoch: int) -> str:
-    """Return 32 hex digits, the form of all ids in the protocol.
+    """Return the uuid of a claim: the episode's id and the epoch, in 32 hex digits.
 
     >>> claim_uuid("ab" * 14, 2)
     'abababababababababababababab0002'
@@ -116,7 +118,8 @@ def claim_uuid(episode_id: str, epoch: int) -> str:
 
 
 class EpisodeRegistry:
-    """All claimed episodes, and the open episodes, which wait for the next claim."""
+    """All claimed episodes, and the open episodes, which are not claimed and wait for the next
+    claim."""
 
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
@@ -154,7 +157,7 @@ class EpisodeRegistry:
         owner: str = "",
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Claim the episode that has been open longest, or a new episode."""
+        """Claim the episode that has been open longest or, if no episode is open, a new episode."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1
@@ -174,10 +177,11 @@ class EpisodeRegistry:
         return episode
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
-        """Return the episode that the same request has claimed before, if the claim is still valid.
+        """Return the episode that an earlier sending of this request has claimed; None without a
+        valid claim.
 
-        A client repeats a request if it did not get the reply. Raises IdempotencyConflict if a
-        different request with this idempotency key has claimed an episode.
+        A client repeats a request if the reply was lost. Raises IdempotencyConflict if a different
+        request with this idempotency key has claimed an episode.
         """
         episode = self._by_idempotency.get((owner, client_uuid, idempotency.key))
         if episode is not None and episode.idempotency != idempotency:
@@ -196,7 +200,7 @@ class EpisodeRegistry:
         self._open.update(episodes)
 
     def find(self, uuid: str) -> Episode | None:
-        """Return the claim with this uuid, but not a later claim of the same episode."""
+        """Return the claimed episode if its present claim has this uuid, else None."""
         episode = self._claimed.get(uuid[:ID_CHARS])
         return episode if episode is not None and episode.uuid == uuid else None
 
@@ -206,14 +210,14 @@ class EpisodeRegistry:
     def check_owner(self, uuid: str, caller: str) -> None:
         """Raise EpisodeRefused if another API key has claimed the episode.
 
-        If the server asks for no keys, all callers are the same.
+        If the server requires no keys, all callers count as the same client.
         """
         episode = self.find(uuid)
         if episode is not None and caller and episode.owner not in ("", caller):
             raise EpisodeRefused(404, _foreign(uuid, episode.owner, caller))
 
     def renew(self, episode: Episode, now: float) -> None:
-        """Record activity, which restarts the time until the claim expires."""
+        """Record activity on a claim, which restarts the time until the claim expires."""
         episode.last_activity = now
 
     def call_begins(self, episode: Episode, now: float) -> None:
@@ -221,12 +225,13 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
-        """Record the end of a call. It has no effect if the episode has ended."""
+        """Record that a call of an episode has ended. Does nothing if the episode has ended."""
         episode.in_flight -= 1
         self.renew(episode, now)
 
     def find_owned(self, uuid: str, client_uuid: str) -> Episode:
-        """Return the claim with this uuid. Raises EpisodeRefused if it is not this client's."""
+        """Return the claimed episode with this uuid. Raises EpisodeRefused if it belongs to another
+        client."""
         episode = self.find(uuid)
         if episode is None:
             raise EpisodeRefused(400, self._missing_reason(uuid))
@@ -266,7 +271,8 @@ class EpisodeRegistry:
         return idle
 
     def give_up(self) -> list[Episode]:
-        """Reopen all claimed episodes and return them. Call this when the engine was stopped."""
+        """Reopen all claimed episodes and return them. Call this method when the engine was
+        stopped."""
         claimed = list(self._claimed.values())
         for episode in claimed:
             self._reopen(episode)
@@ -295,5 +301,5 @@ class EpisodeRegistry:
 
 
 def _foreign(uuid: str, claimed_by: str, caller: str) -> str:
-    """Return the text of the refusal for an episode of another client."""
+    """Return the text of the refusal for an episode that another client has claimed."""
     return f"Episode {uuid} is claimed by different client: {claimed_by}, but got {caller}."

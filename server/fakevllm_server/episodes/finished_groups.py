@@ -20,7 +20,7 @@ the oldest weights sampled is dropped, because it would be the first to become s
 
 
 class FinishedGroups:
-    """The pooled groups that no step has taken yet."""
+    """The queue of pooled groups that no training step has taken yet."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, FinishedGroup] = OrderedDict()
@@ -62,7 +62,7 @@ class FinishedGroups:
         return list(self._groups)[-num:]
 
     def remove(self, group_id: str) -> FinishedGroup:
-        """Remove and return a group."""
+        """Remove the group with this id, and return the group."""
         group = self._groups.pop(group_id)
         del self._versions[group_id]
         self.num_tokens -= group.num_tokens

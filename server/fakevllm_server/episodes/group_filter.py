@@ -1,8 +1,9 @@
 """Decide which groups are pooled, and so may be trained. Pure.
 
-In a partial group, the siblings with rewards are compared with each other: a sibling without a
-reward failed for a reason that is not the model's. A group with a single reward is not trained. If
-all rewards are equal, the group has no signal, and `filter_groups` decides:
+A group is pooled if its rewards can be compared. In a partial group, some siblings have no reward.
+Only the siblings with rewards are compared, because the model did not cause the failure of the
+others. A group with a single reward is not trained. If all rewards are equal, the group has no
+signal, and `filter_groups` decides:
 
 * `keep`: the group is part of its step with advantage 0, so that only KL and entropy affect it.
 * `drop`: the group is dropped, and the step may have fewer groups.
@@ -26,7 +27,7 @@ NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 
 
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
-    """Return the reason why a group is not pooled; None if it is pooled."""
+    """Return the reason why a group is not pooled, or None if the group is pooled."""
     reason = _why_untrainable(group)
     if group.is_sample:
         return reason
@@ -39,7 +40,10 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
 
 
 def filtering(job: TrainJob) -> str:
-    """Return the effective `filter_groups`; AgentJet's method NON_DUMMY means `collect`."""
+    """Return the effective value of `filter_groups`.
+
+    AgentJet's collection method NON_DUMMY means `collect`.
+    """
     method = job.swarm_mode_sample_collection_method
     return "collect" if method == NON_DUMMY else job.filter_groups
 

@@ -3,7 +3,8 @@
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
 from the pool. Passive groups arrive complete with their rewards. Episodes of active clients are
 collected by task until the task has `num_repeat` episodes, or until no more episodes are expected.
-Each group id is accepted once. A repeated request is answered before it reaches the pool.
+Each group id is accepted once. The pool never sees a repeated request, which gets the reply to the
+first request.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class Pool:
     ) -> EndGroupReply:
         """Pool a feedback sample: an earlier answer with an advantage of its own.
 
-        It counts as one group of a step.
+        The sample counts as one group of a step.
         """
         refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:
@@ -194,7 +195,7 @@ class Pool:
         )
 
     def abort_group(self, group_id: str) -> bool:
-        """Drop a group. Return False if its id is already the id of an ended group."""
+        """Drop a group. Return False if the group has already ended."""
         self._open.pop(group_id)
         if not self._ended.is_new(group_id):
             return False
@@ -216,12 +217,13 @@ class Pool:
         return None if episodes is None else self._complete(task_id, episodes)
 
     def complete_expired(self, now: float) -> list[CompletedTask]:
-        """Complete the tasks that waited too long for more episodes. Call it periodically."""
+        """Complete the tasks that waited too long for more episodes, with the episodes that they
+        have. Call it periodically."""
         expired = self._tasks.pop_expired(now, self._job.partial_after_s)
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """Complete all waiting tasks if the job's steps take all groups and tasks."""
+        """Complete all waiting tasks, if the job's steps also take tasks that lack episodes."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 

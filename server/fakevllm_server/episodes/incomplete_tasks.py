@@ -25,7 +25,7 @@ class _Task:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredTask:
-    """An incomplete task that does not wait for more episodes."""
+    """A task that was removed from the waiting tasks before all its episodes had arrived."""
 
     task_id: str
     episodes: Sequence[ScoredEpisode]
@@ -41,7 +41,8 @@ class ExpiredTask:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTask:
-    """A task that gets no more episodes. It may have fewer than `num_repeat` episodes."""
+    """The group of a task that gets no more episodes. The group may have fewer than `num_repeat`
+    episodes."""
 
     group: FinishedGroup
     reason: str | None
@@ -49,7 +50,7 @@ class CompletedTask:
 
 
 class WaitingTasks:
-    """Collects the episodes of each task until there are `num_repeat` of them."""
+    """The tasks that have fewer than `num_repeat` episodes, with their episodes."""
 
     def __init__(self, num_repeat: int) -> None:
         self._num_repeat = num_repeat
@@ -65,7 +66,8 @@ class WaitingTasks:
     def add(
         self, task_id: str, new_episode: Callable[[int], ScoredEpisode]
     ) -> list[ScoredEpisode] | None:
-        """Add an episode; return all episodes of the task if it is now complete.
+        """Add an episode to a task. Return all episodes of the task if the task is now complete,
+        else None.
 
         `new_episode` creates the episode from its index in the task. The waiting time of the task
         starts again when `pop_expired` is called next.

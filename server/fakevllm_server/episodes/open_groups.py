@@ -1,4 +1,5 @@
-"""The captured calls of passive groups that have not ended yet. Pure; the clock is passed in."""
+"""The captured calls of passive groups that have not ended yet. A passive group has the answers to
+one request of an app. Pure; the clock is passed in."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class OpenGroups:
                 self.add(SiblingRef(group_id, index), call, now)
 
     def pop(self, group_id: str) -> OpenGroup | None:
-        """Remove and return a group; None if it is not open."""
+        """Remove and return the open group with this id; None if no group with this id is open."""
         group = self._groups.pop(group_id, None)
         if group is not None:
             self.num_tokens -= sum(call.num_tokens for own in group.calls.values() for call in own)

@@ -1,10 +1,11 @@
-"""Quotas of task mixes: hold each mix to its share of the batches by delaying its new tasks.
+"""Quotas of mixes: hold each mix to its share of the batches by delaying its new tasks. A mix is a
+named kind of tasks, such as "math".
 
 Pure; the clock is passed in. The clock stops while no client may claim an episode.
 
-This is weighted fair queueing over tasks. A mix's *pace* is the number of tasks it has completed,
-divided by its share. A mix may begin another task if its pace, counting tasks under way as
-completed, is not too far ahead of the slowest pace.
+The algorithm is weighted fair queueing over tasks. A mix's *pace* is the number of tasks it has
+completed, divided by its share. A mix may begin another task if its pace, counting tasks under way
+as completed, is not too far ahead of the slowest pace.
 
 Four rules complete this:
 
@@ -66,7 +67,7 @@ class _Mix:
 
     @property
     def pace(self) -> float:
-        """Completed tasks divided by the share."""
+        """Number of the mix's completed tasks, divided by the mix's share."""
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
@@ -78,7 +79,7 @@ class _Mix:
         return self.num_not_pooled >= limit
 
     def begun_pace(self, now: float) -> float:
-        """Return completed tasks and tasks under way, divided by the share."""
+        """Return the number of tasks completed and under way, divided by the mix's share."""
         num_under_way = sum(task.is_under_way(now) for task in self.open.values())
         return (self.num_done + num_under_way) / self.share
 
@@ -89,7 +90,7 @@ class _Mix:
 
 
 class MixQuotas:
-    """The mixes of one run of the engine."""
+    """The quotas and task counts of all mixes, for one run of the engine."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -120,7 +121,7 @@ class MixQuotas:
         return ahead < max(1.0, lead * tasks_per_share * mix.share)
 
     def claimed(self, name: str, task_id: str, now: float) -> None:
-        """Record that an episode of the task is running."""
+        """Record that a client claimed an episode of the task, which now runs."""
         task = self._open_task(self._mixes[name], task_id, now)
         task.num_running += 1
         task.last_activity = now
@@ -134,7 +135,7 @@ class MixQuotas:
             self.abandoned(claimed_task_id, now)
 
     def abandoned(self, task_id: str, now: float) -> None:
-        """Record that an episode is no longer running.
+        """Record that a running episode was given up.
 
         If the task has no other episode, the task no longer counts as begun.
         """
@@ -163,7 +164,7 @@ class MixQuotas:
             self._mix_of_group[group_id] = mix
 
     def taken(self, group_id: str) -> None:
-        """Record that a step took the group."""
+        """Record that a step took the group of a completed task."""
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
@@ -207,7 +208,8 @@ class MixQuotas:
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close a task without running and ended episodes; return whether it was closed."""
+        """Close the task if it has no running and no ended episode; return whether it was
+        closed."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

@@ -13,7 +13,7 @@ MAX_TOKENS = 1_000_000
 
 
 class ServedCalls:
-    """The served call of each recent passive group."""
+    """A cache of the call of the served sibling, for each recent passive group."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -21,7 +21,8 @@ class ServedCalls:
         self._num_tokens = 0
 
     def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
-        """Remember the served sibling's call. A sibling of a passive group has exactly one call."""
+        """Store the call of a group's served sibling. Each sibling of a passive group has one
+        call."""
         if len(calls) != 1 or group_id in self._calls:
             return
         self._calls[group_id] = replace(calls[0], allowed=None)
@@ -31,7 +32,7 @@ class ServedCalls:
             self._num_tokens -= _length(oldest)
 
     def find(self, group_id: str | None) -> RecordedCall | None:
-        """Return the served call of a group; None if it is not cached."""
+        """Return the call of a group's served sibling; None if it is not cached."""
         return None if group_id is None else self._calls.get(group_id)
 
 

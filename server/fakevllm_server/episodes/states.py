@@ -30,7 +30,7 @@ batch."""
 
 
 class IllegalTransition(Exception):
-    """A state change that the table does not allow. The cause is always a bug in the server."""
+    """Error for a change of the engine's status that the table forbids: a bug in the server."""
 
 
 class EngineLifecycle:
@@ -52,12 +52,12 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """Number of the first step that can train a group that ends now. While a step runs, this is
-        the step after it."""
+        """Number of the first step that can train a group that ends now: the step after the running
+        step, if a step runs."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
-        """Change the status. Raises IllegalTransition."""
+        """Change the engine's status. Raises IllegalTransition if the table forbids the change."""
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(f"{self.status} -> {to}")
         self._rolling_s = self.seconds_rolling(now)
@@ -66,24 +66,29 @@ class EngineLifecycle:
         moved.set()
 
     async def next_move(self) -> None:
-        """Wait until the status changes."""
+        """Wait until the engine's status changes."""
         await self._moved.wait()
 
     def seconds_in_state(self, now: float) -> float:
-        """Return the seconds since the last change of the status."""
+        """Return the number of seconds since the engine's status last changed."""
         return now - self._since
 
     def seconds_rolling(self, now: float) -> float:
-        """Return the total seconds in ROLLING, the only state in which clients may claim.
+        """Return the total number of seconds in the state ROLLING, the only state in which clients
+        may claim episodes.
 
         Quotas use this as a clock, which stops in all other states.
         """
         return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
-        """Return whether ROLLING_POST may end."""
+        """Return whether the state ROLLING_POST may end.
+
+        The state may end when no claimed episode is left, or after POST_DEADLINE_S seconds.
+        """
         return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
 
     def next_version(self) -> int:
-        """Return the next version. Versions increase also after the restore of a checkpoint."""
+        """Return the version number for the next weights. A restored checkpoint also gets a higher
+        version number than the weights before it."""
         return self.version + 1

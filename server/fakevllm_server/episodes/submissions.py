@@ -1,5 +1,5 @@
 """Cache of replies to requests that must take effect only once. A repeated request gets the reply
-to the first."""
+to the first request."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ has the calls of pooled groups too. It does not have the calls of dropped groups
 
 
 class IdempotencyConflict(Exception):
-    """A request has the idempotency key of an earlier request, but a different body. The earlier
-    request stays valid."""
+    """Error for a request with the idempotency key of an earlier request, but with a different
+    body. The earlier request stays valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """The reply to a request, and what identifies the request."""
+    """The reply to a request, with the hash that identifies the request."""
 
     body_hash: bytes
     reply: BaseModel
@@ -34,7 +34,7 @@ class CachedReply:
 
 
 class SubmissionCache:
-    """The latest replies by key. Pure."""
+    """The latest replies by the keys of their requests. Pure."""
 
     def __init__(self) -> None:
         self._replies: OrderedDict[str, CachedReply] = OrderedDict()
@@ -46,7 +46,7 @@ class SubmissionCache:
         return self._replies.get(key)
 
     def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
-        """Add a reply, and remove old ones that can be read from the journal.
+        """Add a reply, and remove old replies that can be read from the journal.
 
         `written_position` is the position up to which the journal is on disk.
         """

@@ -1,6 +1,6 @@
 """Read a journal file from outside, whether or not a server is writing it.
 
-The file is not changed. Reading takes no lock for which the server could have to wait.
+The file is not changed. Reading takes no lock that could make the server wait.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A function that changes rows. All of its changes are made in one transaction."""
+    """A labelled function that changes rows of the journal, always within one transaction."""
 
     label: str
     """Kind of the change, for crash points."""
@@ -44,7 +44,7 @@ class Change:
 
 
 class JournalError(Exception):
-    """A change was not written to the journal, or was not written in time."""
+    """Error for a change that was not written to the journal, or was not written in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class JournalWriter:
         transact: Callable[[Sequence[Change]], None],
         on_broken: Callable[[], object] = lambda: None,
     ) -> None:
-        """`transact` writes changes in one transaction.
+        """Create the queue and the thread. `transact` writes changes in one transaction.
 
         `on_broken` is called on the writer's thread when the thread stops because of an error.
         """
@@ -89,12 +89,12 @@ class JournalWriter:
 
     @property
     def last_position(self) -> int:
-        """Position of the last change that was put."""
+        """Position of the change that was put last, counted from the first change."""
         return self._num_put
 
     @property
     def written_position(self) -> int:
-        """The position up to which everything is on disk."""
+        """Position up to which all changes are on disk."""
         return self._num_written
 
     @property
@@ -135,7 +135,7 @@ class JournalWriter:
             return self._wake.wait_for(lambda: self._num_written >= position, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Write what is queued and end the thread; return whether everything was written."""
+        """Write the queued changes and end the thread. Return whether all changes were written."""
         with self._wake:
             self._is_closing = True
             self._wake.notify_all()
@@ -205,7 +205,7 @@ class JournalWriter:
 
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:
-    """Wake the waiters with a single call into each event loop."""
+    """Wake the tasks that wait for a write, with a single call into each event loop."""
     futures = [waiter.written for waiter in waiters]
     for loop in {future.get_loop() for future in futures}:
         own = [future for future in futures if future.get_loop() is loop]

@@ -69,7 +69,7 @@ class PendingWork:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The end of the run log."""
+    """The end of the run log: the last entry, the last step and the highest weight version."""
 
     last_seq: int
     version: int
@@ -79,7 +79,7 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """The weights that answer apps."""
+    """The step and the version of the weights that answer apps."""
 
     version: int = 0
     step: int = 0
@@ -225,14 +225,14 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def submission(db: Connection, key: str) -> Submission | None:
-    """Return the acknowledged request with this key and its reply."""
+    """Return the acknowledged request with this key, with its reply; None for an unknown key."""
     query = 'SELECT "key", body_hash, reply_json FROM submissions WHERE "key" = ?'
     row = db.exec_driver_sql(query, (key,)).one_or_none()
     return None if row is None else Submission(*row)
 
 
 def ended_reason(db: Connection, group_id: str) -> str | None:
-    """Return the reason why a group with this id is refused; None if the id is new."""
+    """Return the reason why the id of an ended group is refused; None if the id is new."""
     query = "SELECT state, reason FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (group_id,)).one_or_none()
     if row is None:
@@ -274,12 +274,13 @@ def groups_trained_after(db: Connection, step: int) -> list[str]:
 
 
 def last_pruned(db: Connection) -> int:
-    """Return the last step whose calls were deleted."""
+    """Return the last step whose captured calls were deleted."""
     return int(meta(db, PRUNED) or 0)
 
 
 def meta(db: Connection, key: str) -> str | None:
-    """Return a fact of the run; None if it is not set."""
+    """Return the value of a stored fact about the run, by its key; None if the fact is not
+    stored."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 

@@ -36,9 +36,9 @@ class Retention:
         so that groups that must be kept are not examined in each round."""
 
     def run_after(self, db: Connection, num_changes: int, now: float) -> None:
-        """Count changes, and run the rounds of deletion that are due, in the same transaction.
+        """Count new changes, and delete old rows if a round of deletion is due.
 
-        `now` is in Unix seconds.
+        The deletion is part of the same transaction. `now` is in Unix seconds.
         """
         self._num_changes += num_changes
         while self._num_changes >= CHANGES_PER_ROUND:

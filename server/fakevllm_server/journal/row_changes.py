@@ -33,7 +33,7 @@ from fakevllm_server.types.calls import RecordedCall
 
 
 def claimed(episode: Episode) -> Change:
-    """Store a claimed episode, and replace its earlier claim."""
+    """Store an episode's new claim, which replaces the episode's earlier claim."""
     idempotency = episode.idempotency
     row = (
         episode.episode_id,
@@ -67,7 +67,7 @@ def reopened(episodes: Sequence[Episode]) -> Change:
 
 
 def call_recorded(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
-    """Store a captured call as number `seq` of its owner."""
+    """Store a captured call as number `seq` of its owner: a sibling or an episode."""
     return Change("call", lambda db: put_call(db, owner, seq, call, group_id))
 
 
@@ -139,7 +139,7 @@ def group_aborted(group_id: str) -> Change:
 
 
 def dropped(entry: LogEntry) -> Change:
-    """Drop the groups that a log entry lists with reasons, and store the entry."""
+    """Drop the groups that a log entry lists with reasons, and store the log entry."""
 
     def apply(db: Connection) -> None:
         for group_id, reason in entry.reasons.items():
@@ -200,8 +200,8 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
-    """Delete the checkpoints of these steps, and the calls that cannot be needed after a return to
-    any kept checkpoint."""
+    """Delete the checkpoints of these steps. Also delete the calls that no kept checkpoint needs
+    for training its later steps again."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:
@@ -219,8 +219,8 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
 
 
 def rolled_back(entry: LogEntry) -> Change:
-    """Go back to the end of the entry's step. Mark the later batches and their groups as planned
-    again.
+    """Return the run to the end of the entry's step. Mark the later batches and their groups as
+    planned again.
 
     Checkpoints of later steps are deleted.
     """
@@ -240,7 +240,7 @@ def rolled_back(entry: LogEntry) -> Change:
 
 
 def abandoned(entry: LogEntry) -> Change:
-    """Go back to the end of the entry's step, and delete the later batches and checkpoints.
+    """Return the run to the end of the entry's step, and delete the later batches and checkpoints.
 
     The groups in `entry.lost` are dropped with the entry's reason.
     """
@@ -271,7 +271,7 @@ def entry_logged(entry: LogEntry) -> Change:
 
 
 def meta_set(key: str, value: str | None) -> Change:
-    """Store a fact of the run; None deletes it."""
+    """Store a fact about the run under a key; the value None deletes the fact."""
     return Change("meta", lambda db: put_meta(db, key, value))
 
 

@@ -22,7 +22,7 @@ CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
 
 
 class CorruptCall(Exception):
-    """The digest of a stored call does not match its other columns."""
+    """Error for a stored call whose digest does not match the call's other columns."""
 
 
 def call_row(call: RecordedCall) -> CallRow:
@@ -89,7 +89,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sibling or an episode with its reward. Its calls have the same `owner`."""
+    """A sibling or an episode with its reward. The calls of the sample have the same `owner` as the
+    sample."""
 
     owner: str
     index: int
@@ -110,7 +111,7 @@ class PooledGroup:
 def pooled_or_dropped(
     group_id: str, reason: str | None, advantage: float | None = None
 ) -> PooledGroup:
-    """Return a pooled group or, if `reason` is not empty, a dropped group."""
+    """Return the row of a group: pooled or, if `reason` is not empty, dropped."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
     return PooledGroup(group_id, state, reason or None, advantage)
 
@@ -127,5 +128,5 @@ class SavedCheckpoint:
 
 
 def groups_hash(group_ids: Sequence[str]) -> str:
-    """Hash the ids of a batch's groups, in order."""
+    """Return a hash of the ids of a batch's groups, in order."""
     return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()

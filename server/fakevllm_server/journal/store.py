@@ -37,10 +37,14 @@ CLOSE_LIMIT_S = 10.0
 
 
 class Journal:
-    """One run's journal, with its writer thread and connections. Call close() last."""
+    """One run's journal, with its writer thread and connections.
+
+    Call `close` when the journal is no longer used.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open the file, create it if needed, and apply migrations. Raises ConfigError."""
+        """Open the journal file, create the file if needed, and apply migrations. Raises
+        ConfigError."""
         self._path = path
         self._write_engine = _open_engine(path, "BEGIN IMMEDIATE")
         self._read_engine = _open_engine(path, "BEGIN")
@@ -72,7 +76,7 @@ class Journal:
 
     @property
     def written_position(self) -> int:
-        """The position up to which everything is on disk."""
+        """Position up to which all changes are on disk."""
         return self._writer.written_position
 
     async def wait_written(self, position: int, limit_s: float | None = ACK_LIMIT_S) -> None:
@@ -126,7 +130,7 @@ class Journal:
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Check the file, and convert read errors within the context to ConfigError.
+        """Check the file when the context begins, and convert read errors within it to ConfigError.
 
         The journal is closed if the file is damaged.
         """
@@ -162,7 +166,7 @@ class Journal:
             crash_point(f"{change.label}.after_commit")
 
     def _config_error(self, problem: str) -> ConfigError:
-        """Close both connections, and return the error to raise."""
+        """Close both connections, and return the ConfigError for the caller to raise."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(

@@ -84,7 +84,7 @@ class Calls(_Row, table=True):
 
 
 class Samples(_Row, table=True):
-    """A scored episode or sibling."""
+    """An episode or a sibling that has a reward."""
 
     owner: str = Field(primary_key=True)
     group_id: str | None = Field(default=None, index=True)
@@ -121,7 +121,7 @@ class Drops(_Row, table=True):
 
 
 class Submissions(_Row, table=True):
-    """An acknowledged request and its reply, which a repeated request gets again."""
+    """An acknowledged request with its reply. A repeated request gets the same reply."""
 
     key: str = Field(primary_key=True)
     body_hash: bytes
@@ -156,7 +156,7 @@ class Checkpoints(_Row, table=True):
 
 
 class Publications(_Row, table=True):
-    """Weights that were served."""
+    """Weights that the rollout engine served, with their step and their version."""
 
     version: int = Field(primary_key=True)
     step: int
@@ -164,7 +164,7 @@ class Publications(_Row, table=True):
 
 
 class Entries(_Row, table=True):
-    """An entry of the run log, as proxies read it."""
+    """An entry of the run log, in the form in which proxies read it."""
 
     seq: int = Field(primary_key=True)
     kind: str
@@ -174,7 +174,7 @@ class Entries(_Row, table=True):
 
 
 class Meta(_Row, table=True):
-    """A fact of the run, such as its latest job."""
+    """A stored fact about the run, such as the run's latest job."""
 
     key: str = Field(primary_key=True)
     value: str

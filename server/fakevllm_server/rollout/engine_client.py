@@ -64,12 +64,13 @@ not."""
 
 
 class EngineFailed(Exception):
-    """The engine did not answer, and no bytes of an answer were sent to the client. The call may be
-    retried."""
+    """Error for a call that the engine did not answer. No bytes of an answer were sent to the
+    client, so the call may be retried."""
 
 
 class Refused(Exception):
-    """The engine answered with an error that the caller handles. Nothing was sent to the client."""
+    """Error that the engine answered and that the caller handles. Nothing was sent to the
+    client."""
 
     def __init__(self, status: int, raw: bytes, headers: Headers) -> None:
         super().__init__(f"{status}: {raw[:200]!r}")
@@ -115,7 +116,7 @@ class EngineClient:
         return EngineInfo(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
 
     async def fetch_version(self) -> None:
-        """Request the engine's version, for `info`. If that fails, the version is None."""
+        """Fetch the engine's version, and store it in `info`; store None if the request fails."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._http.get("/version", timeout=timeout) as response:
@@ -147,8 +148,9 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` selects the errors that are raised as Refused. Raises
-        EngineFailed if the engine fails before anything was sent to the client.
+        sent unchanged. `raises_refused` decides which errors of the engine are raised as Refused
+        instead of being sent to the client. Raises EngineFailed if the engine fails before anything
+        was sent to the client.
         """
         async with self._request(method, path, body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
@@ -263,8 +265,8 @@ class EngineClient:
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:
     """Return the reason that the engine sent, or the reason that its status implies.
 
-    An unhealthy engine's 503 raises EngineFailed before this function is called. Therefore a 503
-    here means that the engine is overloaded.
+    A 503 means that the engine is overloaded. The 503 of an unhealthy engine raises EngineFailed
+    before this function is called.
     """
     reason = reason_from_header(response.headers.get(REASON_HEADER))
     return reason or _REASON_OF_STATUS.get(response.status)
@@ -288,7 +290,7 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _is_failure(first: bytes) -> bool:
-    """Return whether a stream is empty or begins with an error event."""
+    """Return whether a stream, from its first bytes, is empty or begins with an error event."""
     events = SseDecoder().feed(first)
     try:
         return not first or "error" in ((parse_event(events[0]) if events else None) or {})
@@ -348,7 +350,7 @@ async def _send_stream(
 
 
 def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Translate an answer into the client's format; without `exchange`, return it unchanged.
+    """Return an answer in the client's format; without `exchange`, the answer is unchanged.
 
     Raises Refused, not EngineFailed, if the answer cannot be translated: a retry would sample a
     second answer.

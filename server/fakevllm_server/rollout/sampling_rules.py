@@ -46,7 +46,7 @@ sample."""
 
 
 def sampling_temperature(sampling: Json) -> float:
-    """Return the temperature that the engine samples with; 0 if the engine refuses the value."""
+    """Return the temperature with which the engine samples; 0 if the engine refuses the value."""
     try:
         temperature = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):
@@ -86,7 +86,8 @@ def _is_strict(tool: object) -> bool:
 
 
 def _object(value: object) -> Json:
-    """Return the value if it is an object, else {}. A request may have any value in any field."""
+    """Return the value if the value is a JSON object, else {}. A request may have any value in any
+    field."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 

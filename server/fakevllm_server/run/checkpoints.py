@@ -45,8 +45,8 @@ class CheckpointFolders:
     async def write(self, step: int, save: Callable[[Path], Awaitable[None]]) -> tuple[str, str]:
         """Write the checkpoint of a step, and return its folder's name and digest.
 
-        `save` writes the trainer's files into the folder that it is called with. Raises OSError if
-        the disk fails or is full.
+        `save` is called with a folder, and writes the trainer's files into the folder. Raises
+        OSError if the disk fails or is full.
         """
         temporary = self._folder / f"step-{step:08d}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -96,7 +96,8 @@ class CheckpointFolders:
 def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:
     """Return the SHA-256 of the names, sizes and contents of all files below a folder.
 
-    `on_read` is called with the size of each chunk that was read, in bytes. Raises OSError.
+    `on_read` is called with the size of each chunk that was read, in bytes. Raises OSError if a
+    file cannot be read.
     """
     hashed = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):

@@ -1,4 +1,4 @@
-"""Metrics that active clients measure (`log_metrics` of an ended episode). Pure.
+"""Collect the metrics that clients send with their ended episodes (field `log_metrics`). Pure.
 
 Each metric is averaged over the episodes that end while a step is collected, and is logged with
 that step. The values are kept in memory until then. If the server dies, the values of the current
@@ -42,7 +42,7 @@ class ClientMetrics:
         return refused
 
     def take(self) -> dict[str, float]:
-        """Return the mean of each metric, and start to collect the next step.
+        """Return the mean of each metric, and remove all values so that the next step starts empty.
 
         >>> metrics = ClientMetrics()
         >>> _ = metrics.add({"tools": 1.0}), metrics.add({"tools": [2.0, 4.0]})

@@ -18,11 +18,12 @@ log = logging.getLogger("fakevllm.server")
 
 
 class RunInUse(ConfigError):
-    """Another server has locked the run directory."""
+    """Error that another server has locked the run directory."""
 
 
 class RunFolder:
-    """A locked run directory. `close` releases the lock; if the process dies, the kernel does."""
+    """A locked run directory. `close` releases the lock. If the process dies, the kernel releases
+    the lock."""
 
     def __init__(self, path: Path) -> None:
         """Create the directory if it does not exist, and lock it.
@@ -72,7 +73,7 @@ class RunFolder:
             write_atomically(self._model_file, json.dumps(identity))
 
     def run_id(self) -> str:
-        """Return the id by which proxies recognize this run. The first call creates it."""
+        """Return the id by which proxies recognize this run. The first call creates the id."""
         file = self._path / "run_id"
         if not (file.exists() and file.read_text()):
             write_atomically(file, new_id())
@@ -92,10 +93,11 @@ class RunFolder:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace a file's text completely or, after a crash or on a full disk, not at all.
+    """Replace the text of a file in one step. After a crash or on a full disk, the old text
+    remains.
 
-    A plain write could leave a partly written file, which a later server would read. Raises
-    OSError.
+    A plain write could leave a partly written file, which a later server would read. Raises OSError
+    if the file cannot be written.
     """
     temporary = file.with_name(f"{file.name}.tmp")
     with temporary.open("w") as out:

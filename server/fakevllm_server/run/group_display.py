@@ -1,7 +1,7 @@
 """Reads a group with its tokens from the journal, for display.
 
-The journal keeps a call until no checkpoint needs it. It keeps no calls of evaluations, and no
-calls of dropped groups.
+The journal keeps a call as long as a checkpoint needs the call. The journal does not keep the calls
+of evaluations and of dropped groups.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _STEP_ENTRY = (
 def read_group_view(db: Connection, name: str) -> GroupView | None:
     """Return the group with this name, or None if the journal has no such group.
 
-    `name` is the id of a group, a sibling or an episode. With the id of a sibling or an episode,
-    the returned view of its group contains only this sibling or episode. Raises CorruptCall if a
-    call cannot be read.
+    `name` is the id of a group, a sibling or an episode. For the id of a sibling or an episode, the
+    view of the group contains only this sibling or episode. Raises CorruptCall if a call cannot be
+    read.
     """
     rows = db.exec_driver_sql(_SAMPLES_OF_GROUP, (name,)).all()
     rows = rows or db.exec_driver_sql(_SAMPLES_OF_OWNER, (name,)).all()

@@ -93,7 +93,8 @@ class RunLog:
         await self._journal.write(row_changes.published(version, step))
 
     async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
-        """Record that the trainer was restored to the end of `step` and will serve as `version`.
+        """Record that the trainer was restored to the end of `step`. Its weights will be served as
+        `version`.
 
         Return the planned batches of the later steps, which must be trained again.
         """
@@ -133,7 +134,7 @@ class RunLog:
             self._put(row_changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
-        """Return the entry for an evaluation that ends now (`now` in Unix seconds).
+        """Return the log entry for an evaluation that ends now. `now` is in Unix seconds.
 
         The evaluation counts for the step whose weights are served. The caller writes the entry
         together with the end of the episode, before any other entry. Return None if the step of the
@@ -166,8 +167,8 @@ class RunLog:
     def drops(self) -> dict[str, int]:
         """Number of groups that were dropped during the run, by the first word of the reason.
 
-        Only drops that are on disk count. Clients poll these numbers several times a second, so
-        they are read again only if the journal was written since the last read.
+        Only drops whose change is on disk count. Clients poll these numbers several times a second,
+        so the numbers are read again only if the journal was written since the last read.
         """
         position = self._journal.written_position
         if self._drops is None or self._drops[0] != position:
@@ -179,7 +180,8 @@ class RunLog:
         return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
     def _read_batches(self, step: int) -> list[PlannedBatch]:
-        """Return the planned batches that must be trained, without their corrupt groups."""
+        """Return the planned batches that must be trained. Corrupt groups are removed from the
+        batches."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))
@@ -189,7 +191,7 @@ class RunLog:
         return [batch for batch in batches if batch.groups]
 
     def _update_totals(self) -> None:
-        """Sum the metrics of all steps up to `last_step` again."""
+        """Recompute the totals of the run from the metrics of all steps up to `last_step`."""
         self.totals.clear()
         for metrics in self._journal.read(reads.step_metrics, self.last_step):
             self._add(metrics)
@@ -199,11 +201,12 @@ class RunLog:
             self.totals[name] += value
 
     def _put(self, change: Callable[[LogEntry], Change], entry: LogEntry) -> None:
-        """Number an entry and queue its change for the journal."""
+        """Give an entry the next number, and put the change that stores the entry into the
+        journal's queue."""
         self._journal.put(change(self._next(entry)))
 
     def _next(self, entry: LogEntry) -> LogEntry:
-        """Return the entry with the next number."""
+        """Return a copy of a log entry with the next number."""
         self._seq += 1
         return entry.model_copy(update={"seq": self._seq})
 

@@ -1,8 +1,8 @@
 """The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-The file is only for people to read. The server adds entries to it, and takes no setting from it: a
-restarted server reads its job from the journal. To make runs on different machines comparable, the
-file has no addresses, no machine names and no keys.
+The file is only for people to read. The server adds entries to the file and never reads settings
+from the file: a restarted server reads its job from the journal. To make runs on different machines
+comparable, the file has no addresses, no machine names and no keys.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SECRET = re.compile(r"(key|token|secret|password)$")
 def engine_start(
     config: ServerConfig, job: TrainJob, model: str | None, fingerprint: str | None
 ) -> EngineStart:
-    """Return the settings and versions of an engine start.
+    """Return one entry of `run.json`: the settings and package versions of an engine start.
 
     `model` is the folder or hub name from which the engine loads the model. `fingerprint` is the
     fingerprint of that model.

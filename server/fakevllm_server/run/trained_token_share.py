@@ -60,7 +60,7 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
 
 
 def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
-    """Return a step's coverage metrics, corrected for an update that was not applied.
+    """Return a step's coverage metrics, corrected for a weight update that was not applied.
 
     All trained tokens count as untrained for `reason`.
     """
@@ -107,12 +107,12 @@ def run_totals(sums: Mapping[str, float]) -> dict[str, float]:
 
 
 def share(part: float, whole: float) -> float:
-    """Return part / whole, or 1 if `whole` is 0."""
+    """Return the ratio `part` / `whole`, or 1 if `whole` is 0."""
     return part / whole if whole else 1.0
 
 
 def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, RecordedCall]]:
-    """Yield each untrainable call with its reason."""
+    """Yield each untrainable call of the groups, with the reason why it is untrainable."""
     for group in groups:
         for episode in group.episodes:
             for call in episode.calls:

@@ -44,7 +44,7 @@ _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError
 
 
 class CallCapture(ABC):
-    """Capture of one call, from the app's request body to the recorded call."""
+    """Capture of one LLM call: it takes the app's request body and ends with the recorded call."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class CallCapture(ABC):
 
     @staticmethod
     def cannot_capture(body: Json) -> bool:
-        """Return whether no part of the call could be trained on, so that it is only relayed."""
+        """Return whether the call must only be relayed, because no part of the call could be
+        trained on."""
         return False
 
     @abstractmethod
@@ -108,12 +109,13 @@ class CallCapture(ABC):
 
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return whether a plain vLLM would not have streamed this choice."""
+        """Return whether a plain vLLM would have left this choice out of its stream."""
 
     # --- from the request to the record
 
     def upstream_body(self) -> Json:
-        """Return the request for the engine: the app's body with the capture's fields added."""
+        """Return the request body for the engine: the app's body with the capture's fields
+        added."""
         body: Json = self.body | {"return_token_ids": True, "return_weight_versions": True}
         self._request_logprobs(body)
         if self._requests_allowed:
@@ -164,7 +166,8 @@ class CallCapture(ABC):
     def record(self, stamp: CallStamp) -> RecordedCall | None:
         """Return the recorded call, or None if the answer is incomplete.
 
-        `stamp` provides the weight versions if the engine did not report them for every token.
+        If the engine did not report a weight version for every token, the versions are taken from
+        `stamp`.
         """
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
@@ -249,8 +252,8 @@ class CallCapture(ABC):
             self._hide(choice)
 
     def _record_prompt(self, holder: Json) -> None:
-        """Record the prompt's ids, and hide them if the app did not request ids. The ids are in the
-        answer or, in the completions format, in the choice."""
+        """Record the prompt's token ids, and hide the ids if the app did not request them. The ids
+        are in the answer or, in the completions format, in the choice."""
         if holder.get("prompt_token_ids") is not None:
             self._prompt_ids = [_checked_id(id) for id in holder["prompt_token_ids"]]
         if self._hides_ids and "prompt_token_ids" in holder:
@@ -273,7 +276,7 @@ class CallCapture(ABC):
                 self._spans.append(VersionSpan(version, start, end))
 
     def _hide(self, choice: Json) -> None:
-        """Reset the fields of a choice that the app did not request."""
+        """Reset the fields of a choice that only the capture requested."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:
@@ -311,7 +314,7 @@ def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
 
 
 def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
-    """Return whether the spans follow each other without a gap and cover `length` tokens."""
+    """Return whether the version spans cover exactly `length` tokens without a gap."""
     begins = [span.start for span in spans]
     ends = [span.end for span in spans]
     return bool(spans) and begins == [0, *ends[:-1]] and ends[-1] == length

@@ -74,7 +74,7 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
 class HiddenReasoning:
-    """Removes the reasoning from one answer, complete or streamed, as vLLM would.
+    """Removes the reasoning from one answer, complete or streamed, in the same way as vLLM.
 
     With `include_reasoning: false`, vLLM hides the reasoning and also its ids and logprobs.
     Therefore the capture requests the reasoning from vLLM and hides it from the app.
