@@ -1,9 +1,9 @@
 """The loader that finds and imports the user's hooks by path.
 
-The loader looks for the hook `on_x` first in `on_x.py`. If that file does not exist, exactly one
-other .py file of the folder may define or import the name `on_x`. The remaining files are parsed,
-but not run. Importing a file runs the user's code and leaves its modules in `sys.modules`, so hooks
-are imported only in the hook process.
+The loader looks for the hook `on_x` first in `on_x.py`. If the hook is not there, exactly one other
+.py file of the folder may define or import the name `on_x`. The remaining files are parsed, but not
+run. Importing a file runs the user's code and leaves its modules in `sys.modules`, so hooks are
+imported only in the hook process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The client of a swarm server for one event loop; its methods are those of `SwarmClient`."""
+"""The client of a swarm server for one event loop. The client has the same methods as
+`SwarmClient`."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ T = TypeVar("T")
 
 
 class AsyncSwarmClient:
-    """The client of a swarm server for one event loop. Any number of tasks may share one.
+    """The client of a swarm server for one event loop. Any number of tasks may share one client.
 
     `SwarmClient` documents the methods.
     """

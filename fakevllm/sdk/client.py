@@ -1,4 +1,5 @@
-"""The client of a swarm server for threads. `async_client` has the same client for an event loop.
+"""The client of a swarm server for threads. The module `async_client` has the corresponding client
+for an event loop.
 
 `engine_control` and `episode_calls` define the requests of both clients.
 """
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class SwarmClient:
-    """The client of a swarm server. Any number of threads may share one.
+    """The client of a swarm server. Any number of threads may share one client.
 
         client = SwarmClient("http://localhost:10086")
         client.auto_sync_train_config_and_start_engine(TrainJob(batch_size=8, num_repeat=4))
@@ -51,10 +52,11 @@ class SwarmClient:
         *,
         api_key: str | None = None,
     ) -> None:
-        """The key for the server is `api_key`, or $FAKEVLLM_SWARM_KEY, or the credentials in the
-        URL. `agentjet_job` exists for AgentJet's signature and has no effect, because the server
-        knows its job. `verbose` prints log lines to stderr. `auto_start_swarm_server` starts a
-        server on this machine if none answers at `server_url`."""
+        """Create a client of the server at `server_url`. The API key for the server is the first of
+        these that is set: `api_key`, $FAKEVLLM_SWARM_KEY, the credentials in the URL.
+        `agentjet_job` exists for AgentJet's signature and has no effect, because the server knows
+        its job. `verbose` prints log lines to stderr. `auto_start_swarm_server` starts a server on
+        this machine if no server answers at `server_url`."""
         if verbose:
             log_to_stderr()
         if auto_start_swarm_server:
@@ -92,7 +94,7 @@ class SwarmClient:
     def get_engine_status(self) -> tuple[str, dict[str, Any]]:
         """Return the state's name and the whole status as a dict.
 
-        If no server answers, they are ENGINE.CANNOT_CONNECT and {}.
+        If no server answers, the state is ENGINE.CANNOT_CONNECT and the dict is empty.
         """
         try:
             reply = self.status()
@@ -101,7 +103,8 @@ class SwarmClient:
         return reply.engine_status, reply.model_dump(mode="json")
 
     def get_global_step(self) -> int:
-        """Return the step that is being collected; 0 if no server answers."""
+        """Return the number of the training step whose batch is being collected; 0 if no server
+        answers."""
         return int(self.get_engine_status()[1].get("global_step") or 0)
 
     def sync_train_config(self, job: TrainJob) -> None:
@@ -112,21 +115,22 @@ class SwarmClient:
         return self._run(engine_control.train_config())
 
     def start_engine(self, timeout_s: float | None = None) -> None:
-        """Start the engine, and return once it serves requests; a large model takes minutes."""
+        """Start the engine, and return once the engine serves requests. A large model takes
+        minutes."""
         self._run(engine_control.start(timeout_s))
         self._has_seen_engine = True
 
     def stop_engine(self) -> None:
-        """Stop the engine for all clients, and return once it is off."""
+        """Stop the engine for all clients, and return once the engine is off."""
         self._run(engine_control.stop())
 
     def auto_sync_train_config_and_start_engine(
         self, job: TrainJob, force_restart: bool = False, timeout_s: float | None = None
     ) -> None:
-        """Start the engine with this job, unless it runs already.
+        """Start the engine with this job, unless the engine is already running.
 
-        A running engine keeps its own job, and the differences are logged. `force_restart` stops it
-        first. `timeout_s` limits the start; None: no limit.
+        A running engine keeps its own job, and the differences are logged. `force_restart` stops a
+        running engine first. `timeout_s` limits the time of the start; None means no limit.
         """
         self._run(engine_control.ensure_running(job, force_restart, timeout_s))
         self._has_seen_engine = True
@@ -144,9 +148,9 @@ class SwarmClient:
     ) -> tuple[str, EpisodeAccess]:
         """Claim an episode, and wait without a time limit for a free one.
 
-        The server takes an episode back that is idle, without a running LLM call, for more than
-        `discard_episode_timeout` seconds. Raises SwarmServerOfflineError if the engine is off and
-        this client has seen it run.
+        If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
+        server takes the episode back. Raises SwarmServerOfflineError if the engine is off and this
+        client has seen it run.
         """
         call = episode_calls.begin(
             self.client_uuid,
@@ -168,9 +172,9 @@ class SwarmClient:
     ) -> None:
         """End the episode, and return once the server has the output on disk.
 
-        After the return, the episode is trained exactly once, even if processes crash. Raises
-        EpisodeLost if the claim is no longer this client's, and ValueError if the reward is not one
-        finite number.
+        Once the method has returned, the episode is trained exactly once, even if processes crash.
+        Raises EpisodeLost if the episode is no longer claimed by this client, and ValueError if the
+        reward is not one finite number.
         """
         self._run(
             episode_calls.end(
@@ -181,7 +185,8 @@ class SwarmClient:
     def abort_episode(self, episode_uuid: str, declare_client_active: bool = True) -> None:
         """Abort the episode, so that it is not trained.
 
-        Never raises: if the abort does not arrive, the episode expires at the server.
+        Never raises an error. If the server does not receive the abort, the episode expires at the
+        server.
         """
         try:
             self._run(episode_calls.abort(self.client_uuid, episode_uuid, declare_client_active))
@@ -191,7 +196,8 @@ class SwarmClient:
             log.warning("episode %s was not aborted: %s", episode_uuid, error)
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Return whether the claim is still valid; False also if no server answers."""
+        """Return whether the claim of the episode is still valid. The result is also False if no
+        server answers."""
         try:
             return self._run(episode_calls.can_continue(self.client_uuid, episode_uuid))
         except SwarmError:
@@ -211,8 +217,8 @@ class SwarmClient:
     ) -> Generator[Episode]:
         """Claim an episode for a `with` block.
 
-        It is aborted if the block raises, if the block is left without `Episode.end`, or if the
-        script ends while the block runs.
+        The episode is aborted if the block raises, if the block is left without `Episode.end`, or
+        if the script ends while the block runs.
         """
         policy = episode_calls.with_task_id(throttle_policy, task)
         uuid, access = self.open_claims.open(
@@ -229,7 +235,8 @@ class SwarmClient:
     # --- the batch that is being collected
 
     def get_rollout_stat(self) -> PoolInformation:
-        """Return the state of the batch; a PoolInformation with default values if that fails."""
+        """Return the state of the batch. If the request fails, the result is a PoolInformation with
+        default values."""
         try:
             return self._run(engine_control.pool_information())
         except SwarmError:
@@ -239,20 +246,20 @@ class SwarmClient:
         print_pool(self.get_rollout_stat())
 
     def get_episode_buffer(self) -> list[EpisodeStatus]:
-        """Return the running episodes that this client may see; [] if that fails."""
+        """Return the running episodes that this client may see; [] if the request fails."""
         try:
             return self._run(engine_control.episode_buffer())
         except SwarmError:
             return []
 
     def agree_sync_weight(self) -> bool:
-        """Agree to the training step, and wait until it begins.
+        """Agree to the training step, and wait until the step begins.
 
-        Use this method if the clients decide when a batch is complete. Returns True if the server
-        accepted the agreement and the batch has ended. Returns False in three cases: the engine
-        does not collect a batch, a step began without this client's agreement, or the engine goes
-        off. Raises SwarmError if the agreement is refused for ten minutes, for example because this
-        client has ended no episode since the last step.
+        Use this method if the job lets the clients decide when a batch is complete. The result is
+        True if the server accepted the agreement and the batch has ended. It is False in three
+        cases: the engine does not collect a batch, a step began without this client's agreement, or
+        the engine goes off. Raises SwarmError if the agreement is refused for ten minutes, for
+        example because this client has ended no episode since the last step.
         """
         return self._run(engine_control.agree(self.client_uuid))
 
@@ -261,7 +268,8 @@ class SwarmClient:
         return self._run(engine_control.experiment_dir())
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], None]) -> None:
-        """Call `callback`, in a thread of its own, once for each weight sync that begins."""
+        """Register a function that is called once at the begin of each weight sync, in a thread of
+        its own."""
         if self._sync_watcher is None:
             self._sync_watcher = SyncWatcher(self.status)
             self._sync_watcher.start()

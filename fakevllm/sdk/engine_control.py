@@ -1,4 +1,5 @@
-"""Server calls about the engine: its state, its job, start, stop, and the batch it collects."""
+"""Server calls about the engine: its state, its job, its start and stop, and the batch that it
+collects."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def status() -> ServerCall[EngineStatusReply]:
 
 
 def status_with_retries(backoff: Backoff) -> ServerCall[EngineStatusReply]:
-    """Return the engine's status, and wait for a server that is just starting.
+    """Return the engine's status. If no server answers, wait for a server that is starting.
 
     Raises ServerUnreachable, SwarmError.
     """
@@ -72,7 +73,8 @@ def status_with_retries(backoff: Backoff) -> ServerCall[EngineStatusReply]:
 
 
 def sync_job(job: TrainJob) -> ServerCall[None]:
-    """Send the job. Raises SwarmError if an engine runs, or if the server refuses the job."""
+    """Send the job to the server. Raises SwarmError if an engine is running, or if the server
+    refuses the job."""
     request = ServerRequest("/sync_train_config", {"yaml_as_string": job.as_yaml()})
     reply = yield from fetch(request, ControlReply)
     if not reply.success:
@@ -91,7 +93,7 @@ def train_config() -> ServerCall[TrainJob | None]:
 
 
 def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
-    """Start the engine, and return its status once it serves requests.
+    """Start the engine, and return its status once the engine serves requests.
 
     Raises SwarmError with the reason if the engine cannot be started, and ServerUnreachable if the
     start takes longer than `timeout_s`.
@@ -106,7 +108,8 @@ def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
 
 
 def _try_start(backoff: Backoff) -> ServerCall[bool]:
-    """Start the engine. If the server cannot start it now, pause and return False.
+    """Start the engine and return True. If the server cannot start the engine now, pause and return
+    False.
 
     Raises SwarmError if the server refuses, or if `backoff` is exhausted.
     """
@@ -123,7 +126,8 @@ def _try_start(backoff: Backoff) -> ServerCall[bool]:
 
 
 def stop() -> ServerCall[None]:
-    """Stop the engine, and return once it is off. Does nothing if it is off already."""
+    """Stop the engine, and return once the engine is off. Does nothing if the engine is already
+    off."""
     reply = yield from status()
     if reply.engine_status is EngineStatus.OFFLINE:
         return
@@ -134,10 +138,10 @@ def stop() -> ServerCall[None]:
 def wait_for_engine(
     states: Collection[EngineStatus], timeout_s: float | None
 ) -> ServerCall[EngineStatusReply]:
-    """Wait until the engine, which was on, is in one of `states`.
+    """Wait until a running engine is in one of `states`, and return its status.
 
     Raises SwarmServerOfflineError, with the server's reason, if the engine goes off and OFFLINE is
-    not in `states`; ServerUnreachable after `timeout_s`.
+    not in `states`. Raises ServerUnreachable after `timeout_s` seconds.
     """
     backoff = Backoff(timeout_s)
     while True:
@@ -161,10 +165,10 @@ def wait_for_engine(
 
 
 def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) -> ServerCall[None]:
-    """Start the engine with this job, unless it runs already.
+    """Start the engine with this job, unless the engine is already running.
 
-    A running engine keeps its own job, and the differences are logged. With `force_restart` it is
-    stopped first. Raises SwarmError.
+    A running engine keeps its own job, and the differences are logged. With `force_restart`, a
+    running engine is stopped first. Raises SwarmError.
     """
     reply = yield from _find_server()
     if force_restart:
@@ -204,7 +208,7 @@ def _warn_of_differences(job: TrainJob) -> ServerCall[None]:
 def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
     """Return one text per setting that this client set and that differs in the server's job.
 
-    `reply` is the reply of `/get_train_config`. Settings that the client left alone are ignored.
+    `reply` is the reply of `/get_train_config`. Settings that this client did not set are ignored.
     """
     running = reply.content
     if reply.status != 200 or not isinstance(running, dict):
@@ -239,14 +243,15 @@ def experiment_dir() -> ServerCall[str]:
 
 
 def agree(client_uuid: str) -> ServerCall[bool]:
-    """Agree to the training step, and wait until it begins.
+    """Agree to the training step, and wait until the step begins.
 
     The server accepts an agreement once the client has ended an episode since the last step. The
-    agreement is sent repeatedly until the step begins, because a restarted server forgets it.
+    agreement is sent repeatedly until the step begins, because a restarted server forgets
+    agreements.
 
-    Returns True if the agreement was accepted, and then a step began or the batch was dropped
-    without a step. Returns False if a step began without this client's agreement, or if the engine
-    does not collect a batch. Raises SwarmError if the agreement is refused for MAX_REFUSED_S
+    The result is True if the agreement was accepted, and then a step began or the batch was dropped
+    without a step. The result is False if a step began without this client's agreement, or if the
+    engine does not collect a batch. Raises SwarmError if the agreement is refused for MAX_REFUSED_S
     seconds.
     """
     body = AgreeRequest(client_uuid=client_uuid).model_dump()

@@ -1,4 +1,4 @@
-"""One claimed episode, as an agent uses it, and the open claims of a client."""
+"""A claimed episode with the methods that an agent uses, and the open claims of a client."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class EpisodeAccess:
     """A placeholder: the server serves one model, and ignores the name in a request."""
 
     def openai(self) -> OpenAI:
-        """Return an OpenAI client. Close it or use it in a `with`; a client that is just dropped
-        closes its sockets as well."""
+        """Return an OpenAI client for this episode. Close the client, or use it in a `with` block.
+        A client that is dropped without closing also closes its sockets."""
         from openai import OpenAI
 
         http = _self_closing_client()(verify=ssl_context())
@@ -106,7 +106,8 @@ class Episode(_ClaimedEpisode):
         self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     def end_with(self, output: WorkflowOutput) -> None:
-        """End the episode with a complete WorkflowOutput; otherwise like `end`."""
+        """End the episode with a complete WorkflowOutput. In all other respects, the method equals
+        `end`."""
         self._send(output)
         self.is_ended = True
 
@@ -137,7 +138,8 @@ class AsyncEpisode(_ClaimedEpisode):
         await self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     async def end_with(self, output: WorkflowOutput) -> None:
-        """End the episode with a complete WorkflowOutput; otherwise like `end`."""
+        """End the episode with a complete WorkflowOutput. In all other respects, the method equals
+        `end`."""
         await self._send(output)
         self.is_ended = True
 
@@ -145,7 +147,8 @@ class AsyncEpisode(_ClaimedEpisode):
 class OpenClaims:
     """The claims of `with client.episode(…)` blocks.
 
-    A claim from `begin_episode` alone is not among them, because it may go on in another process.
+    A claim from `begin_episode` is not among the open claims, because its episode may continue in
+    another process.
     """
 
     def __init__(self, driver: HttpDriver, client_uuid: str) -> None:
@@ -159,7 +162,7 @@ class OpenClaims:
         self._pid = os.getpid()
 
     def open(self, begin: Callable[[], tuple[str, EpisodeAccess]]) -> tuple[str, EpisodeAccess]:
-        """Call `begin`, return its claim, and count the claim as open until `release`.
+        """Call `begin` and return its claim. The claim counts as open until `release` is called.
 
         Raises ClientClosed after `abort_all`.
         """
@@ -208,7 +211,8 @@ def _output(
     metadata: dict[str, Any] | None,
     log_metrics: dict[str, float | list[float]] | None,
 ) -> WorkflowOutput:
-    """Return the values as a WorkflowOutput. Raises ValueError, in one line, for invalid ones."""
+    """Return the values as a WorkflowOutput. Raises ValueError, with a one-line message, for
+    invalid values."""
     return types.WorkflowOutput(
         reward=reward,
         is_success=is_success,
@@ -219,7 +223,8 @@ def _output(
 
 @functools.cache
 def _self_closing_client() -> Any:
-    """Return openai's default HTTP client class, extended to close itself when it is dropped.
+    """Return a subclass of openai's default HTTP client whose objects close themselves when they
+    are dropped.
 
     The class is created on first use, because importing openai takes time.
     """

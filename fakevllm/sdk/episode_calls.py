@@ -69,15 +69,16 @@ def begin(
     throttle_policy: ThrottlePolicy | None,
     has_seen_engine: bool = False,
 ) -> ServerCall[Claim]:
-    """Claim an episode, and wait without a time limit until the server grants one.
+    """Claim an episode, wait without a time limit until the server grants the claim, and return the
+    claim.
 
-    The server grants a claim when its engine is ready, an episode is free and, with a throttle
-    policy, it is this task's turn. An idempotency key makes it safe to send the claim again after
-    its reply was lost.
+    The server grants a claim when its engine is ready and an episode is free. If the claim has a
+    throttle policy, it must also be this task's turn. Each claim has an idempotency key, so the
+    request can safely be sent again after its reply was lost.
 
-    Raises SwarmServerOfflineError if the engine is off and was on before (`has_seen_engine`, or
-    seen during the wait): a restarted server connects to its engine before it answers, so an engine
-    that is off then was stopped. Raises SwarmError if the server refuses the request.
+    Raises SwarmServerOfflineError if the engine is off after the client has seen it run, either
+    earlier (`has_seen_engine`) or during the wait. Such an engine was stopped: a restarted server
+    connects to its engine before it answers. Raises SwarmError if the server refuses the request.
     """
     request = validated(
         ClaimEpisodeRequest,
@@ -102,7 +103,7 @@ def begin(
 
 
 def with_task_id(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
-    """Return the policy with this task's id, unless it has an id already."""
+    """Return the throttle policy with this task's id, unless the policy already has a task id."""
     if policy is None or policy.current_task_id:
         return policy
     return policy.model_copy(update={"current_task_id": task.task_id})
@@ -117,7 +118,7 @@ def end(
 ) -> ServerCall[None]:
     """End the episode, and return once the server has its output on disk.
 
-    After transient errors the same request is sent again, for at most END_RETRY_S. Raises
+    After transient errors the same request is sent again, for at most END_RETRY_S seconds. Raises
     ValueError for an output that cannot be trained, EpisodeLost, SwarmError.
     """
     check_output(task, output)
@@ -161,7 +162,8 @@ def check_output(task: Task, output: WorkflowOutput) -> None:
 def abort(
     client_uuid: str, episode_uuid: str, declare_client_active: bool = True
 ) -> ServerCall[None]:
-    """Abort the episode. Raises SwarmError; the server then aborts the episode when it expires."""
+    """Abort the episode. Raises SwarmError if the server refuses; the server then aborts the
+    episode when it expires."""
     request = _abort_request(client_uuid, episode_uuid, declare_client_active, QUICK_TIMEOUT_S)
     yield from fetch_with_retries(request, SuccessReply, Backoff(ABORT_RETRY_S))
 
@@ -172,7 +174,7 @@ def abort_once(client_uuid: str, episode_uuid: str, timeout_s: float) -> ServerC
 
 
 def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
-    """Return whether the claim is still valid. Raises SwarmError."""
+    """Return whether the claim of the episode is still valid. Raises SwarmError."""
     request = _episode_request(client_uuid, episode_uuid, "/can_continue_episode")
     reply = yield from fetch(request, _CanContinueReply)
     return reply.can_continue

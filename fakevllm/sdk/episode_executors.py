@@ -59,9 +59,9 @@ def run_episodes_until_all_complete(
 
 
 class PeriodicDrainThreadPoolExecutor:
-    """An executor that runs episodes in windows of `workers` episodes.
+    """An executor that runs episodes in windows: batches of `workers` episodes.
 
-    A window begins when all episodes of the previous window have ended. So each window is a batch.
+    A window begins when all episodes of the previous window have ended.
 
         executor = PeriodicDrainThreadPoolExecutor(workers=8 * 4, max_parallel=16)
         for task in tasks:
@@ -80,9 +80,10 @@ class PeriodicDrainThreadPoolExecutor:
         auto_retry: bool = True,
         block_first_run: bool = False,
     ) -> None:
-        """`workers` is the size of a window, and `max_parallel` the number of episodes that run at
-        once. With `block_first_run` the first episode runs alone, so that a mistake in the script
-        shows once and early."""
+        """Create the executor. `workers` is the number of episodes in a window (a batch), and
+        `max_parallel` is the maximum number of episodes that run at once. With `block_first_run`
+        the first episode runs alone, so that a mistake in the script causes only one error, and
+        early."""
         self._window_size = workers
         self._pool = DaemonThreadPool(max_parallel or workers, final_errors=FINAL_ERRORS)
         self._retrier = Retrier()
@@ -105,9 +106,10 @@ class PeriodicDrainThreadPoolExecutor:
     def submit_with_periodic_drain(
         self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Future[R], list[Any]]:
-        """Submit a call. If the window is full, wait for it first.
+        """Submit a call. If the current window is full, first wait for the end of its calls.
 
-        Returns the future, and the results of the window that was waited for, or [].
+        Returns the future of the call, and the results of the full window, or [] if the window was
+        not full.
         """
         drained = self.drain() if len(self._window) >= self._window_size else []
         future = self.submit(fn, *args, **kwargs)
@@ -164,7 +166,7 @@ def auto_train_with_dataset(
     remote_batch_size: int = 8,
     max_parallel: int = 64,
 ) -> None:
-    """Call `execute_agent(task, access)` `local_grpo_n` times for each task.
+    """Run `local_grpo_n` episodes for each task: each episode calls `execute_agent(task, access)`.
 
     `execute_agent` returns a WorkflowOutput. A batch begins when all episodes of the previous batch
     have ended. Raises SwarmServerOfflineError if the engine is stopped meanwhile.
@@ -188,8 +190,8 @@ class DaemonThreadPool:
     """
 
     def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
-        """After an error of a type in `final_errors` no further call begins, and the futures of
-        waiting calls are cancelled."""
+        """Create the pool. After an error of a type in `final_errors` no further call begins, and
+        the futures of waiting calls are cancelled."""
         self._size = size
         self._final_errors = final_errors
         self._error: BaseException | None = None
@@ -198,7 +200,8 @@ class DaemonThreadPool:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Queue a call. Raises the error that ended the pool, if it has ended."""
+        """Queue a call and return its future. Raises the error that ended the pool, if the pool has
+        ended."""
         self.check()
         future: Future[R] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
@@ -213,7 +216,7 @@ class DaemonThreadPool:
         return self._error is not None
 
     def check(self) -> None:
-        """Raise the error that ended the pool, if it has ended."""
+        """Raise the error that ended the pool, if the pool has ended."""
         if self._error is not None:
             raise self._error
 
@@ -222,7 +225,7 @@ class DaemonThreadPool:
         self._error = self._error or CancelledError()
 
     def shutdown(self) -> None:
-        """Let the threads end after the submitted calls. Does not wait for them."""
+        """Let the threads end after the submitted calls. Does not wait for the threads."""
         for _ in self._threads:
             self._work.put(None)
 
@@ -244,9 +247,10 @@ class DaemonThreadPool:
 class Retrier:
     """A wrapper that retries functions with exponential backoff until they succeed.
 
-    Hundreds of threads may fail with the same error. It is logged with a traceback once, then at
-    most every LOG_INTERVAL_S in a line with the number of failures. Errors of a type in
-    `final_errors`, such as a stopped engine, are raised at once.
+    Hundreds of threads may fail with the same error. The first failure is logged with its
+    traceback. After that, one line with the number of failures is logged at most every
+    LOG_INTERVAL_S seconds. Errors of a type in `final_errors`, such as a stopped engine, are raised
+    at once.
     """
 
     def __init__(
@@ -299,16 +303,16 @@ class Retrier:
 
 
 def _kind_of(error: Exception) -> Hashable:
-    """Return the error's type and its traceback's lines. The message is no part of the kind,
-    because it may contain ids and text of the model, which differ in each episode."""
+    """Return the kind of an error: its type and the lines of its traceback. The message is not part
+    of the kind, because it may contain ids and texts that differ in each episode."""
     lines = traceback.walk_tb(error.__traceback__)
     return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:
-    """Return whether the cause is a lost connection.
+    """Return whether the cause of an error is a lost connection.
 
-    The traceback of such an error only runs through libraries and need not be logged.
+    The traceback of a lost connection contains only library code and need not be logged.
     """
     while error is not None:
         if isinstance(error, ConnectionError):

@@ -1,5 +1,5 @@
-"""Drivers that run server calls: requests over httpx, pauses by the clock, repeated log lines
-rate-limited. One driver is for threads, one for an event loop."""
+"""Drivers that run server calls. A driver sends the requests over httpx, waits for the pauses, and
+rate-limits repeated log lines. One driver is for threads, the other for an event loop."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ _NUMBER = re.compile(r"\d+")
 class HttpDriver:
     """A driver that runs server calls for threads. Any number of threads may share it.
 
-    Each request has an HTTP client of its own while it runs. In a shared pool, httpcore closes
-    connections that look idle (too many, too old) while it hands them to another request, which
-    then fails with `Bad file descriptor` or hangs until its timeout. A shared pool is also slow,
-    because each request examines every connection.
+    Each running request has an HTTP client of its own. In a pool shared by threads, httpcore may
+    close a connection that looks idle (too many, too old) while it passes the connection to a
+    request. The request then fails with `Bad file descriptor` or hangs until its timeout. A shared
+    pool is also slow, because each request examines every connection.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -104,7 +104,8 @@ class HttpDriver:
         return _parsed(response)
 
     def end_waits(self) -> None:
-        """Make each call raise ClientClosed at its next pause. Requests are still sent."""
+        """Make each running call raise ClientClosed at its next pause. Requests can still be
+        sent."""
         self._waits_ended.set()
 
     def close(self) -> None:
@@ -124,7 +125,8 @@ class AsyncHttpDriver:
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
         """Run a call, and return its result.
 
-        Raises the call's errors, and ClientClosed if it would pause while `is_cancelled` is set.
+        Raises the call's errors, and ClientClosed if the call would pause while `is_cancelled` is
+        set.
         """
         waited_s = 0.0
         try:
@@ -166,10 +168,12 @@ class AsyncHttpDriver:
 
 
 class ConnectionPool(Generic[C]):
-    """Idle clients to take, use and put back. Safe to use from any thread.
+    """A pool of idle HTTP clients that requests take, use and put back. Safe to use from any
+    thread.
 
-    The client that was put back last is taken first, so that surplus clients age and are closed. A
-    forked process starts with an empty pool, because two processes cannot share a connection.
+    The client that was put back last is taken first. Surplus clients therefore stay idle until they
+    are closed. A forked process starts with an empty pool, because two processes cannot share a
+    connection.
     """
 
     def __init__(self) -> None:
@@ -197,8 +201,8 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return the clients that the caller must close.
 
-        Returned are the clients that were idle for too long. After `close`, only `client` itself is
-        returned.
+        The caller must close the clients that were idle for too long. After `close`, the caller
+        must close `client` itself.
         """
         with self._lock:
             if self._is_closed:
@@ -217,7 +221,8 @@ class ConnectionPool(Generic[C]):
 
 
 class WaitLog:
-    """Log lines about waits and repeated warnings of all calls of one client, rate-limited.
+    """Rate limit for the log lines of all calls of one client: lines about waits, and repeated
+    warnings.
 
     Hundreds of threads may wait for the same reason. A reason is logged once, then once per
     interval.
@@ -237,7 +242,7 @@ class WaitLog:
     def is_due(self, reason: str, waited_s: float, now: float) -> bool:
         """Return whether to log now that a call has waited for `waited_s` seconds in all.
 
-        Reasons that differ only in numbers are the same, because the numbers change while calls
+        Reasons that differ only in numbers count as equal, because the numbers change while calls
         wait.
         """
         if waited_s < MIN_LOGGED_WAIT_S:

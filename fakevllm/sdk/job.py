@@ -3,8 +3,9 @@
     job = TrainJob(project_name="p", experiment_name="e", n_gpu=8, batch_size=32, num_repeat=4)
     job.dump_job_as_yaml("job.yaml")
 
-A setting is the constructor's argument, else the value in the file `base_yaml_config`, else the
-default. A file may have fakevllm's format (`job:`) or AgentJet's (`ajet:`).
+The value of a setting is the constructor's argument. If there is no argument, it is the value in
+the file `base_yaml_config`. If the file has no value, it is the default. A file may have fakevllm's
+format (`job:`) or AgentJet's (`ajet:`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _CONSTRUCTOR_ONLY = frozenset({"base_yaml_config", "ensure_new_experiment"})
 
 
 class TrainJob(model.TrainJob):
-    """A training job. The constructor raises ValueError, in one line, for settings that cannot work
-    and for a file that cannot be read."""
+    """A training job. The constructor raises ValueError, with a one-line message, for settings that
+    cannot work and for a file that cannot be read."""
 
     base_yaml_config: str | None = Field(default=None, exclude=True)
     ensure_new_experiment: bool = Field(default=False, exclude=True)
@@ -52,8 +53,8 @@ class TrainJob(model.TrainJob):
     def build_job_from_yaml(self, yaml_path: str | Path) -> Self:
         """Replace this job's settings by those in the file, and return the job.
 
-        The file wins over the constructor's arguments. The job changes in place, because scripts
-        from AgentJet's documentation expect that.
+        Values in the file replace the constructor's arguments. The job is changed in place, because
+        scripts from AgentJet's documentation expect this.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set - _CONSTRUCTOR_ONLY}
         built = type(self)(**{**own, **_read(yaml_path)})
@@ -63,7 +64,8 @@ class TrainJob(model.TrainJob):
         return self
 
     def dump_job_as_yaml(self, yaml_path: str | Path) -> str:
-        """Write `as_yaml()` to a file, create its folders, and return the path."""
+        """Write the result of `as_yaml()` to a file, create the file's folders if needed, and
+        return the path."""
         file = Path(yaml_path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.as_yaml(), encoding="utf-8")
@@ -83,7 +85,8 @@ def _resolve(arguments: Settings, now: datetime) -> Settings:
 
 
 def _set_values(settings: Settings) -> Settings:
-    """Return the settings that are set, with the aliases of target_modules merged."""
+    """Return the settings that are set. The aliases of `target_modules` are merged into one
+    setting."""
     values = {name: v for name, v in settings.items() if v is not None or name in _NULLABLE}
     return merge_target_modules(values)
 

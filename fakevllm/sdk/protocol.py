@@ -1,8 +1,9 @@
 """Server calls as generators, without I/O, so that threads and event loops share them.
 
-A `ServerCall` yields requests, pauses and warnings, is sent the server's replies, and returns its
-result. `SwarmClient` runs a call in the caller's thread, `AsyncSwarmClient` in an event loop. What
-a client sends, and when it sends it again, is decided once for both.
+A `ServerCall` is a generator. It yields requests, pauses and warnings, receives the server's
+replies, and returns its result. `SwarmClient` runs a call in the caller's thread, and
+`AsyncSwarmClient` runs it in an event loop. The requests and the retries of both clients are
+therefore defined only once.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request to the server: a GET without a body, a POST with one."""
+    """A request to the server: a GET if there is no body, else a POST."""
 
     path: str
     body: Json | None = None
@@ -63,7 +64,8 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ThrottledWarning:
-    """A warning that each episode may repeat. The client rate-limits its log lines."""
+    """A warning that each episode may repeat. The client rate-limits the log lines of the
+    warning."""
 
     kind: str
     """Text that is the same in all repetitions of the warning."""
@@ -97,8 +99,8 @@ class ServerReply:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in one line; for an HTML page only its title, because repeated error pages
-    differ in the rest.
+    """Return the text in one line. For an HTML page, return only its title, because the other parts
+    differ between repeated error pages.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'
@@ -129,7 +131,7 @@ def normalized_server_url(text: str) -> str:
 
 
 def send(request: ServerRequest) -> ServerCall[ServerReply]:
-    """Send a request, and return the reply whatever its status. Raises ServerUnreachable."""
+    """Send a request, and return the reply with any status. Raises ServerUnreachable."""
     reply = yield request
     assert reply is not None, "a driver sends a reply for each ServerRequest"
     return reply
@@ -148,10 +150,10 @@ def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
 
 
 def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff) -> ServerCall[M]:
-    """Send the same request until it succeeds, fails for good, or `backoff` is exhausted.
+    """Send the same request until it succeeds, and return the parsed reply.
 
-    Use it only for requests that the server processes once, however often they arrive. Raises
-    SwarmError.
+    Raises SwarmError after a permanent error, and when `backoff` is exhausted. Use this function
+    only for requests that the server processes once even if they arrive several times.
     """
     while True:
         try:
@@ -163,7 +165,8 @@ def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff)
 
 
 def is_transient(error: SwarmError) -> bool:
-    """Return whether the same request may succeed later."""
+    """Return whether a request that failed with this error may succeed if it is sent again
+    later."""
     return isinstance(error, ServerUnreachable) or error.status in TRANSIENT_STATUSES
 
 
@@ -171,7 +174,8 @@ class Backoff:
     """Exponential backoff: each pause is twice as long as the one before, up to a maximum."""
 
     def __init__(self, limit_s: float | None, max_pause_s: float = MAX_PAUSE_S) -> None:
-        """`limit_s` is the total length of all pauses in seconds; None: no limit."""
+        """Create a backoff. `limit_s` is the maximum length of all pauses together in seconds; None
+        means no limit."""
         self._left_s = limit_s
         self._max_pause_s = max_pause_s
         self._next_s = FIRST_PAUSE_S
@@ -181,7 +185,7 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
-        """Yield the next pause. `reason` is logged if the wait is long."""
+        """Yield the next pause to the driver. `reason` is logged if the wait is long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

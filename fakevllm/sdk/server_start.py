@@ -27,8 +27,8 @@ LOG_LINES = 5
 def start_server(url: str) -> None:
     """Start a server at `url`, unless one answers there already.
 
-    The server outlives the script, which may be run again. Raises ValueError for an address of
-    another machine, ServerUnreachable if the server does not come up.
+    The server continues to run after the script, which may be run again. Raises ValueError for an
+    address of another machine, and ServerUnreachable if the started server does not answer.
     """
     url = bare_url(url)
     parts = urlsplit(url)

@@ -1,7 +1,8 @@
 """Readers of tasks from files and datasets.
 
-A reader can be iterated any number of times. Its task ids are unique, and the same each time and on
-each machine, because episodes with one task id are compared with each other.
+A reader can be iterated any number of times. Episodes with equal task ids are compared with each
+other. The task ids of a reader are therefore unique, and equal in each iteration and on each
+machine.
 """
 
 from __future__ import annotations
@@ -28,15 +29,17 @@ class TaskReader(ABC):
     def __iter__(self) -> Iterator[Task]: ...
 
     def generate_training_tasks(self) -> Iterator[Task]:
-        """Iterate the tasks; AgentJet's name for `iter(reader)`."""
+        """Return an iterator over the tasks. This is AgentJet's name for `iter(reader)`."""
         return iter(self)
 
 
 class JsonlReader(TaskReader):
-    """Tasks from a JSON Lines file: `field` becomes the query, and all fields the metadata."""
+    """Tasks from a JSON Lines file. `field` becomes the query, and all fields become the
+    metadata."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Read the file. Raises ConfigError if it cannot be read or its rows have no such field."""
+        """Read the file. Raises ConfigError if the file cannot be read, or if its rows have no
+        field `field`."""
         self._tasks = read_tasks(Path(path), field)
 
     def __iter__(self) -> Iterator[Task]:
@@ -47,7 +50,8 @@ class CsvReader(TaskReader):
     """Tasks from a CSV file whose first line has the column names."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Read the file. Raises ConfigError if it cannot be read or has no such column."""
+        """Read the file. Raises ConfigError if the file cannot be read, or if it has no column
+        `field`."""
         self._field = field
         try:
             raw = Path(path).read_bytes()
@@ -154,7 +158,7 @@ def _digest(raw: bytes) -> str:
 
 
 def _complete_rows(reader: csv.DictReader[str]) -> list[dict[str, Any]]:
-    """Raise ValueError for a row with too many or too few cells."""
+    """Return the rows. Raises ValueError for a row with too many or too few cells."""
     rows: list[dict[str, Any]] = []
     for row in reader:
         cells: dict[Any, Any] = dict(row)

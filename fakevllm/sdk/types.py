@@ -49,9 +49,10 @@ class SwarmServerOfflineError(SwarmError):
 
 
 class EpisodeLost(SwarmError):
-    """The claim is no longer this client's: it was idle for too long, or another client has it.
+    """The episode is no longer claimed by this client: it was idle for too long, or another client
+    has claimed it.
 
-    The episode will not be trained. The task can be run again.
+    This run of the episode will not be trained. The task can be run again.
     """
 
 
