@@ -28,7 +28,8 @@ _MAX_CHARS = 512
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """The names that a request has for its session, its user, and the answer that it continues.
+    """The names by which a request refers to its session, its user, and the answer that it
+    continues.
 
     >>> hints_of({b"x-session-id": b"ses_1", b"x-parent-session-id": b"ses_0"}, {})
     Hints(session='ses_1', parent='ses_0', is_header=True, user='', cache_key='', \

@@ -1,6 +1,7 @@
 """The lookup of a request's session, and of the answer that the request continues.
 
-A lookup changes nothing. It tries the evidence in the order of its certainty; see `Evidence`.
+A lookup changes nothing. It tries the kinds of evidence in order, the most certain kind first; see
+`Evidence`.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Return the result from the history and its answers, or None."""
+        """Return the lookup's result from the request's history and its answers; None if they match
+        no session."""
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
             evidence = Evidence.PREFIX
@@ -101,8 +103,8 @@ class SessionLookup:
     def _by_other_evidence(
         self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
     ) -> LookupResult:
-        """Return the result from the other evidence: answers in the middle of the history, names,
-        cache key and quotes."""
+        """Return the lookup's result from the other evidence: answers in the middle of the history,
+        names, cache key and quotes."""
         match = self._distinctive_answer(request, within)
         if match is not None:
             is_known = evidence is not Evidence.NONE
@@ -121,7 +123,8 @@ class SessionLookup:
         return LookupResult(quoted, Evidence.QUOTE)
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
-        """Return the last served answer that the request refers to by a response or call id."""
+        """Return a match for the last served answer to which the request refers by a response id or
+        a tool call id, and the kind of evidence. The match is None if there is no such answer."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -140,7 +143,8 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return the longest prefix of the history that ends in a served answer."""
+        """Return the longest prefix of the history that ends in a served answer, as a match; None
+        if there is none."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -156,11 +160,12 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Return the longest prefix that ends after message `after` and equals an earlier history.
+        """Return the longest prefix that ends after message `after` and equals the history of an
+        earlier group, as a match; None if there is none.
 
-        Without a session, three more conditions must hold. The message after the prefix is an
-        answer, which the app has reworded. The earlier group has no continuation. All groups that
-        match belong to the same session.
+        If the session is not known, three more conditions must hold. The message after the prefix
+        is an answer, which the app has reworded. The earlier group has no continuation. All groups
+        that match belong to the same session.
         """
         messages = request.history.messages
         by_history = self._index.by_history
@@ -178,10 +183,10 @@ class SessionLookup:
         return None
 
     def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
-        """Return the failed request that this one retries.
+        """Return the group of the failed request that this request retries; None if there is none.
 
-        The client's library must mark the request as a retry, because equal text may come from
-        another user.
+        The client's library must mark the request as a retry, because a request with equal text may
+        come from another user.
         """
         if not request.hints.is_retry:
             return None
@@ -196,7 +201,8 @@ class SessionLookup:
     def _distinctive_answer(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return the last answer in the history that was served to one session only."""
+        """Return a match for the last answer in the history that was served to one session only;
+        None if there is none."""
         messages = request.history.messages
         for at in range(len(messages) - 1, -1, -1):
             if messages[at].is_distinctive:
@@ -213,9 +219,9 @@ class SessionLookup:
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question the request's text quotes.
+        """Return the session whose question the request's text quotes; None if there is none.
 
-        A session whose answer is quoted too is preferred.
+        If the text quotes several sessions, a session whose answer is quoted too is preferred.
         """
         text = padded(request.history.user_text)
         best: tuple[int, SessionNode] | None = None
@@ -238,15 +244,17 @@ class SessionLookup:
 
 
 def padded(text: str) -> str:
-    """Return the beginning of a text, in the form that `quotes` takes.
+    """Return the beginning of a text, in the form that `quotes` expects.
 
-    The rest is cut off to limit the time, because the text is searched once per session.
+    The rest of the text is cut off to limit the time, because the text is searched once per
+    session.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 
 
 def quotes(text: str, excerpt: str) -> bool:
-    """Return whether whole lines of a `padded` text are the excerpt. A name may precede it.
+    """Return whether a `padded` text contains the excerpt as whole lines. A speaker's name may
+    precede the excerpt.
 
     >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
     True

@@ -1,11 +1,12 @@
-"""Normalized histories, whose keys are equal in whatever form a client repeats a conversation.
+"""Normalized histories. Each history has a key (a hash), which stays equal in whatever form a
+client repeats a conversation.
 
-Clients parse the messages they got and serialize them again, so the bytes differ. A key covers the
-role, the text, the tool calls with their arguments as values, and pictures as they are sent. It
-leaves out the parts that change between requests: ids, system prompts (they contain the date),
-reasoning, `cache_control`, reminders that coding agents insert, and empty messages. A prompt
-without messages is a history too. It continues an earlier prompt if it begins with that prompt and
-its answer.
+Clients parse the messages that they received and serialize them again, so the bytes differ. A key
+depends on the role, the text, the tool calls with their parsed arguments, and the pictures as they
+are sent. A key does not depend on parts that change between requests: ids, system prompts (they
+contain the date), reasoning, `cache_control`, reminders that coding agents insert, and empty
+messages. A prompt without messages is a history too. It continues an earlier prompt if it begins
+with the earlier prompt and its answer.
 """
 
 from __future__ import annotations
@@ -96,13 +97,13 @@ class MessageHistory:
 
     @property
     def user_text(self) -> str:
-        """All texts that a user wrote, joined, in which quotes are searched."""
+        """All texts that a user wrote, joined to one text. Quotes are searched in this text."""
         return "\n".join(message.text for message in self.messages if message.is_from_user)
 
     @property
     def key(self) -> bytes:
-        """Key of the whole history; b"" without messages, because such a request cannot be
-        continued."""
+        """Key of the whole history. The key of a history without messages is b"", because a request
+        without messages cannot be continued."""
         return self.messages[-1].history_key if self.messages else b""
 
     @property
@@ -111,7 +112,8 @@ class MessageHistory:
         return any(message.role == "assistant" for message in self.messages)
 
     def turns_after(self, at: int) -> int:
-        """Return the number of turns that users began after message `at`. -1 counts all turns.
+        """Return the number of turns that users began after message `at`. With -1 for `at`, all
+        turns are counted.
 
         Several messages of a user between two answers begin one turn.
         """
@@ -125,8 +127,7 @@ class MessageHistory:
 
 
 def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
-    """Return the normalized history of chat messages. The function never raises, whatever an app
-    sends."""
+    """Return the normalized history of chat messages. Invalid messages raise no error."""
     history = MessageHistory(scope_key(scope))
     history_key, previous_role, num_examples = history.start, "", 0
     for raw_message in messages:
@@ -161,7 +162,8 @@ def normalize_message(
 ) -> NormalizedMessage | None:
     """Return the normalized message, with the key of the history that ends with this message.
 
-    `history_key` is the key of the history before the message. None if the message is empty.
+    `history_key` is the key of the history before the message. The result is None if the message is
+    empty.
     """
     role = _ROLES.get(str(message.get("role")), "user")
     text = _text(message)
@@ -208,7 +210,8 @@ def _text(message: Json) -> str:
 
 
 def _question_in_context(text: str) -> str:
-    """Return the user's question from a text with context; the whole text if there is none.
+    """Return the user's question from a text that also contains context. If the text has no
+    context, return the whole text.
 
     >>> _question_in_context("### Task: ... <context>a</context>\\n<user_query>Why?</user_query>")
     'Why?'
@@ -218,9 +221,11 @@ def _question_in_context(text: str) -> str:
 
 
 def without(text: str, begin: str, end: str) -> str:
-    """Return the text without the passages between these marks.
+    """Return the text without the passages that start with the mark `begin` and stop with the mark
+    `end`.
 
-    A regular expression would scan the rest of the text once for each mark that is never closed.
+    The function uses no regular expression, which would scan the rest of the text once for each
+    mark that is never closed.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
@@ -274,7 +279,7 @@ def _call_ids(message: Json, role: str, text: str) -> Iterator[str]:
 
 def canonical_arguments(arguments: object) -> bytes:
     """Return a call's arguments in a canonical form, independent of spaces, order, escapes and the
-    spelling of whole numbers. Arguments that are not JSON are returned as they are.
+    spelling of whole numbers. Arguments that are not JSON are returned unchanged.
 
     >>> canonical_arguments('{"b": 1.0, "a": "\\\\u00e9"}').decode()
     '{"a":"é","b":1}'
@@ -314,8 +319,8 @@ def _dumped(value: object) -> bytes:
 class PromptEnds:
     """The lengths of the latest prompts, each with its answer.
 
-    A new prompt is cut at these lengths, to find out whether it begins with an earlier prompt and
-    its answer.
+    A new prompt is cut at these lengths, to check whether it begins with an earlier prompt and its
+    answer.
     """
 
     def __init__(self) -> None:
@@ -356,7 +361,7 @@ class PromptHash:
     def with_answer(self, answer: str) -> tuple[bytes, int] | None:
         """Return the key and the length of the prompt followed by its answer.
 
-        None if the answer is empty.
+        The result is None if the answer is empty.
         """
         text = answer.rstrip()
         if not text:

@@ -1,7 +1,8 @@
 """The placement of one request in the session tree.
 
-A request is placed once, at the latest when its group is recorded. An error here never reaches the
-app: the request then has no place.
+A request is placed only once. The record of its group contains the place, so the request is placed
+before that record is made. An error in this module never reaches the app: the request then has no
+place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Placement:
-    """A request, and its place in the tree after it was placed."""
+    """The placement of one request: the request and, after `place` was called, its place in the
+    session tree."""
 
     tree: SessionTree
     group_id: str
@@ -46,8 +48,8 @@ class Placement:
     def session_id(self) -> str | None:
         """Return the session that the request would continue as a main call, or None.
 
-        Call `place` soon afterwards, because `place` uses the result of this lookup, and other
-        requests may evict the session.
+        Call `place` soon after this method. `place` uses the result of this method's lookup, and
+        other requests may evict the session.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -69,7 +71,8 @@ class Placement:
         return self._place
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
-        """Store the message that the app gets, now or in a retry. Only the first call counts.
+        """Store the message that the app gets, in the first attempt or in a retry. Only the first
+        call has an effect.
 
         `at` is in Unix seconds.
         """

@@ -1,7 +1,7 @@
 """The index of the latest groups and their sessions, by several keys.
 
-Its size is bounded. The least recently used group is evicted first. A session is evicted together
-with its last group.
+The size of the index is bounded. The least recently used group is evicted first. A session is
+evicted together with its last group.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class GroupStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class SessionNode:
-    """A session in the tree."""
+    """A session in the session tree."""
 
     id: str
     scope: str
@@ -65,7 +65,7 @@ class SessionNode:
 
 @dataclass(slots=True, eq=False)
 class GroupNode:
-    """A request in the tree, and its answer."""
+    """A request in the session tree, and its answer."""
 
     id: str
     session: SessionNode
@@ -95,7 +95,7 @@ class GroupNode:
     """Groups that continue this group's answer, by id."""
 
     def was_open_at(self, at: float) -> bool:
-        """Return whether the group had no answer yet at this time (Unix seconds)."""
+        """Return whether the group had no answer yet at the time `at` (Unix seconds)."""
         return self.status is GroupStatus.OPEN or self.ended_at > at
 
 
@@ -165,7 +165,8 @@ class SessionIndex:
     """Groups by scope and response id."""
 
     def session(self, session_id: str, scope: str) -> SessionNode:
-        """Return the session as the most recently used one; create it if needed."""
+        """Return the session with this id, and mark it as the most recently used session. Create
+        the session if needed."""
         session = self.sessions.get(session_id)
         if session is None:
             session = self.sessions[session_id] = SessionNode(session_id, scope)
@@ -173,7 +174,7 @@ class SessionIndex:
         return session
 
     def add(self, group: GroupNode) -> None:
-        """Add a group, link it to its parent, and evict what exceeds the bound."""
+        """Add a group, link the group to its parent, and evict the groups that exceed the bound."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:

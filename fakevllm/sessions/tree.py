@@ -1,5 +1,5 @@
-"""The session tree. It places every request and stores every served answer. Later requests are
-recognized by the history that they repeat."""
+"""The session tree. The tree places every request and stores every served answer. Later requests
+are recognized by the history that they repeat."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class SessionTree:
 
     @property
     def num_keys(self) -> int:
-        """Number of all keys, sessions and links that the tree holds. Tests check its bound."""
+        """Number of all keys, sessions and links that the tree holds. Tests check that this number
+        is bounded."""
         index = self._index
         group_indexes = (
             index.by_history,
@@ -105,7 +106,8 @@ class SessionTree:
     def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
         """Place a request. Its group is open until `served` or `failed` is called.
 
-        Call this once per group. `lookup` is the result of `find`, if that was just called.
+        Call this method once per group. `lookup` is the result of `find` if `find` was just called,
+        else None.
         """
         lookup = lookup or self.find(request)
         session = lookup.session or self._open_session(request)
@@ -130,7 +132,7 @@ class SessionTree:
     def served(
         self, group_id: str, message: Json, at: float, response_id: str | None = None
     ) -> None:
-        """Store the message that the app got at this time (Unix seconds)."""
+        """Store the message that the app got at the time `at` (Unix seconds)."""
         group = self._index.groups.get(group_id)
         if group is None:
             return
@@ -206,7 +208,7 @@ class SessionTree:
     def _adopting_session(self, request: IncomingRequest) -> str | None:
         """Return the id of a session that a side call opened by quoting this request's question.
 
-        None if there is no such session, or if it has a main call already.
+        The result is None if there is no such session, or if the session has a main call already.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -336,8 +338,8 @@ def _named_session_id(request: IncomingRequest) -> str | None:
 
 @lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
-    """Return the id of a named session. A name of one scope always gives the same id, also after a
-    restart."""
+    """Return the id of a named session. The same name in the same scope always gives the same id,
+    also after a restart."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

@@ -1,4 +1,5 @@
-"""The types of the session tree: a request before and after it is placed, and its place."""
+"""The types of the session tree: a request that is to be placed, the place of a request, and a
+placed request."""
 
 from __future__ import annotations
 

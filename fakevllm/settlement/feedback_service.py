@@ -1,10 +1,11 @@
 """The service for feedback about answers.
 
-Each feedback is stored in the ledger, valued by the `on_feedback` hook, and added to the reward of
-its group if that has not been sent yet. Otherwise it becomes a late sample.
+Each feedback is stored in the ledger, and the `on_feedback` hook computes its value. If the rewards
+of the answer's group have not been sent yet, the value is added to the reward. Otherwise the
+feedback becomes a late sample: a training sample of its own.
 
-Feedback that has been stored is processed by this proxy process, or by the next one after a
-restart.
+Feedback that has been stored is processed by this proxy process or, after a restart, by the next
+proxy process.
 """
 
 from __future__ import annotations
@@ -81,8 +82,8 @@ class FeedbackService:
         self._background = TaskSet(log, "feedback could not be processed")
 
     def restore(self) -> None:
-        """Process the feedback that an earlier proxy process had stored. Must be called before any
-        group of an earlier process is sent."""
+        """Process the feedback that an earlier proxy process had stored. Call this method before
+        any group of an earlier process is sent."""
         for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
             self._start(row)
 
@@ -92,8 +93,8 @@ class FeedbackService:
     async def accept(self, body: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
         """Store feedback, and return its row and whether it had been stored before.
 
-        Raises WireError: 404 if the app received no such answer, 400 if the `feedback_id` names
-        other feedback, 503 if the ledger cannot be written.
+        Raises WireError with status 404 if the app received no such answer, 400 if the
+        `feedback_id` names other feedback, and 503 if the ledger cannot be written.
         """
         group_id = await self._find(body.id, app_key)
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
@@ -125,7 +126,7 @@ class FeedbackService:
     # --- storing
 
     async def _find(self, name: str, app_key: str | None) -> str:
-        """Return the id of the group with the answer `name`. Raises WireError (404)."""
+        """Return the id of the group whose answer has the id `name`. Raises WireError (404)."""
         group_id = self._delivery.find(name, app_key)
         if group_id is None:
             await self._ledger.flush(FLUSH_S)  # the answer may be an instant old
@@ -141,7 +142,8 @@ class FeedbackService:
     async def _store(
         self, body: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
-        """Return the row of the feedback, and whether it is new. Raises WireError (400, 503)."""
+        """Return the ledger row of the feedback, and whether the feedback is new. Raises WireError
+        (400, 503)."""
         rows = self._ledger.feedback
         is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
@@ -180,7 +182,8 @@ class FeedbackService:
     # --- processing
 
     def _start(self, row: FeedbackRecord) -> None:
-        """Start processing feedback, unless it was processed already or is in progress."""
+        """Start processing feedback, unless the feedback was processed already or is being
+        processed."""
         key = (row.group_id, row.feedback_id)
         if row.state == FeedbackState.RECEIVED and key not in self._in_progress:
             self._in_progress[key] = True
@@ -190,11 +193,11 @@ class FeedbackService:
     async def _finish(
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Call `process` and report its result as `feedback_finished`.
+        """Call `process`, and pass its result to `feedback_finished`.
 
-        A stop of the proxy cancels this method, which then reports nothing. The group stays held,
-        because it must not be sent without feedback that the ledger records as added to it. The
-        next proxy process sends the group.
+        A stop of the proxy cancels this method before it calls `feedback_finished`. The group is
+        then not sent by this process, because the ledger may already record the feedback as added
+        to the group's reward. The next proxy process sends the group.
         """
         try:
             amount = await process()
@@ -217,7 +220,8 @@ class FeedbackService:
         return self._locks.setdefault(group_id, asyncio.Lock())
 
     def _void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Void feedback, unless it was added to a reward or sent already."""
+        """Mark feedback as void (taken back or replaced), unless it was added to a reward or sent
+        already."""
         key = (row.group_id, row.feedback_id)
         if key in self._in_progress:
             self._in_progress[key] = False
@@ -231,9 +235,9 @@ class FeedbackService:
     ) -> float | None:
         """Record the feedback's value, and return the amount to add to the group's reward.
 
-        Return None if the feedback will become a sample, or if it counts for nothing.
+        The result is None if the feedback will become a sample, or if the feedback has no value.
 
-        An amount is returned only after the ledger has stored it, because a restart could otherwise
+        An amount is returned only after the ledger has stored the amount. A restart could otherwise
         train the feedback a second time. `recorded` is the receipt of `row`; None if the ledger is
         known to have the row. This method must not await anything before its first write, because
         feedback may be taken back meanwhile.
@@ -276,8 +280,9 @@ class FeedbackService:
     async def _process_implicit(
         self, group_id: str, preceding: str | None, place: Place, text: str
     ) -> None:
-        """Process the request `group_id` as implicit feedback. `preceding` is the group that the
-        feedback is about if that group is unsent; None means that the ledger must be searched."""
+        """Process the request `group_id` as implicit feedback about an earlier answer. `preceding`
+        is the group of the earlier answer if this group has not been sent yet. None means that the
+        ledger must be searched for the group."""
         if preceding is None:
             preceding = await self._find_preceding(group_id, place)
             if preceding is None:

@@ -44,7 +44,8 @@ class FeedbackBody(BaseModel):
 
     @property
     def is_withdrawal(self) -> bool:
-        """Whether all content fields are null. Such a request withdraws earlier feedback."""
+        """Whether all content fields are null. A request without content withdraws earlier
+        feedback."""
         return not self.content
 
     @property
@@ -54,7 +55,7 @@ class FeedbackBody(BaseModel):
 
     @property
     def value(self) -> float | None:
-        """The feedback's value without a hook; None if it counts for nothing.
+        """The value of the feedback if there is no hook; None if the feedback has no value.
 
         >>> FeedbackBody(id="a", thumbs="down").value, FeedbackBody(id="a", comment="Hm").value
         (-1.0, None)
@@ -63,7 +64,7 @@ class FeedbackBody(BaseModel):
 
 
 def value_of(score: float | None, thumbs: str | None) -> float | None:
-    """Return the value of a feedback without a hook. A score takes precedence over thumbs."""
+    """Return the value of a feedback if there is no hook. A score takes precedence over thumbs."""
     if score is not None or thumbs is None:
         return score
     return 1.0 if thumbs == "up" else -1.0
@@ -80,9 +81,9 @@ def identify(
 
     `earlier`: all feedback about the same answer, oldest first.
 
-    Without a `feedback_id`, feedback repeats an earlier one with equal content. There are two
-    exceptions: the earlier feedback was taken back or replaced, or another number was sent since.
-    Therefore the sequence up, down, up ends as up. Raises FeedbackIdConflict.
+    Feedback without a `feedback_id` repeats earlier feedback with equal content. There are two
+    exceptions: the earlier feedback was taken back or replaced, or feedback with another number was
+    sent since. Therefore the sequence thumbs up, down, up ends as up. Raises FeedbackIdConflict.
     """
     if body.feedback_id is not None:
         known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)
@@ -108,8 +109,8 @@ def content_of(row: FeedbackRecord) -> dict[str, Any]:
 
 
 def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback that later feedback about the same answer replaces: all explicit feedback
-    that has not been used yet."""
+    """Return the feedback in `earlier` that new feedback about the same answer replaces: all
+    explicit feedback that has not been used yet."""
     unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)
     return [row for row in earlier if row.kind == "feedback" and row.state in unused]
 
@@ -117,8 +118,9 @@ def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
 def baseline_of(others: Sequence[float], num: int) -> float | None:
     """Return the baseline of a feedback: the mean of the app's latest other values. `others` has
     the values of the app's other feedback, latest first. Return None if the app has sent fewer than
-    `num` feedbacks, including this one. The baseline makes constant feedback train nothing, and
-    mostly negative feedback does not push the model away from all of its answers.
+    `num` feedbacks, including this feedback. The value minus the baseline is trained. Feedback that
+    is always equal therefore trains nothing, and mostly negative feedback does not push the model
+    away from all of its answers.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

@@ -1,8 +1,8 @@
 """Training samples from feedback that arrived after its group was sent.
 
-Each such feedback becomes a sample of its own: the served answer, with the advantage
-`weight * (value - baseline)`. The baseline is the mean of the app's other feedback. The server
-accepts each sample once.
+Each late feedback becomes a sample of its own: the served answer, with the advantage `weight *
+(value - baseline)`. The baseline is the mean of the app's other feedback. The server accepts each
+sample once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LateSamples:
         read."""
 
     def wake(self) -> None:
-        """Wake the task, so that it looks for feedback to send."""
+        """Wake the background task, which then looks for feedback to send."""
         self._woken.set()
 
     def group_settled(self, group_id: str) -> None:
@@ -89,7 +89,7 @@ class LateSamples:
         return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
-        """Send one feedback as a sample. Raises temporary errors. After any other error, the
+        """Send one feedback as a sample. A temporary error is raised. After any other error, the
         feedback is recorded as lost."""
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)

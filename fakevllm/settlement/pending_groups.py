@@ -48,7 +48,8 @@ class PendingGroups:
     def add(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Add a group whose app has its answer, or is about to get it; the first call counts."""
+        """Add a group whose app has the answer, or is about to get it. Only the first call for a
+        group has an effect."""
         if group_id in self._groups:
             return
         self._groups[group_id] = _Group(answer_id, app_key, place)
@@ -82,12 +83,13 @@ class PendingGroups:
         return group is None or group.send_at is not None
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group until the matching call of `feedback_finished`."""
+        """Hold the group (do not send it) until the matching call of `feedback_finished`."""
         if group_id in self._groups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Add `amount` to the group's reward, and release the group; None adds nothing."""
+        """Add `amount` to the group's reward, and release the group. If `amount` is None, nothing
+        is added."""
         group = self._groups.get(group_id)
         if group is None:
             return
@@ -104,8 +106,9 @@ class PendingGroups:
     def preceding_group(self, place: Place) -> str | None:
         """Return the group about which a request at `place` is implicit feedback.
 
-        A regeneration is about the latest attempt at the same request, a next message about the
-        answer before it.
+        If the request is a regeneration, the result is the latest group of the same request. If the
+        request is a next message, the result is the group of the preceding answer. None if there is
+        no such group here.
         """
         if place.kind is Kind.REGENERATES:
             session = self._by_session.get(place.session_id, ())
@@ -135,8 +138,8 @@ class PendingGroups:
         return 0.0 if group.is_released else max(0.0, group.send_at - now)
 
     def remove(self, group_id: str) -> float:
-        """Remove a group that is about to be sent, and return what feedback adds to the reward of
-        its served sibling."""
+        """Remove a group that is about to be sent. Return the sum of its feedback, to be added to
+        the reward of its served sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0

@@ -74,8 +74,8 @@ class Delivery:
     def register_answer(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Record that the app has its answer or is about to get it. From now on the app may send
-        feedback."""
+        """Record that the app has its answer, or is about to get the answer. From now on the app
+        may send feedback."""
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
@@ -87,7 +87,8 @@ class Delivery:
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group, if it is unsent, until the matching call of `feedback_finished`."""
+        """Hold the group until the matching call of `feedback_finished`, unless the group was sent
+        already."""
         self._pending.feedback_started(group_id)
 
     def accepts_feedback(self, group_id: str) -> bool:
@@ -95,8 +96,8 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Add `amount` to the reward of the group's served sibling; None adds nothing. The amount
-        must be in the ledger already."""
+        """Add `amount` to the reward of the group's served sibling. If `amount` is None, nothing is
+        added. The amount must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
@@ -118,8 +119,8 @@ class Delivery:
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Write a group to the ledger, then report its end to the server: send its rewards if the
-        group is scored, else abort it."""
+        """Write a group to the ledger, then report its end to the server. If the group is scored,
+        send its rewards; else abort the group."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -167,8 +168,8 @@ class Delivery:
             await self._send(await self._with_feedback(group))
 
     async def _send(self, group: ScoredGroup) -> None:
-        """Send a group, and wait for as long as the server is unreachable. After a stop the next
-        proxy process sends the group."""
+        """Send a group, and retry for as long as the server is unreachable. If the proxy stops
+        meanwhile, the next proxy process sends the group."""
         while True:
             try:
                 return await self._end(group)

@@ -5,5 +5,5 @@
 * `load_probe` reads the length of the engine's queue.
 * `errors` describes an error of the server, and decides whether a retry may help.
 
-An error of the server never ends the link. The next poll tries again.
+An error of the server never ends the connection's tasks. The next poll tries again.
 """

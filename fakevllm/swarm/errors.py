@@ -17,8 +17,8 @@ MAX_LINE_CHARS = 300
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same request may succeed later. A request that the server has refused
-    (4xx) will be refused again.
+    """Return whether a request that failed with this error may succeed later. A request that the
+    server has refused (4xx) will be refused again.
 
     >>> is_transient(TimeoutError()), is_transient(ValueError())
     (True, False)
@@ -28,7 +28,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the problem and its fix in one line, for a sentence that begins with the server's URL.
+    """Return the problem and its fix in one line. The caller puts the server's URL before the text.
 
     >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'

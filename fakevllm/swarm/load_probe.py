@@ -1,4 +1,5 @@
-"""Number of requests that wait in the engine's queue, read from the engine's Prometheus metrics."""
+"""The number of requests that wait in the engine's queue, read from the engine's Prometheus
+metrics."""
 
 from __future__ import annotations
 
@@ -25,8 +26,9 @@ class LoadProbe:
         is_wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_wanted`: whether the queue length is needed now. An engine that has become ready is
-        probed once even if it is not needed, so that the first request knows the number."""
+        """Create a probe. `is_wanted`: function that returns whether the queue length is needed
+        now. An engine that has become ready is probed once even if the length is not needed, so
+        that it is known at the first request."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
@@ -36,7 +38,7 @@ class LoadProbe:
         """Number of waiting requests; None if the engine does not report it."""
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
-        """Probe the engine if a probe is due. Call this method often.
+        """Read the queue length from the engine if the next probe is due. Call this method often.
 
         `is_serving`: whether the engine is ready. Errors of the server are not raised.
         """

@@ -173,8 +173,8 @@ class SwarmLink:
         return not is_off or status is None or status.server_id != self._started_server_id
 
     async def until_serving(self, limit_s: float) -> None:
-        """Wait until an engine becomes ready, but at most `limit_s` seconds. If an engine is
-        believed to be ready already, wait for all of `limit_s`."""
+        """Wait until an engine becomes ready, but at most `limit_s` seconds. If the engine's last
+        known status is already ready, wait for all of `limit_s`."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
@@ -183,8 +183,8 @@ class SwarmLink:
                 await self.serving.wait()
 
     async def run(self) -> None:
-        """Follow the server until this task is cancelled. An error is logged once, and its end is
-        logged too."""
+        """Poll the server until this task is cancelled. An error is logged once when it begins, and
+        once when it has ended."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_load())
             await self._follow_server()
@@ -209,8 +209,8 @@ class SwarmLink:
             return None
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
-        """Send the end of a group, and send it again after transient errors; the server accepts a
-        group once. Raises one of NETWORK_ERRORS."""
+        """Send the end of a group, and send it again after transient errors. The server accepts
+        each group only once. Raises one of NETWORK_ERRORS."""
         return await _with_retries(self._post)("/end_group", request, EndGroupReply)
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
@@ -218,8 +218,8 @@ class SwarmLink:
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
-        """Ask the server to drop a group. Errors are only logged, because the server drops a group
-        that is never ended after some time anyway."""
+        """Request that the server drops a group. Errors are only logged, because the server drops a
+        group whose end does not arrive after some time."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except NETWORK_ERRORS as error:
@@ -272,8 +272,8 @@ class SwarmLink:
     async def _start(self) -> bool:
         """Send the proxy's job to the server and start the engine. A refusal is logged and kept.
 
-        Return False if the server cannot start the engine now, but perhaps later: its disk may be
-        full.
+        The result is False if the server cannot start the engine now but may be able to later, for
+        example because its disk is full. Otherwise it is True.
         """
         before, self._job_refusal = self._job_refusal, None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
@@ -347,7 +347,8 @@ class SwarmLink:
             return reply.model_validate_json(await response.read())
 
     def _log_change(self, error: Exception | None) -> None:
-        """Log an error, or its end, if its kind differs from the last one."""
+        """Log an error, or the end of an error, if the kind differs from the kind that was logged
+        last."""
         kind = None if error is None else type(error).__name__
         if kind == self._reported_error:
             return

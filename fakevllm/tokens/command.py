@@ -63,7 +63,8 @@ def _load_page(settings: TokensSettings) -> Page:
 
 
 def _not_found(settings: TokensSettings) -> str:
-    """Return the error message: the places that were searched, and the options that help."""
+    """Return the error message for an unknown episode. The message names the places that were
+    searched, and the options that help."""
     fix = "name a proxy's run directory with --run-dir, or its ledger with --ledger"
     has_ledger = settings.ledger.exists()
     if settings.episode is None:

@@ -1,4 +1,5 @@
-"""Look up the texts of token ids: with a model folder's tokenizer, or at the running engine."""
+"""Look up the texts of token ids, either with the tokenizer in a model folder or by requests to the
+running engine."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class TextsUnavailable(Exception):
 
 
 def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
-    """Return the texts by the tokenizer in a model folder.
+    """Return the texts of token ids, from the tokenizer in a model folder.
 
     Raises ConfigError if the folder has no readable tokenizer, and TextsUnavailable if the package
     tokenizers is missing.
@@ -50,7 +51,7 @@ def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
 def _decode(tokenizer: Any, id: int) -> str:
     """Return the text of a token, with the leading space that its name in the vocabulary has.
 
-    Decoding a single token drops that space.
+    The tokenizer's own decoding of a single token drops the leading space.
     """
     name: str | None = tokenizer.id_to_token(id)
     text: str = tokenizer.decode([id], skip_special_tokens=False)
@@ -58,7 +59,7 @@ def _decode(tokenizer: Any, id: int) -> str:
 
 
 def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> TokenTexts:
-    """Return the texts by the engine of the server at `swarm`.
+    """Return the texts of token ids, from the running engine of the server at `swarm`.
 
     One request is sent per id, because the joint text of several tokens cannot be split into the
     texts of the single tokens.

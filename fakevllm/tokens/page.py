@@ -76,7 +76,8 @@ class Page:
 
     @property
     def largest_advantage(self) -> float:
-        """The largest absolute advantage, to divide by; 1 if no token has an advantage."""
+        """The largest absolute advantage of the page's tokens; 1 if no token has an advantage.
+        Colours divide by this value."""
         return max((abs(token.advantage) for token in self.tokens if token.advantage), default=1.0)
 
 
@@ -134,7 +135,8 @@ def _outcome(state: str, reason: str | None, step: int | None, version: int | No
 
 
 def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) -> CallTokens:
-    """Return the tokens of a call. `is_trained` and `advantage` are those of its sibling."""
+    """Return the tokens of a call. `is_trained` and `advantage` are the values of the call's
+    sibling."""
     logprobs = [] if call.logprobs is None else unpack_floats(call.logprobs)
     is_call_trained = is_trained and call.untrainable is None
     response: list[Token] = []
@@ -149,8 +151,8 @@ def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) 
 def _is_forced(call: CapturedCall, position: int, logprob: float | None) -> bool:
     """Return whether no other token could have been sampled at this position.
 
-    The server knows these positions. The ledger does not: a token of a grammar-constrained answer
-    counts as forced if its log-probability is 0.
+    The server knows the positions of forced tokens, but the ledger does not. For a call from the
+    ledger, a token of a grammar-constrained answer counts as forced if its log-probability is 0.
     """
     if isinstance(call, CallView):
         return position in call.forced
@@ -179,7 +181,7 @@ def heading(sample: Sample) -> str:
 
 
 def format_values(token: Token) -> tuple[str, str]:
-    """Return the log-probability and the advantage as texts.
+    """Return the log-probability and the advantage of a token as texts.
 
     >>> format_values(Token(1, True, logprob=-0.00001, advantage=0.5))
     ('0.0000', '+0.5000')

@@ -39,7 +39,8 @@ class Painter:
     has_shades: bool
 
     def token_text(self, token: Token) -> Text:
-        """Return the token's text in its colour; its id if the text is unknown.
+        """Return the token's text in the token's colour. If the text is unknown, return the token's
+        id.
 
         Line ends are kept and marked with ⏎. Other control characters are escaped.
         """
@@ -69,7 +70,8 @@ class Painter:
 def render_page(
     page: Page, texts: TokenTexts, by: ColourBy, *, has_shades: bool = True
 ) -> RenderableType:
-    """Return the page for a terminal. `has_shades` says that it has more than 16 colours."""
+    """Return the page for a terminal. `has_shades`: whether the terminal has more than 16
+    colours."""
     painter = Painter(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:

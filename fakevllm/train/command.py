@@ -19,7 +19,7 @@ single step is noisy."""
 
 
 def run_train(conf: Path) -> Outcome:
-    """Train as the file `conf` says, and print a summary.
+    """Train with the settings in the file `conf`, and print a summary.
 
     Raises UserError for mistakes in the file, the workflow or the dataset, before any process is
     started.
@@ -44,7 +44,7 @@ def run_train(conf: Path) -> Outcome:
 def summarize(
     outcome: Outcome, settings: Settings, num_steps: int, num_eval_tasks: int
 ) -> list[str]:
-    """Return the summary of a run that reached its last step, one line per entry."""
+    """Return the summary of a run that has trained its last step, as a list of lines."""
     lines: list[str] = []
     rewards = outcome.rewards
     if not rewards:

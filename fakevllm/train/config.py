@@ -1,6 +1,6 @@
 """The YAML file of `fakevllm train`.
 
-Its sections are `train:`, `server:`, and the job as `job:` or as AgentJet's `ajet:`.
+The file has the sections `train:` and `server:`, and the job as `job:` or as AgentJet's `ajet:`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ServerSection(Section):
 
 
 class TrainFile(Section):
-    """The sections besides the job."""
+    """The sections `train` and `server` of the file, without the job."""
 
     train: TrainSection
     server: ServerSection = ServerSection()
@@ -91,7 +91,7 @@ class Settings:
 
 
 def load(file: Path) -> Settings:
-    """Load and validate the file. Raises ConfigError, whose one line names the fix."""
+    """Load and validate the file. Raises ConfigError with one line that names the fix."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

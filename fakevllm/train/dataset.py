@@ -44,7 +44,7 @@ def _call_task_function(spec: str, make_tasks: Callable[[], Any]) -> list[Task]:
 
 
 def _check_ids(spec: str, tasks: list[Task]) -> None:
-    """Raise ConfigError unless each task has an id of its own.
+    """Raise ConfigError if two tasks have the same id.
 
     Episodes with one task id form a group, in which their rewards are compared.
     """

@@ -1,6 +1,6 @@
 """Run the episodes of one step after the other, until the last step is trained.
 
-The episodes of a step begin after the step before it is trained, so that all of them are sampled
+The episodes of a step begin after the previous step is trained, so that all of them are sampled
 with the newest weights.
 """
 
@@ -42,7 +42,8 @@ FINAL_DROP_REASONS = {"training_stopped", "training_refused"}
 
 
 class Stopped(SwarmServerOfflineError):
-    """The loop was stopped. Like its base class, this error ends all retries."""
+    """Error that is raised after the loop was stopped. Like its base class, this error ends all
+    retries."""
 
 
 @dataclass(slots=True)
@@ -63,8 +64,9 @@ class RolloutLoop:
     def __init__(
         self, url: str, inputs: TrainingInputs, display: ProgressDisplay, run_dir: Path | None
     ) -> None:
-        """`run_dir` is the run directory of the server that this command starts, where a resumed
-        run finds the first evaluation. None: the server was started by somebody else."""
+        """Create the loop. `run_dir` is the run directory of the server that this command starts. A
+        resumed run reads the result of the first evaluation from this directory. None means that
+        the server was not started by this command."""
         self._url = url
         self._inputs = inputs
         self._display = display
@@ -145,7 +147,8 @@ class RolloutLoop:
     def _has_old_job(self) -> bool:
         """Return whether the server's job differs from the file.
 
-        This happens after a crash: the server resumes its old job, and the file was edited since.
+        The jobs can differ after a crash: the server resumes its old job, although the file has
+        been edited since.
         """
         running, wanted = self._client.get_train_config(), self._inputs.job
         keys = wanted.model_fields_set

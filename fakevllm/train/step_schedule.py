@@ -15,8 +15,8 @@ from fakevllm_adapters.protocol.swarm import Task
 def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
     """Return the number of steps of the whole run.
 
-    Both `job.total_training_steps` and `epochs` limit it. Raises ConfigError if neither is set, or
-    if the result is 0.
+    Both `job.total_training_steps` and `epochs` limit the number. Raises ConfigError if neither is
+    set, or if the result is 0.
     """
     if job.total_training_steps is None and epochs is None:
         raise ConfigError(
@@ -37,10 +37,10 @@ def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
 def step_tasks(
     tasks: Sequence[Task], job: TrainJob, steps_done: int, played: Mapping[str, int] | None = None
 ) -> Iterator[list[Task]]:
-    """Yield the tasks of one step after the other, without end.
+    """Yield one list of tasks for each step, without end.
 
     Each task is repeated `job.num_repeat` times. The dataset is shuffled again for each epoch. The
-    first `steps_done` steps are skipped, so that a resumed run continues at its place in the
+    first `steps_done` steps are skipped, so that a resumed run continues at its position in the
     dataset. `played` maps task ids to the numbers of episodes that have ended and wait for the
     first yielded step; these episodes are left out of that step.
 

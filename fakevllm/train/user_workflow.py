@@ -53,7 +53,8 @@ def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutpu
     """Return a workflow's result as a WorkflowOutput with a single finite reward.
 
     The result may be a WorkflowOutput, or a number, which is taken as the reward. Raises UserError
-    for any other result. The workflow is then not run again, because it would return the same.
+    for any other result. The workflow is then not run again, because it would return the same
+    result.
     """
     output = returned
     if isinstance(returned, int | float) and abs(returned) <= MAX_REWARD:

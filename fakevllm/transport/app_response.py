@@ -87,9 +87,10 @@ class AppResponse:
         *,
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """`exchange`: None if the engine's own route answers, in a format that the proxy does not
-        parse. `on_stream_started`: called with the engine's id of the answer, or None if the answer
-        has no id, once the first part of a streamed answer has been sent."""
+        """Create the response. `exchange`: the parsed request; None if the engine's own route
+        answers, in a format that the proxy does not parse. `on_stream_started`: function that is
+        called once the first part of a streamed answer has been sent. Its argument is the engine's
+        id of the answer, or None if the answer has no id."""
         self._send = WatchedSend(send)
         self._adapter = adapter
         self._exchange = exchange
@@ -133,8 +134,8 @@ class AppResponse:
 
     @property
     def complete_answer(self) -> SentResponse | None:
-        """The answer, if it was sent to its end and is not an error; else None. It does not matter
-        whether the app was still connected."""
+        """The complete answer; None if the response is an error or has not been sent to its end.
+        The answer is also complete if the app disconnected before the end was sent."""
         if self._is_error or not self._send.is_ended:
             return None
         return SentResponse(200, self._headers, b"".join(self._answer_chunks))
@@ -200,8 +201,8 @@ class AppResponse:
         await self.send_body(reply.status, shown, reply.headers)
 
     async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a body in the app's format. The status is sent only if the response has not been
-        started yet."""
+        """Send a body that is already in the app's format. The status is sent only if the response
+        has not been started yet."""
         self.has_answer_data = True
         self._is_error = status != 200
         if not self.is_started:
@@ -220,8 +221,8 @@ class AppResponse:
         await self.write(stored.body, last=True)
 
     async def refuse(self, error: WireError) -> None:
-        """Send an error in the app's format: as a status if the response has not been started, else
-        inside the response."""
+        """Send an error in the app's format. If the response has not been started, the error is
+        sent with its status, else inside the response."""
         self.has_answer_data = self._is_error = True
         if not self.is_started:
             self._is_sending = True

@@ -1,5 +1,6 @@
-"""Slots for the calls that the proxy has open at the server, and the queue of calls that wait for
-one. Leads come before siblings. Pure, apart from the asyncio futures on which calls wait.
+"""Slots for the calls that the proxy has open at the server, and the queues of calls that wait for
+a slot. Leads get free slots before siblings. The module is pure, apart from the asyncio futures on
+which calls wait.
 
 Without a limit, a crowd of apps would open tens of thousands of connections at once. The event loop
 would then be too busy to finish connecting, and a healthy server would seem to be away.
@@ -26,8 +27,8 @@ sibling that samples for a long time."""
 class CallSlots:
     """A limited number of slots, and the calls that wait for them in two queues.
 
-    A slot that becomes free goes to the lead that has waited longest, and only if no lead waits to
-    a sibling.
+    A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
+    slot is given to the sibling that has waited longest.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -57,7 +58,8 @@ class CallSlots:
 
     @contextlib.asynccontextmanager
     async def slot(self, *, is_lead: bool) -> AsyncGenerator[None]:
-        """Hold a slot for one call. Wait for it, without a limit on the time, if none is free."""
+        """Hold a slot for one call while the block runs. If no slot is free, wait for one, without
+        a time limit."""
         queue = self._leads if is_lead else self._siblings
         if self.must_wait(is_lead=is_lead):
             await self._wait(queue, is_lead)

@@ -75,7 +75,7 @@ class EngineResponse:
 
     @property
     def events(self) -> list[bytes]:
-        """Server-sent events of the stream; [] if the response is not streamed."""
+        """The server-sent events of the stream; [] if the response is not streamed."""
         if self.parsed_events is not None:
             return self.parsed_events
         return SseDecoder().feed(self.body) if self.streamed else []
@@ -168,7 +168,8 @@ class EngineClient:
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[LiveResponse]:
-        """Return a context manager that sends a call and gives its response while the body arrives.
+        """Return a context manager that sends a call. Its value is the response, whose body is
+        still arriving.
 
         A failed connection raises WireError (503), also inside the block.
         """
@@ -183,7 +184,8 @@ class EngineClient:
 class _Live(AbstractAsyncContextManager[LiveResponse]):
     """Context manager of one call.
 
-    It is a class because a generator would cost each call a tenth of what aiohttp itself costs.
+    The context manager is a class and not a generator. A generator would add to each call a tenth
+    of aiohttp's own cost.
     """
 
     def __init__(
@@ -242,7 +244,7 @@ def _is_stream(response: aiohttp.ClientResponse) -> bool:
 
 
 def _bad_status(response: aiohttp.ClientResponse) -> aiohttp.ClientError:
-    """Return the error for a status that cannot be relayed as a final one."""
+    """Return the error for a response whose status cannot be relayed to the app as final."""
     return aiohttp.ClientPayloadError(f"status {response.status}")
 
 
@@ -272,7 +274,7 @@ def _permanent_error_code(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
-    """Return the 503 for a connection that could not be opened or that broke."""
+    """Return the error with status 503 for a connection that could not be opened or that broke."""
     is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF
     kind = type(error).__name__

@@ -1,5 +1,5 @@
-"""Watchdog for a call to the server: ends the call if the server has disappeared without closing
-the connection."""
+"""Watchdog for a call to the server. The watchdog ends the call if the server has disappeared
+without closing the connection."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class HangWatchdog:
             self._next_check = self._loop.call_later(CHECK_EVERY_S, self._check)
 
     def _is_hopeless(self, now_s: float) -> bool:
-        """Update the timers, and return whether the call must be ended."""
+        """Update the watchdog's timers, and return whether the call must be ended."""
         has_progress = self._app.num_answer_chunks > self._num_answer_chunks
         self._num_answer_chunks = self._app.num_answer_chunks
         is_engine_away = self._engine_timer.has_expired(now_s, is_available=self._link.is_serving)

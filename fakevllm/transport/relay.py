@@ -41,9 +41,9 @@ async def relay(
 ) -> EngineResponse:
     """Relay the upstream's answer to the app while it arrives, and return it.
 
-    `is_caused_by_siblings`: function that reports whether siblings of the proxy may have caused a
-    429. If so, the 429 is raised as an outage and not relayed. Raises WireError for an outage
-    before any answer data has been sent to the app. An outage after that ends the stream with an
+    `is_caused_by_siblings`: function that returns whether siblings of the proxy may have caused a
+    429. If they may have, the 429 is raised as an outage and not relayed. Raises WireError for an
+    outage before any answer data has been sent to the app. A later outage ends the stream with an
     error.
     """
     if request.exchange is None:

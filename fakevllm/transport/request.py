@@ -140,7 +140,7 @@ class SiblingResult:
 
 @dataclass(frozen=True, slots=True)
 class SiblingPlan:
-    """Number of siblings, and what each of them changes in the request."""
+    """The number of siblings, and the changes of each sibling to the request."""
 
     num: int
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
@@ -223,8 +223,8 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """Parse the answer in a reply.
 
-    Return None in three cases: the reply is an error, it cannot be parsed, or it is streamed and
-    the app did not request a stream (or the reverse).
+    The result is None in three cases: the reply is an error, the reply cannot be parsed, or only
+    one of reply and request is a stream.
     """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
@@ -252,7 +252,8 @@ def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineRe
 
 
 def _sibling_id_pattern(request: Request, index: int) -> str | None:
-    """Return a pattern for the ids in this sibling's answer, whose first group is the app's own id.
+    """Return a regular expression for the ids in this sibling's answer. Its first group matches the
+    id that the app chose.
 
     Return None if both ids are equal, or if the app chose no id.
     """

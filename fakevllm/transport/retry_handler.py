@@ -1,5 +1,5 @@
-"""Hold and retry a request while the engine is unavailable, then use the fallback, if there is one.
-`retry_policy.py` makes the decisions."""
+"""Hold and retry a request while the engine is unavailable. If the retries fail, use the fallback
+server, if there is one. `retry_policy.py` makes the decisions."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class RetryHandler:
     async def relay(
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
-        """Relay an answer to the app. Return the answer, and the reason if the fallback gave it.
+        """Relay an answer to the app. Return the answer and a reason: the reason of the outage if
+        the fallback gave the answer, else None.
 
         Raises WireError if neither the engine nor the fallback answers and no answer data has been
         sent to the app.
@@ -95,11 +96,11 @@ class RetryHandler:
     async def retry_until_answered(
         self, request: Request, app: AppResponse, attempt: Attempt[T], *, is_lead: bool = True
     ) -> T:
-        """Repeat `attempt` until it returns an answer or the request may be held no longer. Raises
-        the WireError of the last attempt.
+        """Repeat `attempt` until it returns an answer, and return the answer. Raises the WireError
+        of the last attempt when the request may be held no longer.
 
-        Each attempt waits for a slot. That wait is the proxy's own, and does not count as time in
-        which the server was away.
+        Each attempt waits for a slot. The proxy causes this wait, so the wait does not count as
+        time in which the server was unavailable.
         """
         schedule = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
@@ -175,7 +176,8 @@ class RetryHandler:
     def _watchdog(
         self, limit_s: float, app: AppResponse
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a watchdog for one attempt. It does nothing if there is no link."""
+        """Return a watchdog for one attempt. Without a link to the server, the watchdog does
+        nothing."""
         if self._link is None:
             return contextlib.nullcontext()
         return HangWatchdog(self._link, app, limit_s, has_fallback=self._fallback is not None)

@@ -1,8 +1,8 @@
 """Retry policy for requests while the engine is unavailable: whether to retry, and after how many
 seconds. Pure; the clock is an argument.
 
-A request is first held and retried, because servers restart and engines boot. After that the
-fallback server answers the request, if there is one. Otherwise the app gets an error with
+A request is first held and retried, because servers restart and engines boot. If the retries fail,
+the fallback server answers the request, if there is one. Otherwise the app gets an error with
 `Retry-After`. A request that may itself have crashed the server is not retried without end.
 """
 
@@ -174,7 +174,8 @@ def outage_error(
 
 
 def _message(body: Json) -> str | None:
-    """Return the message of an error's body, in vLLM's shape or as its web layer writes it."""
+    """Return the message in the body of an error response. The body has the format of vLLM's own
+    errors or that of its web framework."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None
@@ -183,7 +184,7 @@ def _message(body: Json) -> str | None:
 def _parse_seconds(value: bytes) -> float | None:
     """Return the number of seconds in a header, or None if the value is not a positive number.
 
-    None means that the client's timeout does not shorten the wait.
+    With None, the client's timeout does not shorten the wait.
     """
     try:
         seconds = float(value)

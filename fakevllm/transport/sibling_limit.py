@@ -27,7 +27,8 @@ class Grant:
 
 
 class SiblingLimit:
-    """Counter of the siblings in flight, with a fixed limit and one derived from engine refusals.
+    """Counter of the siblings in flight. It has a fixed limit, and a second limit that is derived
+    from refusals of the engine.
 
     A sibling holds capacity from `acquire` to `release`. It is at the engine while `sampling` is
     entered.
@@ -38,7 +39,8 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """`fixed_limit`: maximum number of siblings in flight. 0 means no fixed limit."""
+        """Create the counter. `fixed_limit`: maximum number of siblings in flight; 0 means no fixed
+        limit."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
         """Limit derived from the engine's refusals; None if the engine has not refused a request
@@ -53,7 +55,8 @@ class SiblingLimit:
     def acquire(
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
-        """Return how many of a group's siblings may start. The caller must release each of them.
+        """Return the number of a group's siblings that may start. The caller must call `release`
+        for each of these siblings when it ends.
 
         `num_awaited`: siblings in flight whose apps wait for them, plus this group's siblings if
         its own app waits for them. `num_waiting`: requests in the engine's queue; None if that
@@ -90,8 +93,8 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self) -> Generator[None]:
-        """Count a sibling as being at the engine. At the end, wake the lead that has waited
-        longest."""
+        """Count a sibling as being at the engine while the block runs. At the end, wake the lead
+        that has waited longest."""
         self._num_started += 1
         try:
             yield
@@ -109,8 +112,8 @@ class SiblingLimit:
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
         """Queue a lead that the engine refused. While any lead is queued, groups get no siblings.
 
-        `wake` is called once: when a sibling ends, or at once if no sibling is at the engine. The
-        lead may leave the block earlier.
+        `wake` is called once: when a sibling ends or, if no sibling is at the engine, immediately.
+        The lead may leave the block before `wake` is called.
         """
         self._waiting_leads.append(wake)
         if self._num_started == self._num_ended:  # the last sibling has just ended
@@ -122,8 +125,8 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the overloaded engine refused a sibling or a lead, and lower the limit to one
-        sibling less than are at the engine now."""
+        """Record that the overloaded engine refused a sibling or a lead. The derived limit becomes
+        the number of siblings that are at the engine now, minus one."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1

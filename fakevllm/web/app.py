@@ -61,8 +61,8 @@ class FastPathRouter:
     """Router that calls the inference endpoints directly for POST, and `app` for all other
     requests.
 
-    It saves the cost of FastAPI's routing. `app` has the same paths too, so that it can refuse
-    other methods.
+    The router saves the cost of FastAPI's routing. `app` has routes for the same paths, so that it
+    can refuse other methods.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
@@ -117,8 +117,8 @@ def serve(
 ) -> None:
     """Run the proxy until it is stopped by a signal.
 
-    `until_stdin_closes`: whether to stop also when standard input closes, because the parent
-    process has ended. `listen_fd`: file descriptor of a listening socket that the parent process
+    `until_stdin_closes`: whether to stop also when standard input closes, which happens when the
+    parent process ends. `listen_fd`: file descriptor of a listening socket that the parent process
     has opened; None: open one. Raises UserError for mistakes that the user can fix.
     """
     if until_stdin_closes:

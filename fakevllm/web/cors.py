@@ -1,6 +1,7 @@
-"""CORS: which web pages and desktop apps of other origins may use the routes under /v1/.
+"""CORS: permission for web pages and desktop apps of other origins to use the routes under /v1/.
 
-By default none may, as with vLLM's defaults. The setting `proxy.allowed_origins` adds origins.
+By default no other origin may use the routes, as in vLLM. The setting `proxy.allowed_origins`
+allows origins.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ class AllowedOrigins:
         return "*" if "*" in self._origins else origin
 
     def report_refusal(self, origin: str, path: str) -> str:
-        """Log that a request of this origin is refused, and return what its user can do.
+        """Log that a request of this origin is refused, and return a text about the fix.
 
-        The result is "" for a path that no setting opens to other origins.
+        The text is empty for a path that no setting opens to other origins.
         """
         if not path.startswith(_PATHS):
             return ""
@@ -99,7 +100,7 @@ class CorsPreflight:
 class CorsHeaders:
     """Middleware that lets the pages of allowed origins read every response, also errors.
 
-    It encloses the access guard, so that a page can read a 401 or a 429 as well.
+    The middleware encloses the access guard, so that a page can read a 401 or a 429 as well.
     """
 
     def __init__(self, app: AsgiApp, allowed: AllowedOrigins) -> None:

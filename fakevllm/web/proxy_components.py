@@ -44,7 +44,8 @@ class ModelNames:
     """The aliases under which apps may request the served model."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
-        """`aliases`: other names of the served model; `*` stands for every name."""
+        """Create the collection. `aliases`: other names of the served model; `*` matches every
+        name."""
         self._aliases = aliases
         self._link = link
 
@@ -92,7 +93,8 @@ class ProxyComponents:
 async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
-    """Open all components of a proxy. `files`: the open files that the process may have.
+    """Open all components of a proxy while the block runs. `files`: the numbers of open files that
+    the process may use.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -221,8 +223,8 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
     """Return the resend cache, which is switched off if there are no hooks.
 
-    Without hooks no request becomes a group, and a resend costs no more than at a plain vLLM
-    server.
+    Without hooks no request becomes a group. A resend then costs no more than it would cost at a
+    vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)

@@ -173,7 +173,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
-    """Return the state of a group, or a 404 if the ledger does not have it."""
+    """Return the state of a group, or a response with status 404 if the ledger does not have the
+    group."""
     group, follow_ups, feedback = await asyncio.to_thread(
         lambda: (
             ledger.group(group_id),
@@ -194,8 +195,8 @@ async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
-    """Return the statistics with the curve of the newest run whose id begins with `run`, or a 404
-    if there is no such run."""
+    """Return the statistics with the learning curve of the newest run whose id begins with `run`.
+    If there is no such run, return a response with status 404."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")
@@ -233,8 +234,8 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
 
 
 def _task_conflict(task_ids: list[str]) -> WireError:
-    """Return the 409 for a body of which these tasks belong to others. No task of the body was
-    registered."""
+    """Return the error with status 409 for a body with tasks that belong to others: to another API
+    key, or to the proxy's dataset. No task of the body was registered."""
     names = ", ".join(map(repr, task_ids[:_MAX_SHOWN_IDS]))
     more = f" and {len(task_ids) - _MAX_SHOWN_IDS} more" if len(task_ids) > _MAX_SHOWN_IDS else ""
     message = (

@@ -16,7 +16,8 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """The stored feedback with its state, also if the same feedback had been stored before."""
+    """The reply to a feedback: the stored feedback with its state. The reply is the same if the
+    feedback had been stored before."""
 
     object: str = "feedback"
     id: str

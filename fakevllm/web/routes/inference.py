@@ -118,8 +118,8 @@ async def _decode(
     app_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
-    """Return the decoded request. It has no exchange if the body is not valid JSON or cannot be
-    translated."""
+    """Return the decoded request. The request has no exchange (parsed body) if the body is not
+    valid JSON or cannot be translated."""
     raw, body = checked.raw, checked.body
     if checked.removed:
         log.info("removed fields from a request: %s", ", ".join(checked.removed))

@@ -57,7 +57,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
 async def relay_to_engine(
     proxy: ProxyComponents, method: str, path: str, body: bytes, headers: dict[str, str]
 ) -> Response:
-    """Send a request to the engine. Return its complete response, or a 503 if it is unavailable."""
+    """Send a request to the engine. Return the engine's complete response, or a response with
+    status 503 if the engine is unavailable."""
     try:
         async with proxy.upstream.live(method, path, body, headers) as live:
             content = b"".join([chunk async for chunk in live.chunks])
