@@ -157,7 +157,7 @@ def test_a_mix_that_was_refused_for_want_of_a_slot_keeps_its_share(processes: Pr
         math_policy = half.model_copy(update=_policy_fields("math", "m0")).model_dump(
             exclude_none=True
         )
-        assert "2 are claimed" in _claim(client, math_policy)["fail_cause"]
+        assert "limit of 2 claimed episodes" in _claim(client, math_policy)["fail_cause"]
         client.abort_episode(held)
         refused = _claim(client, math_policy | _policy_fields("code", "c2"))
         assert "code has its share of 50% under way" in refused["fail_cause"]

@@ -62,7 +62,7 @@ def on_user_submit_new_requests(request_id, task):
         answered(proxy)
     groups = wait_for_groups(proxy, 3)
     assert all(group["served_index"] in (0, 1) for group in groups)
-    [warning] = [line for line in proxy.log.splitlines() if "hook_override" in line]
+    [warning] = [line for line in proxy.log.splitlines() if "hook_override: " in line]
     assert "the engine refuses sibling 2: " in warning and "temperature" in warning
     assert "the group continues without that sibling" in warning
 

@@ -96,7 +96,7 @@ def test_users_exit_with_0_if_turns_succeed(tmp_path: Path) -> None:
 def test_an_active_client_without_a_server_gets_one_line(tmp_path: Path) -> None:
     opencode = write_command(tmp_path, FAILED)
     for url in (f"http://127.0.0.1:{free_port()}", "127.0.0.1:10086"):
-        done = script("active", "--swarm-url", url, "--opencode", opencode)
+        done = script("active_client", "--swarm-url", url, "--opencode", opencode)
         (line,) = done.stderr.splitlines()
         assert f"No swarm server answers at {url} (" in line and "--swarm-url" in line
         assert "`fakevllm-server start ...`" in line
