@@ -135,7 +135,7 @@ class MixQuotas:
             self.abandoned(claimed_task_id, now)
 
     def abandoned(self, task_id: str, now: float) -> None:
-        """Record that a running episode was given up.
+        """Record that an episode of the task is no longer running.
 
         If the task has no other episode, the task no longer counts as begun.
         """

@@ -25,10 +25,11 @@ def branch_metrics(
 ) -> dict[str, float]:
     """Return `branch_<cause>` for each cause that occurred, `drift_rate`, and `branch_rate`.
 
-    `branch_rate` is the share of branching calls among the calls that are not the first of their
-    session. A call branches if it does not extend an earlier call. The rate is absent if no session
-    has more than one call. Without a vocabulary, causes that need text are `unknown`. Calls beyond
-    MAX_TOKENS are `not_read`.
+    The module `forest.branch_causes` defines the causes and `drift_rate`. `branch_rate` is the
+    share of branching calls among the calls that are not the first of their session. A call
+    branches if it does not extend an earlier call. The rate is absent if no session has more than
+    one call. Without a vocabulary, causes that need text are `unknown`. Calls beyond MAX_TOKENS are
+    `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.
