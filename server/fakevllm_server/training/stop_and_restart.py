@@ -12,8 +12,9 @@ from fakevllm_server.training.step_log import formatted
 
 MAX_TOO_FAR = 3
 """Number of consecutive steps above `max_mismatch_k3` after which training stops. Such a step makes
-no update, and its groups are lost. A single one may be a batch of unusual calls. Three have a
-permanent cause, such as other weights, another tokenizer or another temperature."""
+no update, and its groups are lost. A single such step may be caused by a batch of unusual calls.
+Three such steps have a permanent cause, such as other weights, another tokenizer or another
+temperature."""
 
 
 class MismatchStop:
@@ -23,7 +24,7 @@ class MismatchStop:
         self._too_far: list[int] = []
         """Consecutive steps that exceeded the limit."""
         self.reason: str | None = None
-        """Reason why training has stopped; None while it continues."""
+        """Reason why training has stopped; None while training continues."""
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """Count a step if its metrics say that trainer and engine disagree too much. `limit` is the

@@ -42,7 +42,7 @@ class RecordedCall:
     temperature: float
     finish_reason: str | None
     untrainable: str | None
-    """Reason why the call must not be trained on; None if it may be."""
+    """Reason why the call must not be trained on; None if the call may be trained on."""
     allowed: TokenMasks | None = None
     """The set that each response token was sampled from; None: the whole vocabulary. The trainer
     gets the sets. The proxy does not get them, because the ledger does not need them and they may
