@@ -154,7 +154,7 @@ class _ReadBudget:
 
 @dataclass(slots=True)
 class _Session:
-    """The earlier calls of one session."""
+    """The earlier calls of one session, with which the session's next call is compared."""
 
     budget: _ReadBudget
     group_prompts: set[tuple[bytes, Hashable]] = field(default_factory=set[tuple[bytes, Hashable]])

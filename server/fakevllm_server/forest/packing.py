@@ -74,7 +74,7 @@ def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
 
 
 def _length(forest: Forest, call: int) -> int:
-    """Return the number of tokens of a call."""
+    """Return the number of tokens in a call's path."""
     return sum(end - start for start, end in forest.paths[call])
 
 
