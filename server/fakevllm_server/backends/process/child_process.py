@@ -1,9 +1,9 @@
 """A child process of the server: start it, watch it, stop it, and describe how it exited.
 
-The child runs in its own session. Therefore Ctrl-C reaches only the server, which then stops the
-child, and the child's own child processes can be killed together with it. The child's standard
-input is a pipe from the server. The child exits when the pipe closes, so no engine survives a
-killed server.
+The child runs in its own session. Therefore Ctrl-C reaches only the server, and the server then
+stops the child. The session also makes it possible to kill all processes that the child has
+started. The child's standard input is a pipe from the server. The child exits when the pipe closes,
+so no engine survives a killed server.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Mismatch sums over some tokens of a step, both for all these tokens and for those of calls
-    that the current weights sampled."""
+    """Two mismatch sums over some tokens of a step: the sum over all these tokens, and the sum over
+    the tokens whose calls were sampled wholly by the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums

@@ -116,7 +116,8 @@ class PolicyWorker(TinkerTrainingWorker):
         the gathered tensor of each weight, on the CPU. If `is_kept` is false, only take part in the
         gathering, and yield nothing.
 
-        The names are those of a Hugging Face folder. Tied weights are yielded once.
+        The weights have the same names as in a Hugging Face model folder. A weight that is tied to
+        another weight is yielded only once.
         """
         engine: Any = self.engine
         is_tied = engine.model_config.hf_config.get_text_config().tie_word_embeddings

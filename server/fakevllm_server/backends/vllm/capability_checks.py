@@ -127,9 +127,10 @@ def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> Ch
     """Check that vLLM reports the logprobs of the distribution from which it samples: the
     distribution after the logits were divided by the temperature.
 
-    The arguments are completions of the same prompt at temperatures 1 and 2, with the top logprobs
-    of the first token. The temperature divides logits, so at temperature 2 the difference of two
-    logprobs must be half the difference at temperature 1.
+    The arguments are two completions of the same prompt, at temperatures 1 and 2, with the top
+    logprobs at the first position. Logits are divided by the temperature. Therefore the difference
+    between the logprobs of two tokens at temperature 2 must be half of the difference at
+    temperature 1.
     """
 
     def result(is_ok: bool, finding: str, fix: str = "") -> CheckResult:
@@ -176,7 +177,8 @@ def check_tool_calls(response: VllmResponse, chat_template: str | None) -> Check
 
 
 def check_reasoning(server_info: VllmResponse, chat_template: str | None) -> CheckResult:
-    """Check that a model whose template has `<think>` is served with a reasoning parser.
+    """Check that vLLM serves a model with a reasoning parser if the model's chat template contains
+    `<think>`.
 
     Only a vLLM in development mode responds to GET /server_info. Without a response from
     /server_info, the check succeeds.

@@ -74,8 +74,8 @@ def _end_group() -> None:
     """End all other processes of the supervisor's process group: first with SIGTERM, then with
     SIGKILL.
 
-    Python's resource trackers get SIGKILL last, because they clean up after the other processes. A
-    process that survives SIGKILL hangs in the kernel, and nothing can end it.
+    Resource trackers of Python get SIGKILL last, because they clean up after the other processes. A
+    process that survives SIGKILL hangs in the kernel, and cannot be ended.
     """
     started_at = time.monotonic()
     _send_signal(_other_processes(), signal.SIGTERM)

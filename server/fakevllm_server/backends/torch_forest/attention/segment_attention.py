@@ -76,8 +76,8 @@ def _attend(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Return the attention output of a batch of segments, [heads, segments * length, size]. Query,
-    key and value are those of all nodes, [heads, nodes, size]."""
+    """Return the attention output of a batch of segments, [heads, segments * length, size]. The
+    arguments query, key and value contain all nodes of the forest, [heads, nodes, size] each."""
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
     # all its tokens.
