@@ -32,8 +32,8 @@ worded refusal first. It also exceeds one read of a socket."""
 PER_PART_BYTES = 32
 """Overhead added to the size of each header, the same as in HTTP/2."""
 MIN_AGE_S = 5.0
-"""Seconds that a head may always be unfinished. A crowd that connects at once has not been read
-yet."""
+"""Age in seconds up to which an unfinished head is not closed. When many clients connect at once,
+their heads have not been read yet."""
 LOG_INTERVAL_S = 60.0
 """Seconds between two log lines about connections that were closed for the same reason."""
 
@@ -139,7 +139,7 @@ class LimitedProtocol(_HttpTools):
     _is_idle = False
     """Whether the last request has arrived completely; uvicorn's keep-alive timeout applies."""
     _part_started_at = 0.0
-    """When the current head or body began, in the loop's time."""
+    """Time at which the current head or body began, on the event loop's clock."""
     _part_bytes = 0
     """Bytes of the current head or body."""
     _timer: asyncio.TimerHandle | None = None

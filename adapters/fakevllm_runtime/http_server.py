@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 BACKLOG = 2_048
 """Connections that the kernel may hold before the process accepts them."""
 KEEP_ALIVE_S = 65
-"""Longer than clients keep idle connections, so that clients close them and not the server: a
-request on a connection that the server is just closing would be lost."""
+"""Seconds that an idle connection is kept open. This is longer than clients keep idle connections,
+so that the clients close them and not the server: a request on a connection that the server is just
+closing would be lost."""
 WARNING_INTERVAL_S = 60.0
 """Seconds between two equal warnings of uvicorn."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -36,7 +36,7 @@ class ServeOnlyReason(StrEnum):
 
     PAUSED = "paused"
     SIDE_CALL = "side_call"
-    """A rule classified the request as a side call. The detail is that rule."""
+    """A rule classified the request as a side call. The detail is the name of the rule."""
     SKIP_RULE = "skip_rule"
     """A `[[policy.skip]]` rule matched. The detail is the rule's name or number."""
     NOT_SAMPLED = "not_sampled"

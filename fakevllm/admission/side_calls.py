@@ -28,7 +28,8 @@ MARKERS = (
 follow-ups, queries), aider's commit message, qwen-code's memory."""
 _MAIN_CALL_MARKERS = ("### Task:\nRespond to the user query",)
 """Beginnings of main calls that would otherwise match a marker. Open WebUI puts a user's question
-into this template if it has files, knowledge or a web search, and its tasks begin alike."""
+into this template if the question has files, knowledge or a web search. Open WebUI's side calls
+begin with similar text."""
 
 MIN_QUOTED_CHARS = 12
 """Minimum length of an opening message that counts as quoted. A shorter text may be contained in

@@ -47,8 +47,8 @@ class HuggingfaceDatRepo:
     """The settings of a Hugging Face dataset, which must have a column `question`."""
 
     dataset_path: str = "gsm8k"
-    """A name or folder that HfReader accepts. Or a folder with one JSON Lines file per split, such
-    as `train.jsonl`, which needs no further package."""
+    """A name or folder that HfReader accepts, or a folder with one JSON Lines file per split, such
+    as `train.jsonl`. Reading JSON Lines needs no further package."""
     dataset_name: str | None = None
     training_split: str = "train"
     validation_split: str = "validation"

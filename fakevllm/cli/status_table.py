@@ -23,8 +23,8 @@ RUN_ID_CHARS = 8
 """Number of characters of a run's id to print."""
 MAX_OTHER_RUNS = 5
 MIN_MEAN_GROUPS = 40
-"""Minimum number of groups in the mean at either end of a learning curve, because one step may have
-many groups or a single one."""
+"""Minimum number of groups in the mean at either end of a learning curve. The mean of a single step
+would not be enough, because a step may have only one group."""
 
 NO_SERVER = "the swarm server cannot be reached: start it (`fakevllm-server start`)"
 ENGINE_STATES = {

@@ -103,7 +103,8 @@ class PolicySection(Section):
     """Whether apps get the answer to their own request, as they would without fakevllm. Siblings
     are then trained in the background."""
     n: Annotated[dict[str, int], AfterValidator(_checked_sizes)] = Field(default_factory=dict)
-    """Number of siblings by route or by model name in the app's request; a model's number wins."""
+    """Number of siblings by route or by model name in the app's request. The number for the model
+    takes precedence."""
     side_models: tuple[_NonEmptyText, ...] = ()
     """Model names that clients use for side calls; `*` matches any text."""
     side_headers: tuple[_Header, ...] = ()
@@ -113,7 +114,7 @@ class PolicySection(Section):
     side_rules: tuple[SideRule, ...] = ("no_tools", "marker", "quoted")
     """The heuristics that are active."""
     skip: tuple[SkipRule, ...] = ()
-    """Rules by which requests are served once; the first that matches counts."""
+    """Rules by which requests are served once. The first rule that matches a request is applied."""
 
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:

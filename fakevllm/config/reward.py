@@ -11,7 +11,7 @@ MAX_WINDOW_S = 1800.0
 """Maximum feedback window in seconds. It stays below the hour after which the server drops a group
 whose end has not arrived."""
 BASELINE_WINDOW = 200
-"""Number of an API key's latest feedbacks whose mean is the baseline of a new one."""
+"""Number of an API key's latest feedbacks whose mean is the baseline of a new feedback."""
 
 
 class RewardSection(Section):
@@ -19,8 +19,8 @@ class RewardSection(Section):
 
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
     """Maximum reward of a sibling whose answer failed because of the model, whatever the hook's
-    score is. Its reward is also never above the worst of the other siblings. None means that the
-    hook's score counts."""
+    score is. The reward of such a sibling is also never above the lowest reward of the other
+    siblings. None means that the hook's score is used unchanged."""
 
 
 class FeedbackSection(Section):

@@ -23,7 +23,8 @@ class ServeRules(Section):
     """Policy by which the served sibling is chosen: the highest reward (best), the app's own
     request (lead), or the app's own request at temperature 0 (greedy)."""
     quorum: int | None = Field(default=None, ge=1)
-    """Number of answers among which the best is chosen; None means all answers."""
+    """Number of answers that the app waits for, and among which the best is chosen; None means all
+    answers."""
     deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Seconds after the request's start when the best answer so far is served; None means no
     limit."""

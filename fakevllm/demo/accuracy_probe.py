@@ -20,8 +20,8 @@ MAX_TOKENS = 24
 SEED = 2024
 """Random seed that selects the questions; the same in every run."""
 MAX_RETRIES = 60
-"""Number of retries, one every two seconds, while a server that died restarts. The proxy does not
-hold these calls, because they go straight to the server."""
+"""Number of retries, one every two seconds, while a server that died restarts. The probe retries by
+itself, because its calls are sent directly to the server and not through the proxy."""
 
 
 @dataclass(frozen=True, slots=True)

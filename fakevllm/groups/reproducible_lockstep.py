@@ -57,8 +57,8 @@ class Lockstep:
         self._delivery = delivery
         self._link = link
         self._group_lock = asyncio.Lock()
-        """Lock of the group that is being sampled and scored. Waiting groups get it in the order of
-        their requests."""
+        """Lock of the group that is being sampled and scored. Waiting groups get the lock in the
+        order of their requests."""
         self._num_requests: Counter[str] = Counter()
         """Number of requests for each dataset row; bounded by the size of the dataset."""
 

@@ -92,7 +92,8 @@ class AttemptIndex(Generic[T]):
         """All requests, in the order of their last events."""
         self._by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         self._lost_by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
-        """The requests with a lost connection: few, even if many requests are equal."""
+        """The requests with a lost connection, by key. There are few of them, even if many requests
+        are equal."""
         self._by_idempotency_key: dict[str, dict[RequestAttempts[T], None]] = {}
 
     def __len__(self) -> int:

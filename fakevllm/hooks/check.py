@@ -32,13 +32,14 @@ class CheckReport:
     group: RecordedGroup
     info: HookInfo
     plan: SubmitPlan | HookFailure | None
-    """Result of on_user_submit_new_requests; None if it is not defined."""
+    """Result of on_user_submit_new_requests; None if this hook is not defined."""
     outcome: RewardOutcome
     load_s: float
     submit_s: float
     reward_s: float
     feedback: FeedbackValue | HookFailure | None = None
-    """Result of on_feedback for a thumbs up on the first answer; None if it is not defined."""
+    """Result of on_feedback for a thumbs up on the first answer; None if this hook is not
+    defined."""
 
     @property
     def ok(self) -> bool:

@@ -22,8 +22,8 @@ from fakevllm.hooks.spec import Feedback, Sibling, Task
 log = logging.getLogger("fakevllm.hooks")
 
 ANSWER_GRACE_S = 1.0
-"""Seconds after an async hook's timeout in which the process must report it. Without a report the
-process counts as hung."""
+"""Seconds after an async hook's timeout in which the process must report the timeout. Without a
+report the process counts as hung."""
 MAX_BACKOFF_S = 1.0
 """Maximum seconds between two starts of a process that keeps ending. A longer backoff would delay
 the app's answers."""

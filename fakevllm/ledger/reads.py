@@ -69,7 +69,8 @@ LATEST = """
 
 
 MAX_MATCHES = 2
-"""Maximum number of groups found by the beginning of an id: two show that it is ambiguous."""
+"""Maximum number of groups found by the beginning of an id. Two groups are enough to show that the
+beginning is ambiguous."""
 _WITH_PREFIX = """
     SELECT group_id FROM groups WHERE substr(group_id, 1, length(?1)) = ?1
     ORDER BY group_id <> ?1, received_at DESC LIMIT ?2

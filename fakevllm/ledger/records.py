@@ -136,7 +136,7 @@ class GroupRecord:
     """Reason why the group has fewer siblings than requested."""
     session_id: str | None = field(default=None, metadata=INDEXED)
     parent_session_id: str | None = None
-    """The session that started this one."""
+    """The session that started this session."""
     parent_id: str | None = None
     """The group whose served answer the request continues."""
     kind: str | None = None
@@ -181,7 +181,7 @@ class FeedbackState(StrEnum):
 
 
 VOID = ("taken_back", "replaced")
-"""Reasons of feedback that had a value and has none any more."""
+"""Reasons of void feedback: it was taken back or replaced, and its value no longer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,8 +193,9 @@ class FeedbackRecord:
     """
 
     group_id: str = field(metadata=PRIMARY_KEY)
-    """Id of the answer's group. It is no foreign key: feedback may arrive before the row of its
-    group is written, and outlives that row."""
+    """Id of the answer's group. The column is no foreign key, because the row of the feedback may
+    be written before the row of the group, and stays unchanged when the row of the group is
+    replaced."""
     feedback_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
     """Unix seconds."""

@@ -14,9 +14,9 @@ from fakevllm.overwatch.formatting import format_groups
 from fakevllm_adapters.protocol.swarm import LogEntry
 
 MAX_STEPS = 5_000
-"""Maximum number of steps kept, the newest ones. A chart has fewer columns."""
+"""Maximum number of steps that are kept. The newest steps are kept. A chart has fewer columns."""
 MAX_LINES = 50
-"""Maximum number of log lines kept, the newest ones."""
+"""Maximum number of log lines that are kept. The newest lines are kept."""
 
 
 @dataclass(frozen=True, slots=True)

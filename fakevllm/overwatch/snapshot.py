@@ -20,7 +20,7 @@ from fakevllm_adapters.protocol.swarm import EngineStatusReply
 AWAY = "AWAY"
 """State of a server that does not answer, or that refuses this client. No engine reports it."""
 SPEED_STEPS = 5
-"""Number of steps that a speed is averaged over."""
+"""Number of last steps over which a speed is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ class Snapshot:
     state: str
     """State of the engine, such as ROLLING; AWAY if the server does not answer."""
     trouble: str | None = None
-    """Why the last poll failed; None if it succeeded. After a failure, all other fields are those
-    of the last successful poll."""
+    """Reason why the last poll failed; None if the poll succeeded. After a failure, the data are
+    those of the last successful poll."""
     seen_at: float | None = None
     """Unix time of the last successful poll; None before the first one."""
     detail: str | None = None
     """Error that the server reports."""
     closed: str | None = None
-    """Why the run takes no more steps; None while it takes steps."""
+    """Reason why the run takes no more training steps; None while the run takes steps."""
     step: int | None = None
     version: int = 0
     model: str | None = None
@@ -139,7 +139,7 @@ class Snapshot:
     booting_s: float | None = None
     """Seconds since the engine began to boot; None if it is not booting."""
     batch: Batch | None = None
-    """None if the server does not report its pool."""
+    """Progress of the batch; None if the server does not report its pool."""
     tasks: tuple[TaskProgress, ...] = ()
     """Tasks of the batch: incomplete tasks first, and among equals those with more ended
     episodes."""
@@ -158,7 +158,7 @@ class Snapshot:
     """Mean reward of each step."""
     evaluations: tuple[EvaluationPoint, ...] = ()
     speed: Speed | None = None
-    """None if the duration of no step is known."""
+    """Mean speed of the last steps; None if the duration of no step is known."""
     lines: tuple[LogLine, ...] = ()
     notices: tuple[Notice, ...] = ()
 

@@ -17,7 +17,8 @@ from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 MAX_BACKLOG = 1.0
-"""Limit of the backlog, in batches. While one batch is complete, the trainer never waits."""
+"""Limit of the backlog, in batches. One complete batch is enough to keep the trainer from
+waiting."""
 POLL_EVERY_S = 0.1
 POLL_TIMEOUT_S = 5.0
 

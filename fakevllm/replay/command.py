@@ -44,7 +44,7 @@ class ReplaySettings:
     state: Path | None
     fresh: bool
     key: str | None = None
-    """API key for the calls about the proxy itself. The rows use the keys of their tasks."""
+    """API key for requests to the proxy's own routes. The rows use the keys of their tasks."""
     lockstep: bool = False
 
     @property

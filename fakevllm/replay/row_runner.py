@@ -29,7 +29,8 @@ class RowResult:
     failed: str | None
     """Reason why there is no answer; None if there is one."""
     is_done: bool = True
-    """False if the connection was broken for too long: the next replay sends the row again."""
+    """Whether the row has ended. False means that the connection was broken for too long; the next
+    replay sends the row again."""
 
 
 async def play(

@@ -14,8 +14,8 @@ from pathlib import Path
 from fakevllm.errors import FakevllmError, UserError
 
 STOP_GRACE_S = 120.0
-"""Seconds a process has to stop after SIGTERM: a swarm server finishes its current step, saves what
-was trained, and closes its engine."""
+"""Seconds that a process has to stop after SIGTERM. In this time a swarm server finishes its
+current step, saves a checkpoint, and closes its engine."""
 MAX_RESTARTS = 20
 MIN_START_INTERVAL_S = 2.0
 """Minimum time in seconds between two starts, so that a process that dies at once is not restarted

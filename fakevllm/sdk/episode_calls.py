@@ -36,11 +36,12 @@ from fakevllm_adapters.protocol.swarm import (
 EpisodeType = Literal["train", "eval"]
 
 END_RETRY_S = 600.0
-"""Seconds an end is retried. A server restarts, and connects to its engine, well within this
-time."""
+"""Seconds for which the end of an episode is retried. A server restarts, and connects to its
+engine, well within this time."""
 ABORT_RETRY_S = 60.0
-"""Seconds an abort is retried. If an agent fails because the server died, its claim survives the
-crash, and training steps would wait for it, up to a minute each, until it expires."""
+"""Seconds for which an abort is retried. If an agent fails because the server died, its claim
+survives the crash. Without the abort, each training step would wait for the claimed episode, up to
+a minute, until the claim expires."""
 RENEW_RETRY_S = 10.0
 """Seconds a renewal is retried, so that a lost connection does not end an episode that spans
 several servers."""

@@ -43,7 +43,7 @@ small model's step is shorter than this."""
 LOG_INTERVAL_S = 30.0
 """Seconds between log lines about the same wait."""
 MAX_IDLE_S = 5.0
-"""Seconds an idle client is kept, as long as httpx keeps an idle connection."""
+"""Seconds for which an idle client is kept. httpx keeps an idle connection equally long."""
 _NUMBER = re.compile(r"\d+")
 
 

@@ -29,7 +29,8 @@ from fakevllm_adapters.job.yaml_reader import (
 log = logging.getLogger("fakevllm.sdk")
 
 _NULLABLE = frozenset({"max_mismatch_k3"})
-"""Settings for which None is a value. For all others it means that the setting was not set."""
+"""Settings for which None is a value. For all other settings, None means that the setting was not
+set."""
 _CONSTRUCTOR_ONLY = frozenset({"base_yaml_config", "ensure_new_experiment"})
 """Settings that take effect in the constructor only."""
 

@@ -110,8 +110,9 @@ def _quoted(text: str) -> str:
 
 
 ServerCall = Generator[ServerRequest | Pause | ThrottledWarning, ServerReply | None, T]
-"""A generator that talks to the server. Its driver sends it a ServerReply for each ServerRequest,
-and None for the rest; if no server answers, it throws ServerUnreachable into the generator."""
+"""A generator that communicates with the server through a driver. For each ServerRequest that the
+generator yields, the driver sends a ServerReply into the generator; for all other values, None. If
+no server answers, the driver throws ServerUnreachable into the generator."""
 
 
 def normalized_server_url(text: str) -> str:

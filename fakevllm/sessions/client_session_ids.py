@@ -38,7 +38,7 @@ response_id=None, is_retry=False)
 
     session: str | None = None
     parent: str | None = None
-    """Name of the session that started this one."""
+    """Name of the session that started this session."""
     is_header: bool = False
     """Whether a header names the session, and not a field of the body."""
     user: str = ""

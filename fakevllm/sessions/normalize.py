@@ -27,8 +27,8 @@ Json = dict[str, Any]
 
 KEY_BYTES = 16
 SYSTEM_CHARS = 256
-"""Characters of the system prompt in its key: enough to distinguish apps, and mostly before the
-date."""
+"""Number of first characters of a system prompt from which its key is computed. The number is large
+enough to distinguish apps, and mostly excludes the date, which comes later."""
 LONG_ANSWER = 40
 """Number of characters from which an answer is distinctive. Tool calls are distinctive at any
 length."""
@@ -43,7 +43,7 @@ _MAX_EXACT_INTEGER = 2.0**53
 _CALLS_AS_TEXT = "Calling tools:"
 _IDS_IN_TEXT = re.compile(r"'id': '([^']+)'")
 _ROLES = {"assistant": "assistant", "tool": "tool", "function": "tool"}
-"""Normalized roles; all other roles count as the user's."""
+"""Normalized roles by role. All other roles are normalized to the user's role."""
 _NOT_FROM_USER = (
     "Observation:",  # smolagents: a tool's result
     "I have *added these files to the chat*",  # aider, from here on

@@ -44,7 +44,7 @@ class SessionNode:
     id: str
     scope: str
     parent_id: str | None = None
-    """Id of the session that started this one."""
+    """Id of the session that started this session."""
     turn: int = 0
     """Turn of the latest request that was not a side call; 0 before the first such request."""
     last_served: str | None = None
@@ -83,7 +83,7 @@ class GroupNode:
     ended_at: float = 0.0
     """Unix seconds."""
     is_repeated: bool = False
-    """Whether a later request has repeated this one."""
+    """Whether a later request has repeated this request."""
     prompt_hash: PromptHash | None = None
     answered_key: bytes | None = None
     """Key of the history with the served answer at its end."""

@@ -37,7 +37,8 @@ class LateSamples:
         self._woken = asyncio.Event()
         self._woken.set()  # an earlier proxy process may have left feedback
         self._blocked: set[str] = set()
-        """Groups that are not settled yet. Feedback about them is sent afterwards."""
+        """Groups that are not settled yet. Feedback about these groups is sent after they are
+        settled."""
         self._settled: set[str] | None = None
         """Groups that were settled since the ledger began to be read; None while it is not being
         read."""

@@ -21,7 +21,7 @@ class _Group:
     send_at: float | None = None
     """Time at which the group is sent; None if the group has not ended yet."""
     accepts_feedback: bool = True
-    """Whether feedback may be added to its reward."""
+    """Whether feedback may be added to the group's reward."""
     num_in_progress: int = 0
     """Number of feedbacks that are being processed."""
     added: float = 0.0

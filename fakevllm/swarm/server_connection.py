@@ -52,8 +52,8 @@ PASSING_STATUSES = (429, 502, 503, 504)
 FIRST_START_PAUSE_S = 1.0
 MAX_START_PAUSE_S = 10.0
 _PROXY_KEYS = frozenset({"num_repeat", "temperature"})
-"""Keys of the job whose values are the proxy's own for its siblings, whatever the server's job
-has."""
+"""Keys of the job for which the proxy uses its own values for siblings, and not the values of the
+server's job."""
 
 
 class StartBackoff:
@@ -103,7 +103,7 @@ class SwarmLink:
         """Id of the server process whose engine this link has started or found running. The id
         changes when the server restarts."""
         self._job_refusal: str | None = None
-        """Why the server did not accept the proxy's job; None if it did."""
+        """Reason why the server did not accept the proxy's job; None if the job was accepted."""
         self._start_backoff = StartBackoff()
         self._url = url
         self._reported_error: str | None = "not polled yet"

@@ -32,8 +32,8 @@ class TokensSettings:
     """URL of the swarm server."""
     swarm_key: str | None
     model: Path | None
-    """Folder with the tokenizer.json that gives the tokens' texts. Without it, the running engine
-    gives them."""
+    """Folder with a tokenizer.json, from which the tokens' texts are read. Without a folder, the
+    running engine is queried for the texts."""
     html_file: Path | None
     by: ColourBy
 

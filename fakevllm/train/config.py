@@ -45,7 +45,7 @@ class TrainSection(Section):
 
 class ServerSection(Section):
     url: Annotated[str, AfterValidator(normalized_server_url)] | None = None
-    """URL of a running server. It excludes all other keys of this section."""
+    """URL of a running server. With this key, no other key of the section may be set."""
     backend: Literal["embedded", "vllm", "verl", "fake"] = "embedded"
     model: str | None = None
     """Model, as in the server's flag `--model`. It overrides the job's model."""

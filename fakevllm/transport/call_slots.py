@@ -17,8 +17,9 @@ DEFAULT_NUM_CALLS = 1536
 """More than the calls that one API key may have open by default, so that the slow readers of one
 key do not hold all slots."""
 SIBLINGS_PER_SLOT = 3
-"""Siblings in flight per slot, with those that wait for one. Beyond that, groups get fewer,
-so that neither memory nor the wait of apps grows with the crowd."""
+"""Maximum number of siblings per slot, including siblings that wait for a slot. Above it, groups
+get fewer siblings. The memory and the waiting times of apps therefore stay bounded with many
+requests."""
 LEAD_SHARE = 0.25
 """Share of the slots that siblings leave free, so that a lead need not wait for the end of a
 sibling that samples for a long time."""

@@ -38,8 +38,9 @@ of a stream comes from an engine that is alive, and is part of the answer."""
 
 CALL_TIMEOUT_S = 3600
 CONNECT_TIMEOUT_S = 30
-"""Far above what a connection takes, because a busy event loop of the proxy itself counts as well.
-The watchdog ends the wait for a server that is away earlier."""
+"""Seconds in which a connection must be opened. The limit is far above the usual time, because
+delays by the proxy's own busy event loop are included. If the server is unavailable, the watchdog
+ends the wait earlier."""
 """Seconds after which a call is given up."""
 IDLE_CONNECTION_S = 30
 """Seconds for which an idle connection is kept. The number is below the server's keep-alive time,

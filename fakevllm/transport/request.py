@@ -51,7 +51,7 @@ class Request:
     headers: dict[str, str]
     """The app's headers that may be sent to the engine."""
     no_exchange_reason: str | None = None
-    """Why `exchange` is None."""
+    """Reason why `exchange` is None."""
     model: str = ""
     """Model name as the app sent it."""
     app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])

@@ -23,7 +23,7 @@ class Grant:
     num: int
     """Number of siblings that the group may start."""
     cut_reason: str | None = None
-    """Why `num` is less than requested; None if it is not."""
+    """Reason why `num` is less than requested; None if the group gets all requested siblings."""
 
 
 class SiblingLimit:

@@ -48,7 +48,7 @@ def create_app(proxy: ProxyComponents) -> AsgiApp:
 
 
 def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> FastAPI:
-    """Return the application with all routes. `endpoints`: inference endpoints by path."""
+    """Return the FastAPI application with all routes. `endpoints`: inference endpoints by path."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     for module in (passthrough, admin, feedback):
         app.include_router(module.router(proxy))

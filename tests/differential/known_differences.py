@@ -43,12 +43,12 @@ class KnownDifference:
 
 KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
-        "A limit of new tokens (`max_tokens` and the like) beyond the context, or beyond the "
-        "room that the prompt leaves in it.",
-        "vLLM 0.27 refuses with 400, in Messages with 500.",
-        "The limit is lowered to the room that is left.",
-        "Coding agents ask for more tokens than a small model's context holds, and stop at the "
-        "error.",
+        "A limit of new tokens, such as `max_tokens`, that is larger than the context, or larger "
+        "than the part of the context that the prompt leaves free.",
+        "vLLM 0.27 refuses the request with status 400, in Messages with 500.",
+        "The limit is lowered to the free part of the context.",
+        "Coding agents request more tokens than the context of a small model holds, and stop at "
+        "the error.",
         (
             "chat: max_tokens beyond the context*",
             "chat: max_completion_tokens beyond the context",
@@ -60,10 +60,12 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("status: * -> 200",),
     ),
     KnownDifference(
-        "A streamed request that the engine refuses late.",
-        "Status 200, and the error is an event in the stream. In Responses the stream breaks off.",
+        "A streamed request that vLLM refuses only after its checks of the request body.",
+        "Status 200, and the error is an event in the stream. In Responses, the stream breaks off "
+        "instead.",
         "Status 400, before the stream begins.",
-        "SDKs retry an error inside a stream endlessly. They report an error with a 4xx status.",
+        "SDKs retry endlessly after an error inside a stream. An error with a 4xx status is "
+        "reported to the app.",
         (
             "chat: top_logprobs too many, streaming",
             "completions: logprobs too many, streaming",
@@ -73,8 +75,8 @@ KNOWN: tuple[KnownDifference, ...] = (
     ),
     KnownDifference(
         "Routes that change the engine, routes that only other engines and tools call, and the "
-        "pages that describe them.",
-        "They answer.",
+        "pages that describe these routes.",
+        "The routes answer.",
         "Status 404.",
         "Only the routes that apps need can be reached through the server. The engine's other "
         "routes would let any app change weights, or generate tokens without keys and without "
@@ -83,11 +85,12 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("status: * -> 404",),
     ),
     KnownDifference(
-        "A write from a page of another site (foreign `Origin`).",
-        "It is answered.",
+        "A write, such as a POST request, from a web page of another site (foreign `Origin`).",
+        "The request is answered.",
         "Status 403.",
-        "Without keys, everybody on this machine is served. A foreign page in the browser must "
-        "not be, unless `proxy.allowed_origins` names it.",
+        "Without keys, every program on this machine is served. A browser is such a program, but "
+        "a foreign page in it must not be served unless `proxy.allowed_origins` names the page's "
+        "origin.",
         ("chat: foreign origin",),
         ("status: 200 -> 403",),
     ),
@@ -95,8 +98,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         "CORS preflights of browsers.",
         "vLLM 0.27 allows every origin.",
         "Status 400.",
-        "The same reason: pages of other sites are not served. Newer versions of vLLM (0.33) "
-        "also allow no origin, with the same error text.",
+        "Pages of other sites are not served. By default, vLLM 0.33 allows no foreign origin "
+        "either, with the same error text.",
         ("around: * preflight", "chat: preflight", "keys: none, preflight"),
         ("status: 200 -> 400",),
     ),
@@ -104,7 +107,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`access-control-allow-origin: *` on requests with an `Origin`.",
         "Sent.",
         "Not sent.",
-        "The same reason: pages of other sites are not served.",
+        "Pages of other sites are not served.",
         ("around: * with an origin", "around: * with a foreign origin", "chat: origin"),
         ("header access-control-allow-origin: *",),
     ),
@@ -120,7 +123,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         "No key, or a wrong one.",
         "Status 401 for paths that begin with /v1 or /v2; other paths are open.",
         "Status 401 for every path except /health and /ping.",
-        "A route that nobody thought of must not be open.",
+        "A newly added route must not be open by mistake.",
         tuple(
             f"keys: {key}, {path}"
             for key in ("none", "wrong")
@@ -131,7 +134,7 @@ KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "White space around the key.",
         "Status 401.",
-        "Ignored.",
+        "The white space is ignored.",
         "A key that is read from a file often ends with white space.",
         ("keys: two blanks", "keys: blank after"),
         ("status: 401 -> 200",),
@@ -140,15 +143,17 @@ KNOWN: tuple[KnownDifference, ...] = (
         "More than 64 choices in all (siblings times `n`), or JSON nested deeper than 128 levels.",
         "vLLM answers, or refuses with its own text.",
         "Status 400 with fakevllm's own text, before vLLM sees the request.",
-        "Fan-out multiplies the cost of a request. One app must not stop the others.",
+        "Siblings multiply the cost of a request, and nested JSON is costly to parse. One app must "
+        "not slow down the other apps.",
         ("chat: n too large", "completions: n too large", "chat: body: deep"),
         ("body.error.message: *", "body.error.param: *"),
     ),
     KnownDifference(
         "`kv_transfer_params` from a client.",
-        "vLLM samples from the prompt in it.",
+        "vLLM samples from the prompt that the field describes.",
         "The field is removed.",
-        "The field is internal to the engine, and the server would connect to the addresses in it.",
+        "The field is internal to vLLM. With it, a client could make vLLM connect to addresses of "
+        "the client's choice.",
         ("chat: kv_transfer_params",),
         ("body.choices*", "body.usage*"),
     ),
@@ -156,7 +161,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`vary: Origin` when vLLM crashes on a body that is valid JSON but not an object.",
         "Not sent.",
         "Sent, as on every response.",
-        "No client depends on it in this case.",
+        "No client depends on this header in this case.",
         (
             "chat: body: a list",
             "chat: body: a string",
@@ -168,10 +173,11 @@ KNOWN: tuple[KnownDifference, ...] = (
     ),
     KnownDifference(
         "Function calls in a streamed response of Responses.",
-        "`response.completed` names each call anew, with another `id` and `call_id`. For forced"
-        " calls the white space in `arguments` differs as well.",
-        "`response.completed` repeats the streamed call, with the id that the engine gave it.",
-        "An app that stores either of them must find the call again. Two calls never share an id.",
+        "`response.completed` repeats each call with another `id` and `call_id` than the stream. "
+        "For forced calls, the white space in `arguments` differs as well.",
+        "`response.completed` repeats each call with the `id` and `call_id` of the stream.",
+        "An app may store the ids of the stream or those of `response.completed`, and must find "
+        "the call again in both cases.",
         (
             "*responses: stream, tools auto, *",
             "*responses: stream, tools required",
@@ -191,7 +197,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
         "Present whenever vLLM runs any parser.",
         "Absent if the call is captured for training.",
-        "A response of vLLM does not show whether vLLM runs a parser. No client reads the field.",
+        "fakevllm cannot see from a response whether vLLM runs a parser, so it does not know "
+        "whether to add the field. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),
@@ -200,8 +207,8 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`output_tokens_details.reasoning_tokens` in Responses.",
         "vLLM 0.27 counts the tokens between the marks that open and close the reasoning.",
         "0 with vLLM 0.27.",
-        "Chat completions of vLLM 0.27 do not report this count. Those of vLLM 0.33 do, and "
-        "then it is passed on.",
+        "fakevllm uses chat completions to answer Responses. In chat completions, vLLM 0.27 does "
+        "not report this count. vLLM 0.33 reports it, and fakevllm passes it on.",
         ("reasoning responses: *",),
         ("*.usage.output_tokens_details.reasoning_tokens: 1 -> 0",),
         exceptions=(
@@ -212,19 +219,19 @@ KNOWN: tuple[KnownDifference, ...] = (
         ),
     ),
     KnownDifference(
-        "A streamed response of Responses in which the model reasons although `enable_thinking:"
-        " false` told it not to.",
+        "A streamed response of Responses in which the model reasons although the request has "
+        "`enable_thinking: false`.",
         "The deltas omit the closing mark of the reasoning, and `response.completed` contains it.",
-        "Neither contains it.",
-        "The deltas and the final event then hold the same text.",
+        "Neither the deltas nor `response.completed` contains the mark.",
+        "The deltas and the final event then contain the same text.",
         ("reasoning responses: stream, effort none",),
         ("grammar of stream*.data.response.output*.text: *",),
     ),
     KnownDifference(
         "`previous_response_id` of an earlier response.",
-        "Unknown: vLLM stores no responses unless its environment enables that.",
-        "Known from the ledger.",
-        "Apps that use the Responses API rely on it.",
+        "Refused: by default, vLLM stores no responses.",
+        "Accepted: fakevllm finds the earlier response in the ledger, the proxy's SQLite file.",
+        "Apps that use the Responses API rely on `previous_response_id`.",
         ("responses: previous_response_id of an answer",),
         ("status: * -> 200",),
     ),

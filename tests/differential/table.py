@@ -18,8 +18,8 @@ FILE = Path(__file__).parents[2] / "docs" / "differences.md"
 HEAD = """# Differences from a bare vLLM
 
 With this page you find out whether your app depends on something that fakevllm does differently
-from vLLM. The page lists every known difference between vLLM's HTTP API and the API that an app
-sees when fakevllm, a proxy and a server, stands in front of vLLM.
+from vLLM. The page lists every known difference between two HTTP APIs: vLLM's own, and the one that
+an app sees when fakevllm's proxy and server are in front of vLLM.
 
 For example, vLLM 0.27 refuses this request with status 400, because `max_tokens` is larger than
 the model's context. fakevllm lowers the limit, and the app gets an answer:
@@ -28,20 +28,21 @@ the model's context. fakevllm lowers the limit, and the app gets an answer:
         -d '{{"model": "demo", "max_tokens": 1000000,
              "messages": [{{"role": "user", "content": "Hi"}}]}}'
 
-A test, `tests/differential`, checks the list. It sends {num} requests to a real `vllm serve`. It
-sends each request in three ways: directly to vLLM; through proxy and server with one sibling (one
-sampled answer); and through proxy and server with four siblings.
+A test, `tests/differential`, checks the first table below. It sends {num} requests to a real
+`vllm serve`, each in three ways: directly to vLLM; through proxy and server, which sample one
+answer (N=1); and through proxy and server, which sample four answers, the *siblings* (N=4).
 
-The test has these groups of requests, with their numbers: {groups}. The group *around* has requests
-to paths other than those of the four formats, and *keys* has requests with and without API keys.
-The *reasoning* groups go to a reasoning model behind `--reasoning-parser qwen3`.
+The requests belong to these sets, each named with its number of requests: {groups}.
+The set *around* has requests to paths other than those of the four wire formats (chat completions,
+completions, Messages and Responses). The set *keys* has requests with and without API keys. The
+*reasoning* sets go to a reasoning model, with vLLM's `--reasoning-parser qwen3`.
 
 The following is the same in all three ways, except for the differences in the tables below:
 
 * status and headers
 * the keys of bodies, their order, and nulls
 * error bodies, byte for byte
-* the grammar of streams
+* the order and the form of the events in streams
 * the sampled texts
 
 The test fails if it finds a difference that is not listed. It also fails if a listed difference
@@ -53,11 +54,11 @@ The test does not compare:
 * the hex digits of ids; the test does compare the prefix and the length of ids, and which ids are
   equal
 * the values of times and logprobs
-* `cached_tokens`, which depends on earlier requests. Behind the proxy, Responses report 0 unless
-  vLLM is started with `--enable-prompt-tokens-details`.
-* the number of tokens in one chunk of a stream, which varies with vLLM alone as well. This number
-  decides whether a stream without token ids holds the logprob of a token that a parser removes
-  (`</think>`).
+* `cached_tokens`, which depends on earlier requests. Behind the proxy, the Responses format reports
+  0 unless vLLM is started with `--enable-prompt-tokens-details`.
+* the number of tokens in one chunk of a stream, which also varies if vLLM is used directly. A
+  parser removes some tokens from the text, such as `</think>`. In a stream without token ids, the
+  number of tokens per chunk decides whether the logprob of a removed token is sent.
 * comments and pings in streams
 
 | request or field | vLLM | fakevllm in front of vLLM | reason | tested requests |
@@ -65,8 +66,8 @@ The test does not compare:
 """
 GENERATED = """
 A second test, `tests/openapi`, sends requests that the tool schemathesis generates from vLLM's own
-OpenAPI document. It sends them in the same three ways. Statuses, media types and error bodies are
-the same, except for these differences:
+OpenAPI document. The test sends each request in the same three ways. Statuses, media types and
+error bodies are the same, except for these differences:
 
 | request or field | vLLM | fakevllm in front of vLLM | reason |
 |---|---|---|---|

@@ -72,10 +72,11 @@ def _was_refused_late(case: Case, direct: Verdict, ours: Verdict) -> bool:
 KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "A response id with characters other than letters, digits, `_` and `-`.",
-        "vLLM's own error text: no such response, or a fault in the query.",
+        "vLLM's own error text, which says that there is no such response, or that the query is "
+        "wrong.",
         "Status 404: no such path.",
-        "The proxy puts the id into a path when it forwards the request, and the id must not "
-        "lead to another route.",
+        "The proxy puts the id into the path of the request that it forwards. Other characters in "
+        "the id could make this the path of another route.",
         _has_an_odd_id,
     ),
     KnownDifference(
@@ -83,22 +84,22 @@ KNOWN: tuple[KnownDifference, ...] = (
         "beyond fakevllm's limits.",
         "vLLM answers, or refuses with its own text.",
         "Status 400 with fakevllm's own text, before vLLM sees the request.",
-        "Fan-out multiplies the cost of a request. One app must not stop the others.",
+        "Siblings multiply the cost of a request. One app must not slow down the other apps.",
         _is_beyond_our_limits,
     ),
     KnownDifference(
-        "A limit of new tokens beyond the context.",
-        "vLLM 0.27 refuses with 400, in Messages with 500.",
-        "The limit is lowered to the room that is left.",
-        "Coding agents ask for more tokens than a small model's context holds, and stop at the "
-        "error.",
+        "A limit of new tokens that is larger than the context.",
+        "vLLM 0.27 refuses the request with status 400, in Messages with 500.",
+        "The limit is lowered to the part of the context that the prompt leaves free.",
+        "Coding agents request more tokens than the context of a small model holds, and stop at "
+        "the error.",
         _exceeds_the_context,
     ),
     KnownDifference(
         "In Responses: tools that a hosted service would run (`image_generation`, `mcp`, …), "
         "with fields of wrong types.",
         "Status 400.",
-        "Ignored, like well-formed ones.",
+        "Ignored, like hosted tools with correct fields.",
         "These tools change no answer, and their fields change with each release of the SDKs.",
         _has_an_odd_hosted_tool,
     ),
@@ -106,7 +107,7 @@ KNOWN: tuple[KnownDifference, ...] = (
         "The refusal of a streamed request that takes longer than 1.5 s, for example on a busy "
         "machine.",
         "The status of the response is the error.",
-        "The stream is already open, and the error is an event in it.",
+        "Status 200, and the error is an event in the stream.",
         "fakevllm opens the stream after 1.5 s, because apps, and proxies in front of them, "
         "give up on a silent connection.",
         _was_refused_late,

@@ -23,14 +23,14 @@ NEUTRAL_SAMPLING: Json = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Parameters for sampling from the whole distribution. With any others the recorded logprobs are
-unusable for training."""
+"""Parameters for sampling from the whole distribution. With any other value, the recorded logprobs
+are unusable for training."""
 
 _NOT_FOR_SIBLINGS = ("logit_bias", "n")
 _TEXTS = ("content", "reasoning", "reasoning_content")
 MAX_TOOL_CALLS = 4096
-"""Maximum number of tool calls in an answer. Without it, a large index in a streamed call would
-allocate that many calls."""
+"""Maximum number of tool calls in an answer. Without this limit, a large index in a streamed call
+would allocate that many calls."""
 _NO_SEED = -1
 """Seed that vLLM takes for none."""
 _LEAST, _MOST = -(2**63), 2**63 - 1

@@ -14,7 +14,7 @@ import orjson
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment. Every tested client ignores it, and its read timeout starts again."""
+"""A comment event. Every tested client ignores the comment, and restarts its read timeout."""
 
 _SEPARATOR = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 _LONGEST_SEPARATOR = 4
@@ -34,7 +34,7 @@ class SseDecoder:
         """Chunks of an incomplete event. They are joined only once, because an event may be
         long."""
         self._seam = b""
-        """The last bytes of these chunks, in which a separator may begin."""
+        """The last bytes of the incomplete event's chunks, in which a separator may begin."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Return the events that `chunk` completes, each with its separator."""

@@ -43,7 +43,7 @@ class Limits:
     num_logit_bias: int = 1024
     num_stop_token_ids: int = 1024
     num_allowed_token_ids: int = 2**18
-    """More than the vocabulary of any model."""
+    """Number of entries in `allowed_token_ids`. The default exceeds the vocabulary of any model."""
 
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
         """Return the 400 for headers beyond the limits, or None.

@@ -14,8 +14,8 @@ M = TypeVar("M", bound=BaseModel)
 SHOWN_CHARS = 80
 """Maximum number of characters of a quoted value."""
 _BRANCH = re.compile(r"(float|int|str|bool|.+\[.*\])")
-"""Names that pydantic adds to an error's place for the member of a union that it tried. Users did
-not write them."""
+"""Names that pydantic adds to an error's location for the member of a union that it tried. Users
+did not write them."""
 
 
 def one_line(problems: Iterable[Any]) -> str:

@@ -27,8 +27,8 @@ class ThrottlePolicy(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     share: float | None = Field(default=None, ge=LEAST_SHARE, le=1)
-    """Fraction of the tasks of a batch. Shares count in proportion to each other, and only among
-    the mixes that currently claim episodes."""
+    """Fraction of the tasks of a batch that the mix may fill. Shares count in proportion to each
+    other, and only among the mixes that currently claim episodes."""
     mix: str = Field(default="", max_length=MAX_ID_CHARS)
     """Name under which shares are counted, such as "math". If empty, each client is a mix of its
     own."""

@@ -249,7 +249,8 @@ class TrainedGroup(BaseModel):
     siblings: list[int]
     """Indices of the siblings that went into the loss."""
     advantages: list[float] = []
-    """Mean advantage over the trained tokens of each of these siblings, in the same order."""
+    """Mean advantage over the trained tokens of each of these siblings, in the order of
+    `siblings`."""
 
 
 class LogEntry(BaseModel):

@@ -30,8 +30,7 @@ version."""
 
 
 class PackageMissing(ConfigError):
-    """Error that the package `tensorboard` is not installed, so that no event file can be
-    written."""
+    """Error for a missing package `tensorboard`, without which no event file can be written."""
 
 
 class EventFiles:

@@ -43,8 +43,9 @@ VERL: Mapping[str, tuple[str, ...]] = {
 OWN_PREFIX = "fakevllm/"
 """Prefix of our metrics that verl does not have."""
 NOT_WITH = {"critic/rewards/": "reward_kl_penalty", "actor/pg_loss": "kl"}
-"""Prefix of a verl name -> a metric of ours. If a step has this metric, ours and verl's differ: our
-reward is taken before the KL penalty is subtracted, and our loss includes the KL."""
+"""Prefix of a verl name -> a metric of fakevllm. If a step has this metric, the metrics of fakevllm
+and verl differ: our reward is taken before the KL penalty is subtracted, and our loss includes the
+KL."""
 
 
 def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:

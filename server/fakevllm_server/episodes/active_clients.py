@@ -1,5 +1,5 @@
 """The clients that take part in the current batch, and whether they agree to train on the batch.
-The training step of a batch is made when all of them have agreed.
+Some collection methods make the training step only after the clients have agreed.
 
 A client takes part if it has ended or aborted a training episode since the last step. The step does
 not wait for the agreement of a client that was silent for IDLE_LIMIT_S. A silent client may still
@@ -50,7 +50,7 @@ class ActiveClients:
         return bool(self._clients) and all(client.has_agreed for client in self._clients.values())
 
     def add(self, client_uuid: str, now: float) -> None:
-        """Record that a client takes part and was active now."""
+        """Record that a client takes part in the batch and is active now."""
         self._clients.setdefault(client_uuid, Client(client_uuid, now)).last_activity = now
 
     def restore(self, client_uuids: Iterable[str]) -> None:
@@ -62,8 +62,8 @@ class ActiveClients:
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
-        """Record a request of a client. A request alone does not make the client take part in the
-        batch."""
+        """Record the time of a client's request. A client that takes no part in the batch is
+        ignored."""
         client = self._clients.get(client_uuid)
         if client is not None:
             client.last_activity = now

@@ -21,7 +21,7 @@ class PoolCounts:
     """Numbers of waiting groups and episodes, and whether the clients agreed to a step."""
 
     num_groups: int
-    """Number of pooled groups. If ties are dropped, all of them have a signal."""
+    """Number of pooled groups. If tied groups are dropped, all pooled groups have a signal."""
     num_tied: int
     """Number of tied groups that were dropped since the last step."""
     num_episodes: int

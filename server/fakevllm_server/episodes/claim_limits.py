@@ -21,7 +21,8 @@ PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
 class Participation:
-    """Applies pauses and quotas to claims, and tracks the clients that take part."""
+    """Applies pauses and quotas to claims, and keeps the list of clients that take part in the
+    batch."""
 
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
         self.clients: ActiveClients = pool.clients
@@ -86,7 +87,8 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record expired claims, and remove inactive mixes and clients."""
+        """Record that claims have expired, and remove the mixes and clients that are no longer
+        active."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":
@@ -96,7 +98,7 @@ class Participation:
 
     def client_of(self, uuid: str) -> str | None:
         """Return the client that made a claim with a throttle policy; None for a claim without a
-        policy."""
+        throttle policy."""
         return self._throttled.get(uuid)
 
 

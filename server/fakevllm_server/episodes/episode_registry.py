@@ -177,8 +177,8 @@ class EpisodeRegistry:
         return episode
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
-        """Return the episode that an earlier sending of this request has claimed; None without a
-        valid claim.
+        """Return the episode that an identical earlier request has claimed, or None without a valid
+        claim.
 
         A client repeats a request if the reply was lost. Raises IdempotencyConflict if a different
         request with this idempotency key has claimed an episode.
@@ -230,8 +230,8 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def find_owned(self, uuid: str, client_uuid: str) -> Episode:
-        """Return the claimed episode with this uuid. Raises EpisodeRefused if it belongs to another
-        client."""
+        """Return the claimed episode with this uuid. Raises EpisodeRefused if another client has
+        claimed it."""
         episode = self.find(uuid)
         if episode is None:
             raise EpisodeRefused(400, self._missing_reason(uuid))

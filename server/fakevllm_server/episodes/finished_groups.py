@@ -72,8 +72,8 @@ class FinishedGroups:
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
         """Remove the calls that are more than `max_staleness` versions old.
 
-        Groups that cannot be trained without these calls are removed too. Return the ids of the
-        removed groups, and the number of removed calls.
+        Groups that cannot be trained without the removed calls are removed too. Return the ids of
+        the removed groups, and the number of removed calls.
         """
         dropped: list[str] = []
         num_calls = 0

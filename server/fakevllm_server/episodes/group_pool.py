@@ -29,7 +29,7 @@ from fakevllm_server.types.calls import TASK, FinishedGroup, RecordedCall, Score
 
 @dataclass(frozen=True, slots=True)
 class TakenGroups:
-    """The groups that a step took, and the groups that were dropped since the previous step."""
+    """The groups that a step took from the pool, and the groups dropped since the previous step."""
 
     groups: list[FinishedGroup]
     dropped: dict[str, str]
@@ -218,7 +218,7 @@ class Pool:
 
     def complete_expired(self, now: float) -> list[CompletedTask]:
         """Complete the tasks that waited too long for more episodes, with the episodes that they
-        have. Call it periodically."""
+        have. Call this method periodically."""
         expired = self._tasks.pop_expired(now, self._job.partial_after_s)
         return [self._complete_expired(task) for task in expired]
 
@@ -269,10 +269,10 @@ class Pool:
     def take(self, version: int) -> TakenGroups:
         """Remove the groups of a step from the pool and return them in order of arrival.
 
-        First, stale calls are dropped, with groups that then have too few calls. If the remaining
-        groups are too few for a step, no group is taken. If the job's method takes everything, all
-        groups are taken. With other methods, at most a batch of groups is taken: the newest groups,
-        because they are closest to the current policy.
+        First, stale calls are dropped, and then the groups that have too few calls left. If the
+        remaining groups are too few for a step, no group is taken. If the job's method takes
+        everything, all groups are taken. With other methods, at most a batch of groups is taken:
+        the newest groups, because they are closest to the current policy.
 
         `version` is the version of the weights that will be trained.
         """
@@ -321,7 +321,8 @@ class Pool:
             self._excluded["partial_groups"] += 1
 
     def _drop_stale(self, version: int) -> dict[str, str]:
-        """Drop stale calls and groups that then have too few calls.
+        """Drop the calls whose weights are too old, and then the groups that have too few calls
+        left.
 
         Return the reason for each dropped group id.
         """

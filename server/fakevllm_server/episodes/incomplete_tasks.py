@@ -20,7 +20,8 @@ has waited longest for its next episode."""
 class _Task:
     episodes: list[ScoredEpisode] = field(default_factory=list[ScoredEpisode])
     since: float | None = None
-    """Time of the first call of `pop_expired` after the task's last episode; None before it."""
+    """Time of the first call of `pop_expired` after the task's last episode; None before that
+    call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Quotas of mixes: hold each mix to its share of the batches by delaying its new tasks. A mix is a
 named kind of tasks, such as "math".
 
-Pure; the clock is passed in. The clock stops while no client may claim an episode.
+Pure. The caller passes in the time of a clock that stops while no client may claim an episode.
 
 The algorithm is weighted fair queueing over tasks. A mix's *pace* is the number of tasks it has
 completed, divided by its share. A mix may begin another task if its pace, counting tasks under way
@@ -84,7 +84,10 @@ class _Mix:
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return whether the mix is present, so that other mixes wait for it."""
+        """Return whether the mix is present: it requests claims or has running episodes.
+
+        Other mixes wait only for mixes that are present.
+        """
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 
@@ -135,7 +138,7 @@ class MixQuotas:
             self.abandoned(claimed_task_id, now)
 
     def abandoned(self, task_id: str, now: float) -> None:
-        """Record that a running episode was given up.
+        """Record that an episode of the task is no longer running.
 
         If the task has no other episode, the task no longer counts as begun.
         """

@@ -1,6 +1,6 @@
 """Calls arranged as a forest of tokens, so that the model computes a shared prefix only once.
 
-Pure Python: the folder does not import torch and does no I/O.
+The folder is pure Python. It does not import torch and does no I/O.
 """
 
 from __future__ import annotations

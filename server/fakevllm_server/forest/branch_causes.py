@@ -1,9 +1,10 @@
 """Find out why a call of a session does not continue where an earlier call ended.
 
-A call *drifts* if an app, a chat template or a parser changed the earlier tokens before they came
-back in its prompt. The evidence is the token ids, and then the text if the vocabulary can decode
-the ids. If neither proves a cause, the cause is `unknown`. Causes are only counted. Tokens are
-never changed, and a branch costs only compute.
+A call *drifts* if its prompt should repeat the tokens of an earlier call, but an app, a chat
+template or a parser has changed these tokens. The cause is first searched in the token ids, and
+then in the text if the vocabulary can decode the ids. If neither proves a cause, the cause is
+`unknown`. Causes are only counted, and tokens are never changed. The only cost of a branch is
+additional compute.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fakevllm_server.forest.consecutive_nodes import first_difference
 
 
 class Cause(StrEnum):
-    """The relation of a call to the earlier calls of its session."""
+    """The reason why a call does or does not continue an earlier call of its session."""
 
     FIRST = "first"
     """The session has no earlier call."""
@@ -75,7 +76,7 @@ same number of tokens with it, and the newest are taken."""
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """One call of a session, as evidence."""
+    """The data of one call of a session from which causes are found."""
 
     session: Hashable
     group: Hashable
@@ -90,10 +91,11 @@ def find_causes(
     vocabulary: Vocabulary | None = None,
     max_tokens: float = math.inf,
 ) -> list[Cause]:
-    """Return the cause for each call. The calls must be in the order in which they were made.
+    """Return the cause of the branch for each call. The calls must be in the order in which they
+    were made.
 
-    `max_tokens` limits how many tokens are decoded and compared as text. Comparing ids is cheap and
-    has no limit.
+    `max_tokens` is the maximum number of tokens that are decoded and compared as text. Comparing
+    token ids is cheap and has no limit.
     """
     budget = _ReadBudget(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
     sessions: dict[Hashable, _Session] = {}
@@ -103,10 +105,11 @@ def find_causes(
 
 
 def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
-    """Return `branch_<cause>` for every cause that occurred, and `drift_rate`.
+    """Return metrics of the causes: `branch_<cause>`, the number of calls with this cause, for
+    every cause that occurred, and `drift_rate`.
 
-    `drift_rate` is the share of drifted calls among the examined calls that are not the first of
-    their session. It is absent if there are no such calls.
+    `drift_rate` is the share of drifted calls among the examined calls that are not the first call
+    of their session. If there are no such calls, the metrics have no `drift_rate`.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
@@ -135,13 +138,15 @@ class _EarlierCall:
 
 @dataclass(slots=True)
 class _ReadBudget:
-    """The vocabulary, and the number of tokens that may still be read as text."""
+    """The limit on decoding: the vocabulary, and the number of tokens that may still be decoded and
+    compared as text."""
 
     vocabulary: Vocabulary
     tokens_left: float
 
     def spend(self, num_tokens: int) -> bool:
-        """Subtract tokens from the budget. Return whether the budget sufficed."""
+        """Subtract `num_tokens` tokens from the budget. Return whether the budget had enough
+        tokens left."""
         if self.vocabulary.decode is not None:
             self.tokens_left -= num_tokens
         return self.tokens_left >= 0
@@ -149,7 +154,7 @@ class _ReadBudget:
 
 @dataclass(slots=True)
 class _Session:
-    """The earlier calls of one session."""
+    """The earlier calls of one session, with which the session's next call is compared."""
 
     budget: _ReadBudget
     group_prompts: set[tuple[bytes, Hashable]] = field(default_factory=set[tuple[bytes, Hashable]])
@@ -158,7 +163,8 @@ class _Session:
     earlier: list[_EarlierCall] = field(default_factory=list[_EarlierCall])
 
     def cause_of_next(self, call: SessionCall) -> Cause:
-        """Return the cause for the session's next call, and add the call to the session."""
+        """Return the cause of the branch for the session's next call, and add this call to the
+        session."""
         prompt = array("q", call.prompt_ids)
         key = prompt.tobytes()
         cause = self._cause_by_equal_prompt(key, call.group) or self._cause_by_earlier_calls(prompt)
@@ -210,8 +216,8 @@ class _Session:
     ) -> Cause:
         """Return the cause for a prompt whose text differs or cannot be decoded.
 
-        A difference inside the sampled answer, or in the template before it, is `unknown`, because
-        the answer or the template may have been rewritten in any way.
+        The cause is `unknown` if the difference is inside the sampled answer, or in the template
+        text before the answer. Either may have been rewritten in any way.
         """
         start = self.budget.vocabulary.message_start
         answer_start = call.answer_start(start)
@@ -232,8 +238,8 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Try the comparisons in order of the change that they ignore, the smallest first. Return the
-    cause of the first comparison that succeeds."""
+    """Compare the two texts several times, each time ignoring larger changes. Return the cause that
+    belongs to the first comparison that finds no difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,
@@ -245,7 +251,8 @@ def _smallest_change(texts: TextPair) -> Cause | None:
 
 
 def _compare_messages(old: Sequence[Message], new: Sequence[Message]) -> Cause:
-    """Return the cause for histories that differ in a message of the app."""
+    """Return the cause for a call whose message history differs from the history of the earlier
+    call in a message of the app."""
     pairs = enumerate(zip(old, new, strict=False))
     num_same = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
     old_rest, new_rest = old[num_same:], new[num_same:]

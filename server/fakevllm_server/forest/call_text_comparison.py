@@ -1,8 +1,8 @@
 """Compare the texts of two calls, ignoring changes that templates and parsers make.
 
-Each comparison tests whether the later text begins with the earlier text, after both are
-normalized. The comparisons are ordered: each ignores what the previous ones ignore, and one more
-kind of change.
+Each comparison normalizes both texts, and then tests whether the later text begins with the earlier
+text. The comparisons have an order: each comparison ignores all changes that the previous
+comparison ignores, and one more kind of change.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The known facts about the tokenizer. The fewer facts are known, the more causes of branches
-    are `unknown`."""
+    """The known facts about the tokenizer: how to decode ids, and which tokens are special. If
+    facts are missing, more causes of branches are `unknown`."""
 
     decode: Decode | None = None
     """Function from ids to text, which includes special tokens."""
@@ -39,7 +39,8 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """The texts of an earlier call and of a later prompt, and their comparisons."""
+    """The text of an earlier call and the text of a later call's prompt, with methods that compare
+    the texts."""
 
     earlier: str
     """Prompt and response of the earlier call."""
@@ -80,7 +81,8 @@ class TextPair:
         return re.sub("|".join(map(re.escape, self.special)), _MARK, text)
 
     def _mark_turns(self, text: str) -> str:
-        """Mark special tokens, and the role lines after them, as the edges of parts."""
+        """Return the text with a mark in place of each special token, and a mark after each role
+        line that follows a special token. The marks separate the parts of the text."""
         return _ROLE.sub(rf"{_MARK}\1{_MARK}", self._mark_special_tokens(text))
 
     def _without_special_tokens(self, text: str) -> str:
@@ -90,7 +92,8 @@ class TextPair:
 def decode_pair(
     earlier: Sequence[int], later: Sequence[int], vocabulary: Vocabulary
 ) -> TextPair | None:
-    """Return the texts of two sequences of ids, or None if the vocabulary cannot decode."""
+    """Return the decoded texts of two sequences of token ids as a TextPair, or None if the
+    vocabulary cannot decode ids."""
     decode = vocabulary.decode
     if decode is None:
         return None
@@ -100,7 +103,8 @@ def decode_pair(
 
 
 def split_messages(ids: Sequence[int], start: int) -> list[Message]:
-    """Split ids before each `start` id. Ids before the first `start` are a message too."""
+    """Return the messages of a sequence of token ids, split before each `start` id. The ids before
+    the first `start` id form a message too."""
     runs: list[Message] = []
     begin = 0
     for index in [*(index for index, token in enumerate(ids) if token == start), len(ids)]:
@@ -111,13 +115,14 @@ def split_messages(ids: Sequence[int], start: int) -> list[Message]:
 
 
 def _strip_parts(text: str) -> str:
-    """Remove the marks, and the white space at the edges of the parts between them."""
+    """Return the text without the marks that separate its parts, and without white space at the
+    start and end of each part."""
     return "".join(part.strip() for part in text.split(_MARK))
 
 
 def _normalize_tool_calls(text: str) -> str:
-    """Rewrite tool calls in Hermes' format as JSON with sorted keys, between marks. Other text is
-    kept."""
+    """Return the text with each Hermes tool call rewritten as JSON with sorted keys, between two
+    marks. All other text is kept."""
     return _TOOL_CALL.sub(lambda match: _MARK + _normalize_json(match.group(1)) + _MARK, text)
 
 

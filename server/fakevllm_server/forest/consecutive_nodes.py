@@ -1,4 +1,5 @@
-"""Runs of consecutive nodes (slices), and runs of equal tokens."""
+"""Slices, which are ranges of consecutive node numbers, and the comparison of token sequences. A
+path in the forest is a sequence of slices."""
 
 from __future__ import annotations
 
@@ -9,14 +10,16 @@ Slices = tuple[tuple[int, int], ...]
 
 
 def append_slice(path: Slices, start: int, end: int) -> Slices:
-    """Return a path extended by the nodes [start, end), which come after its last node."""
+    """Return a path extended by the nodes [start, end). `start` must be larger than the last node
+    of the path."""
     if path and path[-1][1] == start:
         return (*path[:-1], (path[-1][0], end))
     return (*path, (start, end))
 
 
 def first_difference(one: array[int], other: array[int], start: int, end: int) -> int:
-    """Return the first position in [start, end) at which the arrays differ, or `end`.
+    """Return the first position in [start, end) at which the two arrays differ. If they do not
+    differ there, return `end`.
 
     The search compares blocks of the arrays, so it costs about as much as copying them.
     """

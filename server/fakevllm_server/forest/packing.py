@@ -1,12 +1,15 @@
 """Divide calls into pieces whose forests fit a token budget.
 
-All calls of a batch usually share some tokens, so the batch is one tree. A prefix that several
-pieces share is computed once for each of them: N siblings with a prompt of P tokens and responses
-of R tokens cost mP + NR tokens in m pieces, instead of P + NR. The calls are put into DFS order, in
-which a call follows all calls that extend it. Then a cut between two neighbours costs the length of
-their common prefix. The total size of the pieces is the size of the forest plus the costs of the
-cuts, and the cheapest cuts within the budget are found exactly. They are at the top-most branches.
-Trees and groups are not cut as long as they fit.
+A piece is a set of calls that the model computes together. Its forest has one node for each
+distinct prefix of its calls, so a common prefix is computed once in each piece. For example, N
+calls share a prompt of P tokens, and each has a response of R tokens. In one piece they cost P + NR
+tokens. In m pieces they cost mP + NR tokens.
+
+`pack` finds the pieces in three stages. First, the calls are sorted in depth-first order, in which
+a call follows all calls that extend it. Second, this order is cut into runs. A cut between two
+neighbouring calls costs the length of their common prefix, because this prefix is then computed
+twice. The cheapest cuts within the budget are found exactly. Trees and groups are not cut as long
+as they fit. Third, small runs are combined into pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from fakevllm_server.forest.trie import CallTokens, Forest, build_forest
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Calls that the model computes together."""
+    """A set of calls that the model computes together, with the forest of these calls."""
 
     calls: Sequence[int]
     """Indices of calls, ascending. Call i of `forest` is the call with index calls[i]."""
@@ -31,14 +34,14 @@ class Piece:
 def pack(
     calls: Sequence[CallTokens], max_tokens: int, groups: Sequence[Hashable] | None = None
 ) -> list[Piece]:
-    """Divide calls into pieces of at most `max_tokens` nodes.
+    """Divide calls into pieces of at most `max_tokens` forest nodes, and return the pieces.
 
-    Every call is in exactly one piece. A piece is larger than `max_tokens` only if one of its calls
-    is larger. The largest piece comes first, so that a lack of memory appears at once. `groups` has
-    the group of each call. A group is not cut if it can stay whole in DFS order. Raises ValueError
-    if `max_tokens` is below 1.
+    Every call is in exactly one piece. A piece is larger than `max_tokens` only if a single call of
+    the piece is larger. The largest piece is the first piece, so that a lack of memory appears at
+    once. `groups` has the group of each call. The calls of a group stay in one piece if depth-first
+    order and budget allow this. Raises ValueError if `max_tokens` is below 1.
 
-    The denominators of a loss must be computed from the whole batch, not from a piece.
+    The denominators of a loss must be computed from the whole batch, not from one piece.
 
     >>> calls = [CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4]), CallTokens.of([5], [6])]
     >>> [piece.calls for piece in pack(calls, max_tokens=4)]
@@ -61,23 +64,24 @@ def pack(
 
 
 def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
-    """Return the piece with the chosen calls.
+    """Return a piece with the calls whose indices are in `chosen`.
 
-    The result of training does not depend on how calls are divided. `pack` finds a cheap division.
+    Any division of the calls into pieces gives the same training result. `pack` finds a division
+    with few nodes.
     """
     ascending = sorted(chosen)
     return Piece(ascending, build_forest([calls[index] for index in ascending]))
 
 
 def _length(forest: Forest, call: int) -> int:
-    """Return the number of tokens of a call."""
+    """Return the number of tokens in a call's path."""
     return sum(end - start for start, end in forest.paths[call])
 
 
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
-    """Return the calls in post-order of their last nodes, and how many tokens each shares with the
-    call before it. In this order, a call shares with the call before it all tokens that it shares
-    with any earlier call."""
+    """Return the indices of the calls in depth-first post-order of their last nodes. Also return,
+    for each call, the length of the longest prefix that the call shares with any earlier call in
+    this order. The preceding call always shares this prefix."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -92,8 +96,8 @@ def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 def _num_common(forest: Forest, call: int, last: int) -> int:
-    """Return how many nodes of a call's path are `last` or an ancestor of `last`. In the path, and
-    in each of its slices, these nodes come first."""
+    """Return the number of common nodes of two paths: the path of a call, and the path from the
+    root to the node `last`. The common nodes are at the beginning of both paths."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
@@ -108,7 +112,8 @@ def _num_common(forest: Forest, call: int, last: int) -> int:
 
 
 def _num_groups_cut(groups: Sequence[Hashable]) -> list[int]:
-    """Return for each call how many groups a cut before it divides."""
+    """Return for each call the number of groups that a cut before this call would divide. `groups`
+    has the group of each call, in the order of the calls."""
     first: dict[Hashable, int] = {}
     last: dict[Hashable, int] = {}
     for index, group in enumerate(groups):
@@ -129,13 +134,19 @@ order."""
 def _cheapest_runs(
     new: Sequence[int], shared: Sequence[int], num_groups_cut: Sequence[int], max_tokens: int
 ) -> list[tuple[int, int]]:
-    """Return the cheapest division of the calls into runs [first, last), in order.
+    """Return the cheapest division of the sorted calls into consecutive runs, as index ranges
+    [first, last) in ascending order.
 
-    The algorithm is dynamic programming over the position of the last cut. A run from call i to
-    call j - 1 has shared[i] + new[i] + … + new[j - 1] nodes. This number grows as i decreases. For
-    each j, the allowed starts i are those for which the number is at most `max_tokens`. The
-    smallest allowed start never decreases as j grows. A monotonic queue therefore gives the
-    cheapest allowed start.
+    shared[i] is the number of tokens that call i shares with the call before, and new[i] is the
+    number of all other tokens of call i. The run [i, j) has shared[i] + new[i] + … + new[j - 1]
+    nodes. This number must be at most `max_tokens`, or at most the size of call i if this call
+    alone is larger.
+
+    The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
+    algorithm computes the cheapest division of the first j calls from the cheapest divisions of
+    fewer calls. It chooses i, the start of the last run, among the starts whose run [i, j) fits.
+    The smallest of these starts never decreases as j grows. Therefore a monotonic queue of starts
+    gives the cheapest start quickly.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
@@ -165,15 +176,17 @@ def _cheapest_runs(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """Return whether a run of calls fits the budget. If the first call exceeds the budget alone,
-    the run fits if the other calls add no node."""
+    """Return whether a run of calls with `num_nodes` nodes fits into `max_tokens`. If the first
+    call alone, with `first_call` nodes, is larger than `max_tokens`, the run fits only if the other
+    calls add no nodes."""
     return num_nodes <= max(max_tokens, first_call)
 
 
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs into pieces, by first-fit decreasing bin packing."""
+    """Combine small runs of calls by first-fit decreasing bin packing. Return the runs of each
+    piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

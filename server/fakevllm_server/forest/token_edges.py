@@ -1,13 +1,15 @@
 """The log-probabilities that a forest must compute, each once, and the calls that use them.
 
 An *edge* is one token predicted from one node, at one temperature, from one set of allowed tokens.
-Calls that share an edge share its log-probability. Each call keeps its own term of the loss, with
-the log-probability l_it = l_edge(i,t). The loss is therefore the same function of the weights as
-the sum over calls, and the gradient of the gather adds the coefficients of the calls. Merging terms
-instead (keeping only the first, or summing advantages) is wrong for clipped losses.
+The log-probability of an edge is computed once, and used by all calls that contain the edge. Token
+t of call i has the log-probability of its edge. The loss still has one term for each token of each
+call, so it equals the loss that is computed without sharing. In the backward pass, the gradients of
+all terms that use an edge are added up. It would be wrong to merge these terms into one term, for
+example by summing advantages, because a clipped loss is not linear in the advantage.
 
-Edges are computed for runs of nodes. The number of Python steps therefore depends on the number of
-spans and segments, and on the number of tokens only if consecutive tokens have different sets.
+Edges are computed for whole ranges of consecutive nodes. The number of Python steps therefore grows
+with the number of trained spans and of segments (parts of the forest without a branch). It grows
+with the number of tokens only if consecutive tokens have different sets of allowed tokens.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Heads (rows of logits), and edges (one token of a row).
+    """The heads and edges of a forest. A head is one row of logits, predicted from one node. An
+    edge is one predicted token of a head.
 
-    Both are sorted by temperature, then allowed set, then predicting node, then predicted node. The
-    edges of consecutive heads are therefore consecutive, so logits can be computed in chunks of
-    heads.
+    Heads and edges are sorted by temperature, then allowed set, then predicting node, then
+    predicted node. Consecutive heads therefore have consecutive edges, and the logits can be
+    computed for one chunk of heads at a time.
 
         logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
         logits[h] = -inf outside the set sets[head_set[h]]
@@ -79,7 +82,9 @@ class TrainedSpans:
     """The set of allowed tokens for each position; None for the whole vocabulary."""
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
-        """Yield runs of nodes [begin, end) with one kind of head, in the order of positions."""
+        """Yield the nodes of the trained tokens in order of their positions, as ranges [begin, end)
+        of consecutive nodes. Each range has one kind of head, which is yielded with the range: the
+        temperature and the set of allowed tokens."""
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):
@@ -92,10 +97,11 @@ def find_edges(
     parent: array[int],
     segment_starts: Sequence[int],
 ) -> Edges:
-    """Return the edges of the trained spans of all calls.
+    """Return the heads and edges for the trained tokens of all calls.
 
-    `ids` and `parent` are [nodes]. `segment_starts` are the first nodes of the segments, ascending.
-    No span may contain position 0, because nothing predicts the first token.
+    `ids` has the token id of each node, and `parent` has the parent of each node. `segment_starts`
+    has the first node of each segment, ascending; a segment is a part of the forest without a
+    branch. No trained span may contain position 0, because no node predicts the first token.
     """
     builder = _EdgeBuilder(ids)
     runs = [list(call.runs()) for call in trained]
@@ -133,15 +139,17 @@ inside a segment, so no other link has a head between these."""
 
 
 class _EdgeIndex:
-    """A lookup from nodes to edges, for one kind of head."""
+    """A lookup from nodes to edges. All edges have heads of one kind: one temperature and one set
+    of allowed tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """`runs` has (first node, length, first edge) for each run of nodes."""
+        """Create a lookup. `runs` has a tuple (first node, length, first edge) for each range of
+        consecutive nodes that have consecutive edges."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
     def append_edges(self, start: int, end: int, edges: array[int]) -> None:
-        """Append the edges of the nodes [start, end) to `edges`."""
+        """Append the edges that predict the nodes [start, end) to `edges`."""
         index = bisect_right(self._firsts, start) - 1
         while start < end:
             first, length, edge = self._runs[index]
@@ -162,7 +170,8 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the edges of sorted links, which do not overlap."""
+        """Add the edges of sorted links, which must not overlap. All edges get heads of `kind`.
+        Return the lookup from the links' nodes to the new edges."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []
@@ -191,7 +200,8 @@ def _sort_key(kind: _HeadKind) -> tuple[float, bytes]:
 def _runs_of_equal_sets(
     allowed_sets: Sequence[bytes | None] | None, first: int, last: int
 ) -> Iterator[tuple[bytes | None, int, int]]:
-    """Yield runs of positions in [first, last) with equal sets: the set, start and end."""
+    """Yield ranges of consecutive positions in [first, last) that have the same set of allowed
+    tokens, as (set, start, end)."""
     if allowed_sets is None:
         yield None, first, last
         return
@@ -203,7 +213,8 @@ def _runs_of_equal_sets(
 
 
 def _nodes_at(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the runs of nodes at positions [first, last) of a path, in order."""
+    """Yield the nodes at positions [first, last) of a path, in order, as ranges [start, end) of
+    consecutive nodes."""
     offset = 0
     for start, end in path:
         begin, stop = max(first - offset, 0), min(last - offset, end - start)
@@ -213,7 +224,7 @@ def _nodes_at(path: Slices, first: int, last: int) -> Iterator[tuple[int, int]]:
 
 
 def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return the union of ranges as disjoint ranges in ascending order."""
+    """Return the union of the ranges in `runs` as disjoint ranges in ascending order."""
     union: list[tuple[int, int]] = []
     for start, end in sorted(runs):
         if union and start <= union[-1][1]:
@@ -226,7 +237,8 @@ def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """Yield the links that predict the nodes of `runs`.
+    """Yield the links between the nodes of `runs` and the nodes that predict them. A link is a
+    tuple (predicting node, predicted node, number of consecutive node pairs).
 
     The first node of a segment is predicted by its parent, which is in another segment. Each other
     node is predicted by the node before it.

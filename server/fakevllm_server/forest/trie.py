@@ -1,19 +1,21 @@
 """Build a forest of tokens from calls: each distinct prefix is one node.
 
-The hidden state of a causal model at a position depends only on the ids up to that position, so
-calls that share a prefix can share the prefix's states. Nodes are numbered in DFS pre-order. One
-pass of the model over the nodes gives the states of all calls, provided that the position id of a
-node is its depth, and that each node attends only to its ancestors and itself. Other inputs also
-change the states: adapter, images, offset. They form the root key of a call, and only calls with
-equal root keys share nodes.
+The hidden state of a causal model at a position depends only on the token ids up to this position.
+Calls with a common prefix therefore have equal hidden states in this prefix. In the forest, the
+position id of a node is its depth, and each node attends only to its ancestors and itself. One
+forward pass over all nodes then gives the hidden states of all calls. Other properties of a call
+may also change the hidden states: adapter, images, offset. These properties form the root key of
+the call. Calls with different root keys share no nodes.
 
-The subtree of a node is [node, tout[node]), so
+Nodes are numbered in depth-first pre-order.
+
+tout[k] is the end of the subtree of node k, which is the range of nodes [k, tout[k]). Therefore
 
     key k is visible to query q   <=>   k <= q < tout[k]
 
-The forest is built as a radix trie, without recursion. The edges of a radix trie are segments: runs
-of tokens without a branch. Tokens are copied in blocks, so the number of Python steps depends on
-the number of segments and not on the number of tokens.
+The forest is built as a radix trie, without recursion. A segment is a maximal range of nodes
+without a branch, and is one node of the radix trie. Tokens are compared and copied in blocks. The
+number of Python steps therefore depends on the number of segments and not on the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,9 +33,10 @@ from fakevllm_server.forest.token_edges import Edges, TrainedSpans, find_edges
 class CallTokens:
     """The tokens of one call, and which of them are trained.
 
-    The caller keeps the other data of the call (advantage, log-probabilities, weight, group), by
-    index. Raises ValueError for invalid spans, a wrong number of sets, or a temperature that is not
-    positive and finite.
+    The caller keeps all other data of the call (advantage, log-probabilities, weight, group) under
+    the call's index. The constructor raises ValueError for invalid trained spans, for a number of
+    allowed sets that differs from the number of tokens, and for a temperature that is not positive
+    and finite.
     """
 
     ids: Sequence[int]
@@ -70,7 +73,7 @@ class CallTokens:
         root: Hashable = None,
         temperature: float = 1.0,
     ) -> CallTokens:
-        """Create a call whose whole response is trained.
+        """Return the tokens of a call whose whole response is trained.
 
         >>> CallTokens.of([1, 2], [3]).trained
         [(2, 3)]
@@ -82,7 +85,8 @@ class CallTokens:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of nodes without a branch, of maximum length: one node of the radix trie."""
+    """A maximal range of consecutive nodes without a branch, which is one node of the radix
+    trie."""
 
     start: int
     end: int
@@ -106,9 +110,10 @@ class Segment:
 class Forest:
     """The trees of a set of calls.
 
-    Arrays are [nodes], in DFS pre-order, with 8 bytes per item for torch.frombuffer. (That function
-    refuses an empty array.) The order of the calls does not change a tree. Trees of different root
-    keys are in the order of the first call of each key.
+    Each array has one item per node, in depth-first pre-order. Items have 8 bytes, so that
+    `torch.frombuffer` can read the arrays; it refuses empty arrays. The shape of a tree does not
+    depend on the order of the calls. Trees with different root keys are in the order of each key's
+    first call.
     """
 
     ids: array[int]
@@ -133,16 +138,17 @@ class Forest:
 
     @property
     def rho(self) -> float:
-        """The sharing factor: tokens of the calls per node of the forest, at least 1."""
+        """The sharing factor: the number of tokens of all calls, divided by the number of nodes of
+        the forest. It is at least 1."""
         return self.num_naive / self.num_nodes if self.num_nodes else 1.0
 
     @property
     def tin(self) -> range:
-        """The number of each node in DFS pre-order."""
+        """The number of each node in depth-first pre-order."""
         return range(self.num_nodes)
 
     def row(self, call: int) -> array[int]:
-        """Return the node at each position of a call."""
+        """Return the node at each position of the call with index `call`."""
         nodes = array("q")
         for start, end in self.paths[call]:
             nodes.extend(range(start, end))
@@ -150,7 +156,8 @@ class Forest:
 
 
 def build_forest(calls: Sequence[CallTokens]) -> Forest:
-    """Build the forest of calls. `paths` and `edges.per_call` are in the order of the calls.
+    """Build and return the forest of `calls`. The forest's `paths` and `edges.per_call` are in the
+    order of the calls.
 
     >>> forest = build_forest([CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4])])
     >>> list(forest.ids), list(forest.row(1)), forest.rho
@@ -189,7 +196,7 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A segment while the trie is built."""
+    """A segment (a range of nodes without a branch) while the trie is built."""
 
     source: array[int]
     """Ids of a call that contains this run."""
@@ -204,13 +211,15 @@ class _Run:
     """Index of the segment, once it is laid out."""
 
     def split(self, depth: int) -> None:
-        """End the run at `depth`. Its remaining tokens become its only child."""
+        """Split the run at `depth`. The run keeps the tokens before `depth`. The remaining tokens
+        become a new run, which is the only child."""
         below = _Run(self.source, depth, self.end, self.children)
         self.end, self.children = depth, {self.source[depth]: below}
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
-    """Insert a call into the trie whose top runs are `children`."""
+    """Insert the token ids of a call into the trie. `children` has the first runs of the trie, by
+    their first token."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])
@@ -230,7 +239,8 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
-    """Return the segments in DFS pre-order, each with its run."""
+    """Return the segments of all trees in depth-first pre-order, each with the run from which it
+    was made. `roots` has the first runs of the trees by root key."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []
@@ -257,7 +267,8 @@ def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run
 
 
 def _set_sizes(tops: Sequence[_Run]) -> None:
-    """Set `size` of all runs below and including `tops`."""
+    """Set `size`, the number of nodes in the subtree, for the runs `tops` and all runs below
+    them."""
     order: list[_Run] = []
     stack = list(tops)
     while stack:
@@ -270,14 +281,16 @@ def _set_sizes(tops: Sequence[_Run]) -> None:
 
 
 def _largest_first(children: dict[int, _Run]) -> list[_Run]:
-    """Return the children by decreasing size of their subtrees, then by first token."""
+    """Return the child runs in order of decreasing subtree size. Children of equal size are in
+    order of their first token."""
     return [run for _, run in sorted(children.items(), key=lambda item: (-item[1].size, item[0]))]
 
 
 def _path(
     children: dict[int, _Run], ids: array[int], segments: Sequence[tuple[Segment, _Run]]
 ) -> Slices:
-    """Return the path of a call that was inserted: its nodes, as slices."""
+    """Return the path of a call that is in the trie: the nodes of the call in order, as ranges
+    [start, end)."""
     if not ids:
         return ()
     run = children[ids[0]]

@@ -59,8 +59,8 @@ _REASON_OF_STATUS = {
     503: OutageReason.ENGINE_BUSY,
     504: OutageReason.ENGINE_FAILED,
 }
-"""Reason of an engine's error by HTTP status, for engines that do not send a reason. vLLM does
-not."""
+"""Reason of an engine's error by HTTP status, for engines that do not send a reason, such as
+vLLM."""
 
 
 class EngineFailed(Exception):

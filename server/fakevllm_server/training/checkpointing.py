@@ -40,14 +40,15 @@ class Checkpointer:
 
     @property
     def last_step(self) -> int:
-        """The step of the newest checkpoint, or 0."""
+        """Step of the newest checkpoint, or 0 if the run has no checkpoint."""
         return max((saved.step for saved in self._journal.read(reads.checkpoints)), default=0)
 
     async def restore(self) -> SavedCheckpoint | None:
         """Load the newest checkpoint that is complete and that the trainer can read.
 
-        Return None if the run has no checkpoint. Raises BackendRefused if the run has checkpoints
-        but none can be read: starting from the initial weights would discard the run.
+        Return the checkpoint, or None if the run has no checkpoint. Raises BackendRefused if the
+        run has checkpoints but none can be read: starting from the initial weights would discard
+        the run.
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
@@ -71,10 +72,11 @@ class Checkpointer:
     async def save_if_due(
         self, step: int, version: int, metrics: Mapping[str, float], *, is_last: bool
     ) -> SavedCheckpoint | None:
-        """Save after every `save_freq` steps, after the last step, and after a save that failed.
+        """Save a checkpoint after every `save_freq` steps, after the last step, and after a save
+        that failed.
 
-        A full disk costs a checkpoint, not the run: the save is tried again after the next step. If
-        the trainer is lost, its error is passed on.
+        A full disk does not end the run: the save is tried again after the next step. If the
+        trainer is lost, the trainer's error is raised.
         """
         if "reward_mean" in metrics:
             self._rewards.append(metrics["reward_mean"])
@@ -94,7 +96,7 @@ class Checkpointer:
 
     async def save(self, step: int, version: int) -> SavedCheckpoint:
         """Write a checkpoint folder. The checkpoint is valid only when the journal has a row for
-        it.
+        the checkpoint.
 
         Raises OSError or BackendError.
         """
@@ -103,8 +105,8 @@ class Checkpointer:
         return SavedCheckpoint(step, folder, version, digest, mean)
 
     async def prune(self) -> None:
-        """Delete old checkpoints, and the calls that only these checkpoints needed. Call this after
-        a new checkpoint was recorded."""
+        """Delete old checkpoints, and the calls that only these checkpoints needed. Call this
+        method after a new checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         best = best_checkpoint(known)

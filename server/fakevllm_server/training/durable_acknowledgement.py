@@ -41,8 +41,8 @@ class Acknowledger:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Return the reply to an equal earlier request. If there was none, decide now, and return
-        the new reply when the change is on disk.
+        """Return the reply to an equal earlier request. If there was no such request, decide now,
+        and return the new reply when the change is on disk.
 
         Pass `is_new` if the episode that the request ends is still open, because then no earlier
         reply can exist. Raises IdempotencyConflict if the key was used with another body, and
@@ -64,7 +64,7 @@ class Acknowledger:
         return reply
 
     async def _find(self, key: str, body_hash: bytes, reply_type: type[Reply]) -> Reply | None:
-        """Return the reply to an equal earlier request; None if there was none."""
+        """Return the reply to an equal earlier request; None if there was no such request."""
         cached = self._cache.find(key)
         if cached is not None:
             if cached.body_hash != body_hash:

@@ -1,7 +1,7 @@
 """The training loop of one run: boot, collect, train, publish, save, and restart a dead engine.
 
-Passive traffic is served in all these phases. Only the loop changes the engine's status and decides
-when a step is made.
+Requests of apps (passive traffic) are served in all these phases. Only the loop changes the
+engine's status and decides when a step is made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SAVE_GRACE_S = 60.0
 
 
 class EngineLost(Exception):
-    """An engine died while the loop was running."""
+    """Error that an engine died while the loop was running."""
 
 
 class TrainLoop:
@@ -52,7 +52,8 @@ class TrainLoop:
         on_endpoint: Callable[[Endpoint], Awaitable[None]],
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
-        """`on_endpoint` is awaited each time a new engine answers at an endpoint."""
+        """Create the loop. `on_endpoint` is awaited each time a new engine answers at an
+        endpoint."""
         self._job = job
         self._engine = engine
         self._intake = intake
@@ -83,7 +84,7 @@ class TrainLoop:
 
     @property
     def has_planned(self) -> bool:
-        """Whether a step is running, or will be tried again."""
+        """Whether a training step is running, or is waiting to be tried again."""
         return self._steps.has_planned
 
     def notify(self) -> None:
@@ -91,7 +92,8 @@ class TrainLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run until stopped. Restart an engine that fails, with longer pauses each time."""
+        """Run the loop until it is stopped. Restart an engine that fails, with longer pauses each
+        time."""
         while not self._is_stopping:
             try:
                 await self._boot()
@@ -103,9 +105,9 @@ class TrainLoop:
                 await self._recover(failure)
 
     async def stop(self, running: asyncio.Task[None]) -> None:
-        """End `run` after the running step, save unsaved steps, and close the engine.
+        """End the method `run` after the running step, save unsaved steps, and close the engine.
 
-        Never raises.
+        This method never raises an error.
         """
         self._is_stopping = True
         self.notify()
@@ -129,8 +131,10 @@ class TrainLoop:
 
     @property
     def _end_reason(self) -> str | None:
-        """Slug of the reason why no more steps will be taken, unless the trainer refuses the job;
-        None while training continues."""
+        """Slug of the reason why no more steps will be taken; None while training continues.
+
+        A refusal of the job by the trainer is not among these reasons.
+        """
         if self._steps.stop_reason is not None:
             return "training_stopped"
         return finish_reason(self._job, self._engine.global_step - 1)
@@ -143,8 +147,7 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Leave the engine offline. Another attempt would fail too until the user fixes the
-        cause."""
+        """Leave the engine offline. Another start would fail too until the user fixes the cause."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -256,7 +259,8 @@ class TrainLoop:
             self._log.record_drops(self._log.last_step, self._pool.drop_all(self._end_reason))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds or the loop is stopped. Raises EngineLost.
+        """Wait until the condition holds or the loop is stopped. Raises EngineLost if an engine
+        dies.
 
         The condition is checked after each change, and once a second. Once a second, expired claims
         are reopened, and expired open groups are dropped.

@@ -1,4 +1,5 @@
-"""Serve the run's latest weights: load them into a new engine, and publish them after each step.
+"""Serve the run's latest weights: load the weights into a new engine, and publish new weights after
+each step.
 
 If the trainer refuses the job, the engine serves the latest weights that are available, and nothing
 is trained.
@@ -55,8 +56,8 @@ class Publisher:
 
     @property
     def refusal_message(self) -> str | None:
-        """The trainer's refusal as a message for users, with the fix; None if the trainer has not
-        refused."""
+        """Message for users about the trainer's refusal of the job, with the fix; None if the
+        trainer has not refused the job."""
         if self.refusal is None:
             return None
         return (
@@ -65,7 +66,7 @@ class Publisher:
         )
 
     async def publish(self, version: int) -> None:
-        """Serve the trainer's weights from now on, and record them as `version`."""
+        """Serve the trainer's weights from now on, and record that they are served as `version`."""
         crash_point("publish.before")
         await self._backend.publish(version)
         self._engine.version = version
@@ -95,7 +96,8 @@ class Publisher:
         await self.publish(max(self._log.version, self._engine.version))
 
     async def _restore(self) -> None:
-        """Load the newest checkpoint into a new trainer. Later steps are trained again.
+        """Load the newest checkpoint into a new trainer. The steps after the checkpoint are trained
+        again.
 
         The trainer gets the job after the checkpoint, because the checkpoint's weights are served
         even if the job is refused.

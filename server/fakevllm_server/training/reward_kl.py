@@ -19,7 +19,7 @@ async def reward_penalties(
     each trained token.
 
     Return None if the job has no KL in its reward, or trains nothing (control `frozen`). Errors of
-    the trainer are passed on.
+    the trainer are raised unchanged.
     """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None

@@ -39,7 +39,7 @@ death is not counted as failed steps."""
 
 
 class StepFailed(Exception):
-    """A step could not be made, but the engine is alive."""
+    """Error for a step that could not be made while the engine is alive."""
 
 
 class StepRunner:
@@ -55,8 +55,11 @@ class StepRunner:
         checkpointer: Checkpointer,
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
-        """`load_vocabulary` is needed to name the causes of session branches. It may be slow,
-        because it runs in a thread."""
+        """Create a runner without planned steps.
+
+        `load_vocabulary` returns the vocabulary that is needed to name the causes of session
+        branches. It may be slow, because it runs in a thread.
+        """
         self._job = job
         self._engine = engine
         self._pool = pool
@@ -76,7 +79,8 @@ class StepRunner:
         """Whether the trainer's weights are those of the steps in the run log."""
 
     def _count_earlier_steps(self, limit: float | None) -> None:
-        """Count the steps of earlier server processes for the mismatch stop.
+        """Count the steps of earlier server processes, because the mismatch stop ends training
+        after several bad steps in a row.
 
         If these steps reach the limit, record that training stopped: the earlier process may have
         ended before it could record this.
@@ -103,7 +107,8 @@ class StepRunner:
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Train these batches before any other batch. Call this after the trainer was restored."""
+        """Train these batches before any other batch. Call this method after the trainer was
+        restored."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self.is_in_sync = True
 
@@ -117,8 +122,8 @@ class StepRunner:
     async def run(self) -> int | None:
         """Make the next step; return the version of the new weights, which is not published yet.
 
-        Return None if no step was made. If the trainer is lost, its error is passed on, and the
-        batch stays planned.
+        Return None if no step was made. If the trainer is lost, the trainer's error is raised, and
+        the batch stays planned.
         """
         batch = await self._next_batch()
         if batch is None:

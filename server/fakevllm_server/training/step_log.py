@@ -67,7 +67,7 @@ def _feedback(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _dropped(metrics: Mapping[str, float]) -> list[str]:
-    """Return the groups dropped since the previous step, by reason."""
+    """Return the text about the groups dropped since the previous step, by reason."""
     counts = [
         f"{num:.0f} {name.removeprefix(DROPPED)}"
         for name, num in metrics.items()
@@ -82,7 +82,10 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Return the saving by shared prefixes. The speed-up is measured only in some steps."""
+    """Return the text about the computation saved by shared prefixes.
+
+    The speed-up is measured only in some steps.
+    """
     if "rho" not in metrics:
         return []
     saved = metrics.get("tokens_saved", 0)
@@ -92,7 +95,8 @@ def _forest(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _mismatch(metrics: Mapping[str, float]) -> list[str]:
-    """Return how well trainer and engine agree, and whether the update was made."""
+    """Return the text about the mismatch between trainer and engine, and whether the update was
+    made."""
     parts: list[str] = []
     if "token_fidelity" in metrics:
         parts.append(f"fidelity {metrics['token_fidelity']:.6g}")

@@ -64,7 +64,7 @@ def plan_step(
     job: TrainJob,
     penalties: Sequence[Sequence[float]] | None = None,
 ) -> PlannedStep:
-    """Compute advantages and weights, and return the step.
+    """Compute the advantage and the weight of each call, and return the planned step.
 
     `penalties` has one row for each call of `trainable_calls`. A row has one number for each
     trained token, which is subtracted from the token's reward. None subtracts nothing. Raises
@@ -151,7 +151,7 @@ def _entries(
 ) -> Iterator[_Entry]:
     """Yield the scored episodes of a group, including episodes without trainable calls.
 
-    Their rewards count in the group's baseline.
+    The rewards of all scored episodes count in the group's baseline.
     """
     rewards = shaped_rewards(group, job)
     if job.control == "shuffled":
@@ -206,7 +206,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all advantages are equal, as with most algorithms."""
+    """Return a single number if all advantages are equal, as with most algorithms; otherwise return
+    the list."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)
@@ -255,7 +256,7 @@ def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return mean, max and min of the values; {} for no values."""
+    """Return mean, maximum and minimum of the values by metric name; {} for no values."""
     if not values:
         return {}
     spread = {"mean": _mean(values), "max": max(values), "min": min(values)}

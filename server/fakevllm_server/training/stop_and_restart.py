@@ -12,25 +12,27 @@ from fakevllm_server.training.step_log import formatted
 
 MAX_TOO_FAR = 3
 """Number of consecutive steps above `max_mismatch_k3` after which training stops. Such a step makes
-no update, and its groups are lost. A single one may be a batch of unusual calls. Three have a
-permanent cause, such as other weights, another tokenizer or another temperature."""
+no update, and its groups are lost. A single such step may be caused by a batch of unusual calls.
+Three such steps have a permanent cause, such as other weights, another tokenizer or another
+temperature."""
 
 
 class MismatchStop:
-    """Stops training when trainer and engine disagree in MAX_TOO_FAR consecutive steps."""
+    """Stops training when trainer and engine disagree too much in MAX_TOO_FAR consecutive steps."""
 
     def __init__(self) -> None:
         self._too_far: list[int] = []
         """Consecutive steps that exceeded the limit."""
         self.reason: str | None = None
-        """Reason why training has stopped; None while it continues."""
+        """Reason why training has stopped; None while training continues."""
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
-        """Count a step by its metrics; `limit` is the job's `max_mismatch_k3`.
+        """Count a step if its metrics say that trainer and engine disagree too much. `limit` is the
+        job's `max_mismatch_k3`; without a limit, no step is counted.
 
-        A step without a measurement neither counts nor resets the count. A step of feedback samples
-        alone does not do so either, because their tokens are older than the weights. A step that is
-        trained again counts once.
+        A step without a measurement neither counts nor resets the count. The same holds for a step
+        that has only feedback samples, because their tokens were sampled by older weights. A step
+        that is trained again counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
@@ -85,7 +87,8 @@ class RestartBackoff:
         self._up_since = now
 
     def reset(self) -> None:
-        """Start the pauses at FIRST_S again. Call this when the engine has completed a step."""
+        """Start the pauses at FIRST_S again. Call this method when the engine has completed a
+        step."""
         self._next_s = FIRST_S
 
     def next_pause(self, now: float) -> float:

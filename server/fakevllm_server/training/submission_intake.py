@@ -43,7 +43,8 @@ short for apps to notice."""
 
 
 class Intake:
-    """Owns the episodes and the pool of one run, and writes each of their changes."""
+    """The owner of the episodes and the pool of one run. Writes each of their changes to the
+    journal."""
 
     def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
         self._journal = journal
@@ -57,8 +58,8 @@ class Intake:
     def resume(self, job: TrainJob | None, now: float) -> None:
         """Restore episodes and pool from the journal, for this job.
 
-        This is called when the server starts and when an engine starts, while no request is in
-        progress.
+        This method is called when the server starts and when an engine starts, while no request is
+        in progress.
         """
         pending = self._journal.read(reads.pending_work, now)
         self.episodes = EpisodeRegistry()
@@ -86,7 +87,7 @@ class Intake:
         policy: ThrottlePolicy | None = None,
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Claim an episode for a client. `kind` is train or eval. Raises JournalError."""
+        """Claim an episode for a client. `kind` is "train" or "eval". Raises JournalError."""
         self._journal.check_capacity()
         now = time.monotonic()
         episode = self.episodes.claim(client_uuid, kind, idle_limit_s, now, owner, idempotency)
@@ -101,9 +102,11 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """Return the episode that an equal earlier request has claimed, if the claim is valid.
+        """Return the episode that an equal earlier request has claimed, or None if the claim is no
+        longer valid.
 
-        Raises IdempotencyConflict, JournalError.
+        The method also restarts the time until the claim expires. Raises IdempotencyConflict,
+        JournalError.
         """
         episode = self.episodes.find_claim(client_uuid, owner, idempotency)
         if episode is None:
@@ -166,7 +169,7 @@ class Intake:
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
     def reopen_episodes(self) -> None:
-        """Reopen every claimed episode, because the engine was stopped."""
+        """Reopen every claimed episode. Call this method when the engine was stopped."""
         claimed = self.episodes.give_up()
         if claimed:
             self._journal.put(row_changes.reopened(claimed))
@@ -276,7 +279,7 @@ class Intake:
         """Return the group that an ended episode completes, with all its samples.
 
         For an episode that is pooled, this is the group of its task, or None if the task still
-        lacks episodes. An episode that is not pooled is a group by itself.
+        lacks episodes. An episode that is not pooled forms a group by itself.
         """
         if episode.kind == "eval":
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
@@ -313,10 +316,10 @@ class Intake:
         )
 
     async def _write(self, *change: Change) -> None:
-        """Write a change and wait for the disk.
+        """Write a change to the journal, and wait until it is on disk.
 
         Without a change, wait until all earlier changes are on disk. An earlier request may have
-        queued its change and ended before the change was written.
+        queued a change and ended before the change was written.
         """
         await self._journal.wait_written(self._journal.put(*change))
 

@@ -23,7 +23,7 @@ MESSAGE_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|s
 
 
 def load_vocabulary(model: str | None) -> Vocabulary:
-    """Load the vocabulary of a model folder; return an empty one if it cannot be read.
+    """Return the vocabulary of a model folder; an empty vocabulary if it cannot be read.
 
     Loading takes some tenths of a second. Decoding is quick.
     """

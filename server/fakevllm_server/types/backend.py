@@ -63,10 +63,11 @@ class Call:
 
     @property
     def is_trained(self) -> Sequence[bool]:
-        """For each response token, whether it is in the loss and in the loss's denominators.
+        """List with a boolean for each response token: whether the token is in the loss and in the
+        loss's denominators.
 
-        A forced token, which was the only token that could be sampled at its position, is in
-        neither.
+        A forced token, which was the only token that could be sampled at its position, is not in
+        the loss and not in the denominators.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -150,20 +151,21 @@ class Endpoint:
 
 
 class BackendError(Exception):
-    """An action of an engine failed. The message names the engine and the reason."""
+    """Error for a failed action of an engine. The message names the engine and the reason."""
 
 
 class ActionFailed(BackendError):
-    """A running engine reported that an action failed. The engine continues to run and to serve."""
+    """Error that a running engine reported for an action. The engine continues to run and to
+    serve."""
 
 
 class BackendRefused(BackendError):
-    """An engine cannot start, or cannot take its job, and a retry does not help. The user must fix
-    the cause that the message names."""
+    """Error for an engine that cannot start or cannot take its job, even after a retry. The user
+    must fix the cause that the message names."""
 
 
 class Rollout(Protocol):
-    """An engine that samples, as the server sees it."""
+    """Interface of an engine that samples, as the server uses it."""
 
     async def launch(self) -> Endpoint:
         """Start the engine and return its address."""
@@ -181,14 +183,14 @@ class Rollout(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until the engine has died or hangs, then return the known cause."""
+        """Wait until the engine has died or hangs. Return the cause if it is known."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Trainer(Protocol):
-    """An engine that updates the weights, as the server sees it."""
+    """Interface of an engine that updates the weights, as the server uses it."""
 
     async def launch(self) -> object: ...
     async def boot(self, job: TrainJob) -> None:
@@ -196,15 +198,15 @@ class Trainer(Protocol):
         ...
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        """Update the weights from one batch."""
+        """Update the weights from one batch, and return the metrics of the step."""
         ...
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
         """Return the log-probabilities of each call's trained response tokens under `policy`.
 
-        They are taken under the distribution that the tokens were sampled from: at the call's
-        temperature, over each token's set of allowed tokens. This method is needed only for jobs
-        with `use_kl_in_reward`. A trainer without this method refuses such a job in `boot`.
+        The probabilities are taken under the distribution that the tokens were sampled from: at the
+        call's temperature, over each token's set of allowed tokens. This method is needed only for
+        jobs with `use_kl_in_reward`. A trainer without this method refuses such a job in `boot`.
         """
         ...
 
@@ -217,7 +219,7 @@ class Trainer(Protocol):
         ...
 
     async def restore(self, folder: Path) -> None:
-        """Continue from the checkpoint in `folder`."""
+        """Load the checkpoint in `folder` and continue from it."""
         ...
 
     async def health(self) -> bool:
@@ -225,7 +227,7 @@ class Trainer(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until the trainer has died or hangs, then return the known cause."""
+        """Wait until the trainer has died or hangs. Return the cause if it is known."""
         ...
 
     async def close(self) -> None: ...
@@ -233,7 +235,8 @@ class Trainer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendStart:
-    """Result of `Backend.start`."""
+    """Result of starting the engines: the address of the rollout engine, and the state of the
+    trainer."""
 
     endpoint: Endpoint
     """Address of the rollout engine. If the engine was already running, this is the same object as
@@ -247,7 +250,7 @@ class BackendStart:
 
 
 class Backend(Protocol):
-    """A rollout engine and the trainer of its weights."""
+    """Interface of a rollout engine together with the trainer of its weights."""
 
     @property
     def trainer(self) -> Trainer: ...
@@ -257,7 +260,7 @@ class Backend(Protocol):
         ...
 
     async def is_sampling(self) -> bool:
-        """Return whether the rollout engine answers calls; the trainer does not matter."""
+        """Return whether the rollout engine answers calls. The trainer may be down."""
         ...
 
     async def publish(self, version: int) -> None:
@@ -268,7 +271,7 @@ class Backend(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until an engine has died, then return the known cause."""
+        """Wait until an engine has died. Return the cause if it is known."""
         ...
 
     async def close(self) -> None: ...
@@ -278,8 +281,8 @@ class Backend(Protocol):
 
 
 class TokenEngine(Protocol):
-    """An engine that samples tokens for a prompt of token ids. It has the tokenizer and the chat
-    template. It knows nothing of HTTP.
+    """An engine that samples tokens for a prompt of token ids. The engine has the tokenizer and the
+    chat template. The engine knows nothing of HTTP.
 
     `render`, `check`, `encode`, `decode` and `token_strings` may be called from any thread, also at
     the same time.
@@ -341,7 +344,7 @@ class TokenEngine(Protocol):
 
 
 class TrainEngine(Protocol):
-    """The training half of an engine's process."""
+    """Interface of the training half of an engine's process."""
 
     async def boot(self, job: TrainJob) -> str | None:
         """Prepare the engine for a job.
@@ -352,15 +355,16 @@ class TrainEngine(Protocol):
         ...
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        """Update the weights from one batch."""
+        """Update the weights from one batch, and return the metrics of the step."""
         ...
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        """Return the log-probabilities of each call's trained tokens; see `Trainer.log_probs`."""
+        """Return the log-probabilities of each call's trained response tokens, as
+        `Trainer.log_probs` does."""
         ...
 
     async def publish(self, version: int) -> None:
-        """Sample with the trainer's weights from now on, as `version`."""
+        """Serve the trainer's present weights from now on, as `version`."""
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
@@ -377,5 +381,5 @@ class TrainEngine(Protocol):
         ...
 
     async def restore(self, folder: Path) -> None:
-        """Continue from the checkpoint in `folder`."""
+        """Load the checkpoint in `folder` and continue from it."""
         ...

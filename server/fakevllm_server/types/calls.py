@@ -33,7 +33,7 @@ class VersionSpan:
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """One LLM call as the engine reported it."""
+    """One LLM call: the tokens and their log-probabilities, as the engine reported them."""
 
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
@@ -42,7 +42,7 @@ class RecordedCall:
     temperature: float
     finish_reason: str | None
     untrainable: str | None
-    """Reason why the call must not be trained on; None if it may be."""
+    """Reason why the call must not be trained on; None if the call may be trained on."""
     allowed: TokenMasks | None = None
     """The set that each response token was sampled from; None: the whole vocabulary. The trainer
     gets the sets. The proxy does not get them, because the ledger does not need them and they may
@@ -64,7 +64,7 @@ class RecordedCall:
         return min((span.version for span in self.versions), default=0)
 
     def to_wire(self) -> CapturedCall:
-        """Return the call as the proxy gets it, without `allowed`."""
+        """Return the call in the form that the proxy gets, without the sets of allowed tokens."""
         return CapturedCall(
             prompt_ids=pack_ids(self.prompt_ids),
             response_ids=pack_ids(self.response_ids),
@@ -123,7 +123,7 @@ class ScoredEpisode:
 
     @property
     def trains(self) -> bool:
-        """Whether the episode has a reward and at least one trainable call."""
+        """Whether the episode has a reward and at least one call that may be trained on."""
         return self.reward is not None and any(call.untrainable is None for call in self.calls)
 
     @property
@@ -138,7 +138,8 @@ TASK = "task:"
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """A group whose episodes have ended. Their rewards are compared with each other."""
+    """A group whose episodes have ended. The rewards of the episodes are compared with each
+    other."""
 
     group_id: str
     episodes: Sequence[ScoredEpisode]
@@ -150,7 +151,7 @@ class FinishedGroup:
 
     @property
     def task_id(self) -> str:
-        """Task id of an active task's group; for any other group, the group id."""
+        """Id of the task if the group belongs to an active task; otherwise, the id of the group."""
         name, _, _ = self.group_id.rpartition("#")
         return name.removeprefix(TASK) if name.startswith(TASK) else self.group_id
 
@@ -176,12 +177,12 @@ class FinishedGroup:
 
     @property
     def scored(self) -> list[ScoredEpisode]:
-        """The episodes with a reward."""
+        """The episodes of the group that have a reward."""
         return [episode for episode in self.episodes if episode.reward is not None]
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of `scored`, in the same order."""
+        """The rewards of the scored episodes, in the order of `scored`."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
 
 

@@ -15,9 +15,10 @@ EXIT_CODE = 137
 
 
 def exit_at(spec: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
-    """Return a function for `on_pass` that ends the process at one crash point.
+    """Return a function for `on_pass`, which ends the process when a crash point is passed.
 
-    `spec` is `LABEL` or `LABEL:PASS_NUMBER`. `before` is called just before the process ends.
+    `spec` names the crash point as `LABEL` or `LABEL:PASS_NUMBER`. `before` is called just before
+    the process ends.
     """
     target, _, pass_number = spec.partition(":")
     passes_left = int(pass_number or 1)

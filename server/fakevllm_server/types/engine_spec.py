@@ -40,7 +40,7 @@ class EngineSpec:
 
     @property
     def role(self) -> str:
-        """Prefix for the names of the engine's log file and socket."""
+        """Prefix of the names of the engine's log file and socket: the role of the engine."""
         return "trainer" if self.train_only else "engine"
 
     @property
@@ -73,7 +73,8 @@ class EngineSpec:
         return path
 
     def remove_socket(self, path: Path) -> None:
-        """Delete a socket from `new_socket`, and its temporary folder if it has one."""
+        """Delete a socket that `new_socket` named. Also delete its temporary folder if it has
+        one."""
         path.unlink(missing_ok=True)
         if path.parent != self.run_dir.resolve():
             # The user may have deleted the temporary folder already.

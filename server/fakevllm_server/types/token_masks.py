@@ -1,4 +1,4 @@
-"""For each token of a response, the set of tokens that it was sampled from. Pure.
+"""Token masks: for each token of a response, the set of tokens from which it was sampled. Pure.
 
 A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. A trainer
 that renormalises over the same part computes the probability that the engine sampled with.
@@ -33,7 +33,7 @@ CACHE_SIZE = 256
 
 @lru_cache(CACHE_SIZE)
 def packed(bits: bytes) -> bytes:
-    """Pack a bitmap of token ids; the lowest bit of the first byte is token 0.
+    """Return the packed set of a bitmap of token ids; the lowest bit of the first byte is token 0.
 
     >>> unpacked(packed(bytes([0b101, 0])))
     b'\\x05'
@@ -58,7 +58,7 @@ def unpacked(packed_set: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """For each token of one response, the set of tokens that it was sampled from.
+    """The sets of tokens from which the tokens of one response were sampled.
 
     >>> allowed = TokenMasks.from_packed_sets(
     ...     [None, packed(bytes([0b110])), packed(bytes([0b100]))]
@@ -74,8 +74,8 @@ class TokenMasks:
 
     @staticmethod
     def from_packed_sets(packed_sets: Sequence[bytes | None]) -> TokenMasks:
-        """Create masks from a list with one packed set for each token. None in the list stands for
-        the whole vocabulary."""
+        """Create masks from a list with one packed set for each token. None in the list means the
+        whole vocabulary."""
         table: dict[bytes, int] = {}
         indices = [
             WHOLE if packed_set is None else table.setdefault(packed_set, len(table))
@@ -85,7 +85,7 @@ class TokenMasks:
 
     @property
     def sizes(self) -> list[int]:
-        """Number of tokens in each of `sets`."""
+        """Number of tokens in each of the sets in `sets`."""
         return [int.from_bytes(packed_set[:SIZE_BYTES], "little") for packed_set in self.sets]
 
     @property
@@ -95,7 +95,8 @@ class TokenMasks:
 
     @property
     def is_forced(self) -> list[bool]:
-        """For each token of the response, whether no other token was allowed at its position.
+        """List with a boolean for each token of the response: whether no other token was allowed at
+        the token's position.
 
         Nothing can be learned from a forced token.
         """
@@ -122,7 +123,7 @@ class TokenMasks:
     def from_engine_answer(wire: Any, ids: Sequence[int]) -> TokenMasks | None:
         """Parse the masks in an engine's answer for the response `ids`.
 
-        Return None unless `wire` has a set for each position and each token is in the set for its
+        Return None if `wire` lacks a set for a position, or if a token is not in the set for its
         position.
         """
         try:
@@ -150,7 +151,7 @@ class TokenMasks:
 
 
 def _size_bytes(bits: bytes) -> bytes:
-    """Return the number of set bits as `SIZE_BYTES` bytes."""
+    """Return the number of set bits in a bitmap, encoded as `SIZE_BYTES` bytes."""
     return int.from_bytes(bits).bit_count().to_bytes(SIZE_BYTES, "little")
 
 

@@ -1,4 +1,4 @@
-"""Records which weight versions sampled which call, for engines that do not report it.
+"""Records which weight versions sampled which call, for engines that do not report the versions.
 
 While the weights change, new calls wait and are not refused. If a running call does not finish
 within the time limit for the change, the weights change while the call runs. The call is then
@@ -30,12 +30,12 @@ class CallStamp:
 
 
 class GateAbandoned(Exception):
-    """Raised for a call at the gate of an engine that has been replaced or stopped. The next engine
+    """Error for a call at the gate of an engine that has been replaced or stopped. The next engine
     has its own gate."""
 
 
 class WeightGate:
-    """A gate in front of one engine that calls pass and that a change of weights closes."""
+    """A gate in front of one engine. Calls pass the gate, and a change of weights closes it."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -53,10 +53,11 @@ class WeightGate:
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Wait until the gate is open, then stamp one call while the block runs.
+        """Wait until the gate is open, then record the weight versions of one call while the `with`
+        block runs.
 
-        The block lasts from the call's first byte to its last. Raises GateAbandoned if the engine
-        is gone.
+        The block must last from the call's first byte to its last byte. Raises GateAbandoned if the
+        engine has been replaced or stopped.
         """
         while not (self._open.is_set() or self._is_abandoned):
             await self._open.wait()
@@ -77,7 +78,7 @@ class WeightGate:
     async def change(
         self, version: int, bound_s: float, prepare: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[None]:
-        """Close the gate while the block changes the weights to `version`.
+        """Close the gate while the `with` block changes the weights to `version`.
 
         The gate first waits until no call is running, but at most `bound_s` seconds. Then it awaits
         `prepare`, and then the block starts. If the wait or `prepare` fails, the weights and the
@@ -106,7 +107,7 @@ class WeightGate:
         self._open.set()
 
     def abandon(self) -> None:
-        """Mark the engine as gone. Waiting and later calls raise GateAbandoned."""
+        """Mark the engine as replaced or stopped. Waiting and later calls raise GateAbandoned."""
         self._is_abandoned = True
         self._open.set()
 

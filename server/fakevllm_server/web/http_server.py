@@ -1,4 +1,5 @@
-"""HTTP server of the swarm server's process: its socket, its limit of open files, and its stop."""
+"""HTTP server of the swarm server's process: its socket, its limit on open files, and its
+shutdown."""
 
 from __future__ import annotations
 
@@ -32,8 +33,9 @@ def serve(
 
     With `until_stdin_closes` the server also stops when its standard input closes, which happens if
     its parent process dies. `listen_fd` is the file descriptor of a socket on which the parent
-    process listens already; None binds the configured host and port. Raises ConfigError if the
-    address or the run directory cannot be used, and SystemExit if the journal broke.
+    process listens already; None means that the server binds the configured host and port. Raises
+    ConfigError if the address or the run directory cannot be used, and SystemExit if the journal
+    can no longer be written.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

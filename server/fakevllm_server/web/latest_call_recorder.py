@@ -81,7 +81,8 @@ class LatestCall:
         return b'{"input":%b,"output":%b%b}' % (call.request.as_json(), output, kind)
 
     def record(self, app: AsgiApp, format_name: str) -> AsgiApp:
-        """Wrap the endpoint of a wire format so that its answered calls are kept here."""
+        """Return the endpoint of a wire format, wrapped so that its latest answered call is kept
+        here."""
 
         async def recording_app(scope: Scope, receive: Receive, send: Send) -> None:
             request, response = _Recording(), _Recording()
@@ -113,6 +114,7 @@ def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def _event_list(raw: bytes) -> bytes:
-    """Return the data of a stream's events as a JSON list. Each event is copied as it is."""
+    """Return the data of a stream's events as a JSON list, with the data of each event
+    unchanged."""
     events = [data_of(event) for event in SseDecoder().feed(raw)]
     return b"[" + b",".join(data for data in events if data is not None) + b"]"

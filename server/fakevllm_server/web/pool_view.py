@@ -56,7 +56,7 @@ def pool_information(state: ServerState) -> PoolInformation:
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """Return the pool's episodes by task id. Each group of passive traffic is its own task."""
+    """Return the pool's episodes by task id. Each group of passive traffic counts as a task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes

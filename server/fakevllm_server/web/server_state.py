@@ -57,7 +57,8 @@ until its stop."""
 class ServerState:
     """Configuration, engine, job, journal and training loop of one server process.
 
-    Raises ConfigError on creation if the run directory, the model or the journal cannot be used.
+    The constructor raises ConfigError if the run directory, the model or the journal cannot be
+    used.
     """
 
     config: ServerConfig
@@ -166,7 +167,7 @@ class ServerState:
             return True
 
     async def start_engine(self) -> None:
-        """Begin to boot the engine. The caller holds `engine_lock`.
+        """Begin to boot the engine. The caller must hold `engine_lock`.
 
         Raises ConfigError if the job's model cannot be loaded, and JournalError if the start cannot
         be recorded.
@@ -238,7 +239,7 @@ class ServerState:
 
     @property
     def backlog(self) -> float:
-        """Number of batches that the groups and episodes waiting to be trained make up.
+        """Number of batches that the waiting groups and episodes make up.
 
         The number is at least 1 if a step is due or will be retried. The batch of a running step
         does not count.
@@ -251,7 +252,7 @@ class ServerState:
 
     @property
     def detail(self) -> str | None:
-        """Message about a problem of the engine or the journal; None without a problem."""
+        """Message about a problem of the engine or the journal; None if there is no problem."""
         error = self.journal.error
         if self._pending_start is not None and not self._pending_start.done():
             cause = error or "the disk is slow"
@@ -261,11 +262,12 @@ class ServerState:
     @property
     def is_healthy(self) -> bool:
         """Whether the server answers calls, or could start an engine that does. While the journal
-        cannot be written, no engine can be started, but a running one goes on serving."""
+        cannot be written, no engine can be started, but a running engine continues to serve."""
         return self.engine.is_serving or self.journal.error is None
 
     def notify_loop(self) -> None:
-        """Let the training loop look at the pool again."""
+        """Wake the training loop, so that it checks whether the pool has enough groups for a
+        step."""
         if self._loop is not None:
             self._loop.notify()
 
@@ -310,8 +312,7 @@ class ServerState:
         return unavailable(message, OutageReason.ENGINE_NOT_READY)
 
     async def connect(self, endpoint: Endpoint) -> None:
-        """Send calls to a new engine, which answers at `endpoint`, and close the client of the
-        previous engine."""
+        """Send calls to a new engine at `endpoint`, and close the client of the previous engine."""
         client = EngineClient(endpoint)
         await client.fetch_version()
         previous, self.engine_client = self.engine_client, client
@@ -320,7 +321,7 @@ class ServerState:
         self._folder.record_model(self.config.trainer_name, self.model)
 
     def _find_model(self, model: str | None) -> str | None:
-        """Return the folder or name that the engine loads for `model`.
+        """Return the model folder or hub name that the engine loads for the setting `model`.
 
         Raises ConfigError if there is no such model, or if the run directory belongs to another
         model.
@@ -330,8 +331,8 @@ class ServerState:
         return path
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Return the specs of the rollout engine and of the trainer. The server's own flags take
-        precedence over the job's settings."""
+        """Return the settings with which the rollout engine and the trainer are started. The
+        server's own flags take precedence over the job's settings."""
         config = self.config
         model = config.model_for(job.model)
         if model is None and config.trainer_name != "fake":
@@ -364,8 +365,8 @@ class ServerState:
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
     """Close the client of an engine that has been replaced or stopped.
 
-    Calls that wait at its gate then look for the next engine. If only the endpoint of the engine is
-    new, the gate stays the same, and calls keep waiting there.
+    Calls that wait at the engine's gate then look for the next engine. If the engine only got a new
+    endpoint, the gate stays the same, and calls keep waiting there.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

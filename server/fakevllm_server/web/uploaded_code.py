@@ -34,7 +34,7 @@ _NOT_A_ZIP = "Uploaded file is not a valid zip file."
 
 
 class BadArchive(Exception):
-    """The zip file is refused. The message is sent to the client."""
+    """Error for a zip file that is refused. The message is sent to the client."""
 
 
 def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
@@ -54,10 +54,10 @@ def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
 
 
 def check(members: Sequence[zipfile.ZipInfo]) -> None:
-    """Check the members' paths, types and sizes.
+    """Check the paths, types and sizes of the files in the zip file.
 
-    The declared sizes can be trusted as limits, because zipfile never unpacks more than a member
-    declares. Raises BadArchive.
+    The declared sizes can be trusted as limits, because zipfile never unpacks more than a file
+    declares. Raises BadArchive if a check fails.
     """
     if len(members) > MAX_MEMBERS:
         raise BadArchive(f"The zip file has more than {MAX_MEMBERS} members.")

@@ -14,8 +14,8 @@ from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.vllm_versions import Dialect
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-"""The stop_reason of each finish_reason; any other has none. A stop string ends with `end_turn`
-too."""
+"""The stop_reason for each finish_reason. Any other finish_reason has no stop_reason. An answer
+that ended at a stop string has `end_turn` too."""
 
 _ERROR_TYPES = {
     401: "authentication_error",

@@ -24,7 +24,7 @@ PASSED_ON = (
 )
 """Fields with the same meaning in both formats, copied to the chat request."""
 PASSED_ON_NEW = ("min_p", "stop_token_ids", "spaces_between_special_tokens", "session_id")
-"""Further such fields in new versions of vLLM."""
+"""Further fields that are copied to the chat request in new versions of vLLM."""
 LOGPROBS = "message.output_text.logprobs"
 
 Include = Literal[

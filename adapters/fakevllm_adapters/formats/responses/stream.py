@@ -149,7 +149,8 @@ class _CallItem:
         self, index: int, dialect: Dialect, call_index: int, call_id: str, name: CallName
     ) -> None:
         self.call_index = call_index
-        """Index of the call among the answer's calls. The deltas identify the call by it."""
+        """Index of the call among the answer's calls. The deltas identify the call by this
+        index."""
         self._id = new_id("fc_" if dialect.prefixes_streamed_ids else "")
         self._call_id = call_id
         self._name = name

@@ -140,9 +140,9 @@ class FakeEngine:
     def _sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, text: str | None
     ) -> list[Token]:
-        """Return the tokens of the answer with their log-probabilities. The tokens are those of
-        `text`, each with probability 1. If `text` is None, the answer "yes." or "no." is sampled.
-        """
+        """Return the tokens of the answer with their log-probabilities. If `text` is a string, the
+        answer consists of the tokens of this string, each with probability 1. If `text` is None,
+        the answer "yes." or "no." is sampled."""
         theta = _biased_logit(self._sampler_theta, sampling, prompt_ids)
         p = _p_yes(theta, sampling.temperature)
         yes = self._random(prompt_ids, sampling.seed).random() < p

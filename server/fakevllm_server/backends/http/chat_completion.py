@@ -1,5 +1,5 @@
-"""One chat completions request on a TokenEngine: from the validated body to the answer or the
-chunks that vLLM would write."""
+"""The execution of one chat completions request on a TokenEngine. The input is the validated body.
+The output is the answer or the stream chunks that vLLM would write."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _EMPTY_DELTA: Json = {}
 
 
 class ChatCompletion:
-    """One chat completions request, answered once: by `answer` or by `chunks`.
+    """One chat completions request. Call either `answer` or `chunks`, once, to sample the answer.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -69,7 +69,7 @@ class ChatCompletion:
         )
 
     async def answer(self) -> Json:
-        """Sample all choices to their end, and return the body of the answer."""
+        """Sample all choices of the request to their end, and return the response body."""
         await run_all([drain(self._pieces(choice)) for choice in self._choices])
         choices = [self._finished_choice(choice) for choice in self._choices]
         return self._writer.completion(choices, self._usage(), self._requested_prompt_ids())
@@ -117,8 +117,8 @@ class ChatCompletion:
         return finished
 
     def _set_tool_calls_reason(self, choice: SampledChoice, has_tool_call: bool) -> None:
-        """Replace the finish reason "stop" by "tool_calls" if a tool is called. As in OpenAI's API,
-        a call that `tool_choice` forced by the tool's name keeps "stop"."""
+        """Replace a choice's finish reason "stop" by "tool_calls" if the choice calls a tool. As in
+        OpenAI's API, the reason stays "stop" if `tool_choice` names the tool."""
         is_stop = choice.finish_reason == "stop"
         if has_tool_call and is_stop and self._request.named_tool is None:
             choice.finish_reason = "tool_calls"
@@ -139,8 +139,8 @@ class ChatCompletion:
         return self._with_usage(chunk, len(choice.tokens))
 
     def _with_usage(self, chunk: Json, num_sampled: int) -> Json:
-        """Return `chunk` with the choice's usage so far, if the request has
-        `continuous_usage_stats`. As in vLLM, the key follows `choices`."""
+        """Return the chunk, with the choice's token usage so far if the request has
+        `continuous_usage_stats`. As in vLLM, the key `usage` follows the key `choices`."""
         if not self._request.wants_continuous_usage:
             return chunk
         usage = usage_counts(len(self._prompt_ids), num_sampled) | {

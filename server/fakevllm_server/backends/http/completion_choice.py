@@ -1,6 +1,7 @@
 """Sampling of one choice on a TokenEngine: its text piece by piece, and the reason why it ended.
 
-The functions `requested_…` return what a request asks to be reported about the choice's tokens.
+The functions `requested_…` return optional fields about the choice's tokens, if the request has the
+parameter for the field.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Piece:
 
 @dataclass(slots=True)
 class SampledChoice:
-    """Tokens and text of one choice so far. Sampling the choice updates it."""
+    """The tokens and the text of one choice that have been sampled so far. `sample_choice` updates
+    this object."""
 
     index: int
     tokens: list[Token] = field(default_factory=list[Token])
@@ -51,7 +53,8 @@ async def sample_choice(
     sampling: Sampling,
     choice: SampledChoice,
 ) -> AsyncGenerator[Piece]:
-    """Yield the pieces of one choice, and add each piece to `choice`.
+    """Sample one choice. Yield the text and tokens of each engine iteration as a Piece, and add
+    each piece to `choice`.
 
     Sampling ends at the end-of-sequence token, at a stop string or stop id, or at the token limit.
     """
@@ -87,7 +90,7 @@ async def sample_choice(
 
 
 def requested_token_ids(request: ChatRequest, tokens: Sequence[Token]) -> list[int] | None:
-    """Return the ids of `tokens` if the request has `return_token_ids`, else None."""
+    """Return the token ids of `tokens` if the request has `return_token_ids`, else None."""
     return [token.id for token in tokens] if request.return_token_ids else None
 
 
@@ -102,7 +105,8 @@ def requested_allowed_sets(
 ) -> Json | None:
     """Return the allowed token set at each position, packed for JSON.
 
-    Return None if the request does not ask for the sets, or if the engine cannot report them.
+    Return None if the request does not ask for the allowed token sets, or if the engine cannot
+    report them.
     """
     if not (engine.reports_allowed and request.requests_allowed_tokens):
         return None
@@ -110,8 +114,8 @@ def requested_allowed_sets(
 
 
 def _version_spans(tokens: Sequence[Token]) -> list[Json]:
-    """Return the runs of tokens that the same weights sampled, as `{version, start, end}` with
-    token positions [start, end)."""
+    """Return ranges of consecutive tokens that the same weights sampled. Each range is `{version,
+    start, end}`: the version of the weights, and the token positions [start, end)."""
     spans: list[Json] = []
     for at, token in enumerate(tokens):
         if not spans or spans[-1]["version"] != token.version:

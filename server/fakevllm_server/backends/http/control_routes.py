@@ -52,12 +52,13 @@ class ControlRoutes:
         ]
 
     async def info(self, request: Request) -> Response:
-        """Return the engine's model name, context length and default sampling parameters. If the
-        process does not sample, these values are empty."""
+        """Return the engine's model name, context length and default sampling parameters as JSON.
+        If the process does not sample, these values are empty."""
         return _json(self._info)
 
     async def run_action(self, request: Request) -> Response:
-        """Run the action that the path names, and return its result as JSON."""
+        """Run the trainer action that the request path names, and return the action's result as
+        JSON."""
         try:
             body: Json = orjson.loads(await request.body())
             return _json(await self._run(request.path_params["action"], body) or {})

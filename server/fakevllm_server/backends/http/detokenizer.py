@@ -1,4 +1,5 @@
-"""Incremental text of an answer: token ids to text, and the cut at a stop string. Pure."""
+"""Incremental conversion of an answer's token ids to text, and the cut of the text at a stop
+string."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """Turns token ids into text step by step, and holds back bytes that are not yet a whole
-    character.
+    """Converter of token ids to text, step by step. Bytes that are not yet a whole character are
+    held back.
 
-    Each step decodes only the ids after the text that is already returned, so a long answer costs
-    linear time. A few earlier ids are decoded again as context, because some tokenizers decode a
+    Each step decodes only ids whose text has not been returned yet, so the time for a long answer
+    grows linearly. A few earlier ids are decoded again as context, because some tokenizers decode a
     token differently at the start of a text.
     """
 
@@ -23,7 +24,8 @@ class Detokenizer:
         self._num_returned = 0
 
     def push(self, ids: Sequence[int], *, is_last: bool = False) -> str:
-        """Return the text that `ids` add to the answer. With `is_last`, nothing is held back."""
+        """Return the text that `ids` add to the answer. If `is_last` is true, no bytes are held
+        back."""
         self._ids.extend(ids)
         before = self._decode(self._ids[self._context_start : self._num_returned])
         after = self._decode(self._ids[self._context_start :])
@@ -34,8 +36,8 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Cuts a text at the first stop string, and holds back an end of the text that may be the
-    beginning of a stop string.
+    """Scanner that cuts a text at the first stop string. If the end of the text so far may be the
+    beginning of a stop string, the scanner holds this end back.
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.push("abcE"), scanner.push("Nd"), scanner.flush()
@@ -43,8 +45,8 @@ class StopScanner:
     """
 
     def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
-        """Scan for `stops`. With `includes_stop` the text ends with the stop string, otherwise
-        before it."""
+        """Create a scanner for the stop strings `stops`. If `includes_stop` is true, the text ends
+        after the stop string, otherwise before the stop string."""
         self._stops = [stop for stop in stops if stop]
         self._includes_stop = includes_stop
         self._num_held = max((len(stop) for stop in self._stops), default=1) - 1
@@ -53,8 +55,9 @@ class StopScanner:
         """The stop string that was found."""
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
-        """Return the text that cannot become part of a stop string any more. If `is_armed` is
-        false, stop strings in `text` have no effect, and the whole text is returned."""
+        """Add `text`, and return the text so far that cannot be part of a stop string and has not
+        been returned yet. If `is_armed` is false, stop strings in `text` have no effect, and all
+        text is returned."""
         self._pending += text
         if not is_armed:
             return self.flush()
@@ -71,6 +74,7 @@ class StopScanner:
         return out
 
     def flush(self) -> str:
-        """Return the text that is held back."""
+        """Return the rest of the text, which was held back. Call this method at the end of the
+        answer."""
         out, self._pending = self._pending, ""
         return out

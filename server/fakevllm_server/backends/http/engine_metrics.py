@@ -1,5 +1,5 @@
-"""Prometheus metrics of an engine: the metrics of vLLM that autoscalers and dashboards read, by
-vLLM's names."""
+"""Prometheus metrics of an engine under vLLM's names. They are the vLLM metrics that autoscalers
+and dashboards read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LATENCY_BUCKETS = (
 
 
 class EngineMetrics:
-    """The metrics of one engine, in their own registry."""
+    """The Prometheus metrics of one engine, in a registry of their own."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self.num_in_flight = 0
@@ -71,7 +71,7 @@ class EngineMetrics:
         )
 
     def page(self) -> bytes:
-        """Return the metrics in Prometheus' text format."""
+        """Return all metrics of the engine in Prometheus' text format, as the body of /metrics."""
         return self._series.page()
 
 
@@ -93,7 +93,7 @@ class _Series:
         return counter.labels(*self._labels)
 
     def counter_by_finish_reason(self, name: str, help: str) -> dict[str, Counter]:
-        """Return a counter for each finish reason."""
+        """Return a new counter for each finish reason, by the reason."""
         labels = (*LABELS, "finished_reason")
         counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
         return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}

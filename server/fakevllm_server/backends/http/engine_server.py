@@ -38,8 +38,8 @@ def serve(
     """Serve HTTP on `socket` until SIGTERM, or until standard input closes.
 
     The swarm server holds the other end of standard input, so a closed input means that the swarm
-    server has died. With `engine` None, the process does not sample. `on_close` runs at the end,
-    also after an error.
+    server has died. If `engine` is None, the process does not sample. `on_close` runs when serving
+    ends, also after an error.
     """
     threads = PreparationThreads()
     config = uvicorn.Config(
@@ -73,8 +73,8 @@ async def _serve_until_stdin_closes(server: uvicorn.Server) -> None:
 def create_app(
     engine: TokenEngine | None, trainer: TrainEngine, threads: PreparationThreads
 ) -> Starlette:
-    """Return the ASGI app of an engine's process. Without an `engine` it has no vLLM routes except
-    /health. `threads` prepare the requests."""
+    """Return the ASGI app of an engine's process. If `engine` is None, the app has no vLLM routes
+    except /health. `threads` are the threads that prepare requests."""
     public = [] if engine is None else PublicRoutes(engine, threads).routes()
     return Starlette(
         routes=[*public, get_route("/health", _health), *ControlRoutes(engine, trainer).routes()],
@@ -88,7 +88,7 @@ async def _health(request: Request) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Return a 404 or a 405 with the body that FastAPI writes for vLLM."""
+    """Return an error response (404 or 405) with the same body as vLLM, which uses FastAPI."""
     assert isinstance(error, HTTPException)
     return Response(
         orjson.dumps({"detail": error.detail}),

@@ -1,4 +1,5 @@
-"""Several choices of one request at the same time: run all, or merge their streams."""
+"""Sampling of several choices of one request at the same time: run all choices to their end, or
+merge the streams of the choices."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ T = TypeVar("T")
 
 
 async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all `choices` to their end. If one choice fails, cancel all other choices and raise the
-    error of the failed choice."""
+    """Run all `choices` at the same time until all have ended. If one choice fails, cancel all
+    other choices and raise the error of the failed choice."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for choice in choices:
@@ -24,7 +25,7 @@ async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def drain(stream: AsyncGenerator[object]) -> None:
-    """Read `stream` to its end, and close it."""
+    """Read all items of `stream`, ignore them, and close the stream."""
     async with aclosing(stream):
         async for _ in stream:
             pass
@@ -33,7 +34,8 @@ async def drain(stream: AsyncGenerator[object]) -> None:
 async def stream_all(
     choices: Sequence[AsyncGenerator[Json]], usage_chunk: Callable[[], Json] | None
 ) -> AsyncGenerator[Json]:
-    """Yield the chunks of all choices as they arrive, then the usage chunk if there is one."""
+    """Yield the chunks of all choices in order of arrival. Afterwards yield the usage chunk, if the
+    request has one."""
     async with aclosing(_merge(choices)) as chunks:
         async for chunk in chunks:
             yield chunk
@@ -42,7 +44,7 @@ async def stream_all(
 
 
 async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """Yield the items of all streams as they arrive.
+    """Yield the items of all streams in order of arrival.
 
     Closing the merged stream closes all streams. The error of one stream is raised after the other
     streams have ended.
@@ -66,7 +68,8 @@ async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
 
 
 async def _pump(stream: AsyncGenerator[T], queue: asyncio.Queue[tuple[T] | None]) -> None:
-    """Put the items of `stream` into `queue`, each in a tuple, then None."""
+    """Put each item of `stream` into `queue`, as a tuple of one item. After the last item, put
+    None."""
     try:
         async with aclosing(stream):
             async for item in stream:

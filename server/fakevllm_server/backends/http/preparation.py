@@ -33,9 +33,11 @@ class PreparationThreads:
         self._num_preparing = 0
 
     async def run(self, num_bytes: int, function: Callable[[], Result]) -> Result:
-        """Run `function`, which prepares a request with a body of `num_bytes`, on its thread.
+        """Run `function`, which prepares one request, on the thread for bodies of `num_bytes`
+        bytes. Return the function's result.
 
-        A cancelled call leaves the queue. Raises WireError (503) if too many requests wait.
+        If this call is cancelled while the request waits, the request leaves the queue. Raises
+        WireError (503) if too many requests wait.
         """
         if self._num_preparing >= MAX_PREPARING:
             raise unavailable("Too many requests are waiting.", OutageReason.ENGINE_BUSY)
@@ -47,6 +49,6 @@ class PreparationThreads:
             self._num_preparing -= 1
 
     def close(self) -> None:
-        """Stop the threads. A request that is being prepared is not waited for."""
+        """Stop the threads, without waiting for a request that is being prepared."""
         for thread in (self._short, self._long):
             thread.shutdown(wait=False, cancel_futures=True)

@@ -1,5 +1,5 @@
-"""Sampling parameters of a request: the values in the request, then the engine's defaults, then
-vLLM's defaults."""
+"""Sampling parameters of a request. Each parameter is the value in the request, or else the
+engine's default, or else vLLM's default."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ MAX_LOGIT_BIAS = 100.0
 
 
 def check_model(engine: TokenEngine, name: str | None) -> None:
-    """Check that a request's model, if it names one, is the model that the engine serves.
+    """Check that the model name in a request, if there is one, is the model that the engine serves.
 
-    Raises WireError (404) for another name.
+    Raises WireError (404) for another model name.
     """
     if name not in (None, engine.model_name):
         raise unknown_model(name or "", engine.model_name)
 
 
 def sampling_for_request(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:
-    """Return how to sample one choice of a request.
+    """Return the sampling parameters for one choice of a request.
 
-    `defaults` are the engine's default sampling parameters, which apply to parameters that the
-    request leaves out. Raises WireError (400) if the request's min_tokens exceeds `max_tokens`.
+    `defaults` are the engine's default values for parameters that the request leaves out. Raises
+    WireError (400) if the request's min_tokens exceeds `max_tokens`.
     """
 
     def setting(name: str, neutral: Any) -> Any:
@@ -70,8 +70,8 @@ def sampling_for_request(request: ChatRequest, defaults: Json, max_tokens: int) 
 
 
 def sampling_for_choice(sampling: Sampling, index: int) -> Sampling:
-    """Return the sampling of choice `index` of a prompt: as in vLLM, its seed is the request's seed
-    plus `index`."""
+    """Return the sampling parameters for the choice with number `index` of a prompt. As in vLLM,
+    the seed of the choice is the request's seed plus `index`."""
     if sampling.seed is None or index == 0:
         return sampling
     return replace(sampling, seed=sampling.seed + index)

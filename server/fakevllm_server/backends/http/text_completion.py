@@ -1,5 +1,5 @@
-"""One /v1/completions request on a TokenEngine: from the validated body to the answer or the chunks
-that vLLM would write."""
+"""The execution of one /v1/completions request on a TokenEngine. The input is the validated body.
+The output is the answer or the stream chunks that vLLM would write."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class EncodedPrompt:
 
 @dataclass(slots=True)
 class Continuation:
-    """One continuation of a prompt: one choice of the answer."""
+    """One sampled continuation of a prompt, which is one choice in the answer."""
 
     prompt: EncodedPrompt
     sampling: Sampling
@@ -63,7 +63,8 @@ class Continuation:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more tokens will be sampled. Text that was held back may still follow."""
+        """Whether sampling of the continuation has ended. Text that was held back may still
+        follow."""
         is_full = len(self.choice.tokens) >= self.sampling.max_tokens
         return is_full or self.choice.finish_reason == "stop"
 
@@ -83,12 +84,12 @@ class _PendingChunk:
         self.tokens.extend(piece.tokens)
 
     def next(self) -> _PendingChunk:
-        """Return the empty chunk that follows this chunk."""
+        """Return a new, empty chunk that begins where this chunk ends."""
         return _PendingChunk(self.num_chars_before + len(self.text), is_first=False)
 
 
 class TextCompletion:
-    """One /v1/completions request, answered once: by `answer` or by `chunks`.
+    """One /v1/completions request. Call either `answer` or `chunks`, once, to sample the answer.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -116,7 +117,7 @@ class TextCompletion:
         )
 
     async def answer(self) -> Json:
-        """Sample all choices to their end, and return the body of the answer."""
+        """Sample all choices of the request to their end, and return the response body."""
         await run_all([drain(self._pieces(each)) for each in self._continuations])
         choices = [self._whole_choice(each) for each in self._continuations]
         return self._writer.completion(choices, self._usage(self._continuations, self._prompts))
@@ -155,10 +156,10 @@ class TextCompletion:
         return sample_choice(self._engine, self._common, ids, sampling, continuation.choice)
 
     async def _chunks_of(self, continuation: Continuation) -> AsyncGenerator[Json]:
-        """Yield one chunk for each iteration of the engine.
+        """Yield the chunks of one continuation, one chunk for each engine iteration.
 
-        The last chunk contains the finish reason and the text that was held back, so it is yielded
-        after the end of sampling.
+        The last chunk contains the finish reason and the text that was held back. Therefore the
+        last chunk is yielded after the end of sampling.
         """
         pending = _PendingChunk()
         async with aclosing(self._pieces(continuation)) as pieces:

@@ -44,7 +44,8 @@ class _Detokenize(BaseModel):
 
 
 def tokenize(engine: TokenEngine, raw: bytes) -> Json:
-    """Return the answer to a /tokenize request with the body `raw`: a text, or a conversation.
+    """Return the response to a /tokenize request. `raw` is the request body, which contains a text
+    or a conversation.
 
     Raises WireError with vLLM's message for an invalid body.
     """
@@ -67,7 +68,8 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 
 def detokenize(engine: TokenEngine, raw: bytes) -> Json:
-    """Return the answer to a /detokenize request with the body `raw`.
+    """Return the response to a /detokenize request. `raw` is the request body, which contains token
+    ids.
 
     Raises WireError with vLLM's message for an invalid body.
     """
@@ -83,7 +85,8 @@ def detokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 
 def _check_text_bytes(engine: TokenEngine, text: str) -> None:
-    """Refuse a text that takes too long to tokenize. Raises WireError (400)."""
+    """Check the size of a text. Raises WireError (400) for a text that would take too long to
+    tokenize."""
     num_bytes = len(text.encode(errors="replace"))
     most = max(engine.max_prompt_bytes, MIN_TEXT_BYTES)
     if num_bytes > most:

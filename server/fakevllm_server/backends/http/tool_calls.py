@@ -1,5 +1,5 @@
-"""Tool calls in an answer's text: parsers that turn the text, as it is sampled, into the deltas of
-a stream. Pure.
+"""Parsers of the tool calls in an answer's text. While the text is sampled, a parser turns it into
+the deltas of a stream.
 
 The request decides which parser reads the answer:
 
@@ -7,7 +7,7 @@ The request decides which parser reads the answer:
 * tools, `tool_choice` auto: text with calls in Hermes format (`<tool_call>{…}</tool_call>`)
 * `tool_choice` required, or a named tool: an answer that the grammar restricts to JSON
 
-Each parser reads a stream piece by piece, and also a whole answer at once.
+Each parser can read the text piece by piece during a stream, or a whole answer at once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ParsedAnswer(NamedTuple):
-    """Content and tool calls of a whole answer."""
+    """The parsed text of a whole answer: content and tool calls."""
 
     content: str | None
     calls: list[Json]
@@ -39,21 +39,22 @@ class AnswerParser(Protocol):
     """Parser of the text of one choice."""
 
     def push(self, text: str) -> list[Json]:
-        """Return the deltas that are certain after `text`."""
+        """Read the next piece of the text. Return the stream deltas that are certain after this
+        piece."""
         ...
 
     def flush(self) -> list[Json]:
-        """Return the deltas that are certain only at the end of the text."""
+        """End the text. Return the remaining stream deltas, which are certain only at the end."""
         ...
 
     @property
     def has_tool_call(self) -> bool:
-        """Whether one of the deltas so far belongs to a tool call."""
+        """Whether the parser has returned a delta of a tool call so far."""
         ...
 
     def parse_whole(self, text: str) -> ParsedAnswer:
-        """Parse the text of a whole answer. Earlier calls of `push` and `flush` have no effect on
-        the result."""
+        """Return the content and the tool calls of a whole answer. Earlier calls of `push` and
+        `flush` have no effect on the result."""
         ...
 
 
@@ -115,8 +116,8 @@ class HermesParser:
 
 
 class FirstCallParser:
-    """Parser that keeps only the first tool call, for `parallel_tool_calls` false. As in vLLM,
-    further calls are left out of the answer."""
+    """Parser for requests with `parallel_tool_calls` false. The parser keeps only the first tool
+    call. As in vLLM, further calls are left out of the answer."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
@@ -204,8 +205,8 @@ class RequiredToolParser:
         return []
 
     def parse_whole(self, text: str) -> ParsedAnswer:
-        """Parse the calls of a whole answer. As in vLLM, an answer that was cut off before its end
-        has no calls."""
+        """Return the tool calls of a whole answer. As in vLLM, an answer that was cut off before
+        its end has no tool calls."""
         try:
             calls = [
                 _tool_call(call["name"], json.dumps(call["parameters"], ensure_ascii=False))
@@ -216,7 +217,8 @@ class RequiredToolParser:
         return ParsedAnswer("", calls)
 
     def _read(self, character: str) -> str:
-        """Read one character. Return it if it belongs to a call's arguments, else ""."""
+        """Read the next character of the JSON array. Return the character if it belongs to the
+        arguments of a tool call, else return ""."""
         depth_before = self._depth
         self._track_nesting(character)
         if self._in_parameters:
@@ -255,8 +257,8 @@ class RequiredToolParser:
 
 
 def _split_tool_calls(text: str) -> ParsedAnswer:
-    """Split a text into the content before its first Hermes call, and the calls. If any call cannot
-    be parsed, the whole text is content."""
+    """Return the content of a text before its first Hermes tool call, and the tool calls. If any
+    tool call cannot be parsed, the whole text is content."""
     if TOOL_OPEN not in text:
         return ParsedAnswer(text, [])
     try:
@@ -267,7 +269,8 @@ def _split_tool_calls(text: str) -> ParsedAnswer:
 
 
 def _hermes_call(body: object) -> Json:
-    """Return one tool call. Raises ValueError or KeyError if `body` is not the object of a call."""
+    """Parse and return one Hermes tool call from the JSON text `body`. Raises ValueError or
+    KeyError if `body` is not a JSON object of a tool call."""
     if not isinstance(body, dict):
         raise ValueError("a tool call is a JSON object")
     body = cast(Json, body)

@@ -42,15 +42,15 @@ VERSION = "0.33.0+fakevllm"
 
 
 class SampledRequest(Protocol):
-    """A request of either format: chat completions or completions. It is answered once, by `answer`
-    or by `chunks`."""
+    """A request that samples, in the format of chat completions or of completions. Call either
+    `answer` or `chunks`, once."""
 
     async def answer(self) -> Json: ...
     def chunks(self) -> AsyncGenerator[Json]: ...
 
 
 class PublicRoutes:
-    """vLLM's routes except /health."""
+    """The handlers of vLLM's public routes except /health."""
 
     def __init__(self, engine: TokenEngine, threads: PreparationThreads) -> None:
         self._engine = MeasuredEngine(engine)
@@ -128,7 +128,7 @@ class PublicRoutes:
         return await _response_or_error(respond())
 
     async def _prepared(self, request: Request, prepare: Callable[[bytes], Result]) -> Result:
-        """Return `prepare(body)`, which runs on a preparation thread.
+        """Run `prepare(body)` on a preparation thread, and return the prepared request.
 
         Raises ClientDisconnected if the client disconnects first.
         """
@@ -138,8 +138,8 @@ class PublicRoutes:
 
 
 def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
-    """Return a route for GET and `other_methods`, without the method HEAD that Starlette adds to
-    every GET route: vLLM's routes answer HEAD with 405."""
+    """Return a Starlette route for GET and `other_methods`. Starlette adds the method HEAD to every
+    GET route; this function removes HEAD, because vLLM answers HEAD with 405."""
     route = Route(path, endpoint, methods=["GET", *other_methods])
     assert route.methods is not None
     route.methods.discard("HEAD")
@@ -147,14 +147,15 @@ def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
 
 
 async def _json_body(request: Request) -> bytes:
-    """Return the raw body. Raises WireError for a content type other than JSON."""
+    """Return the raw body of a request. Raises WireError for a content type other than JSON."""
     if "json" not in request.headers.get("content-type", "json"):
         raise bad_content_type()
     return await request.body()
 
 
 async def _response_or_error(response: Awaitable[Response]) -> Response:
-    """Await the response. Translate a WireError, or any other exception, into an error response."""
+    """Await and return the response. If an exception is raised, return an error response instead.
+    If the exception is a WireError, it determines the status and the body of the response."""
     try:
         return await response
     except WireError as error:
@@ -189,7 +190,8 @@ async def _events(sampled: SampledRequest) -> AsyncIterator[bytes]:
 
 
 async def _cancel_on_disconnect(receive: Receive, result: Awaitable[Result]) -> Result:
-    """Await `result`. If the client disconnects first, cancel it and raise ClientDisconnected."""
+    """Await and return `result`. If the client disconnects first, cancel the computation of
+    `result` and raise ClientDisconnected."""
     task = asyncio.ensure_future(result)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:

@@ -1,4 +1,4 @@
-"""Engines in child processes, and how a rollout and a trainer form one backend.
+"""Engines in child processes, and the combination of a rollout and a trainer to one backend.
 
 engine_registry.py   engines by name, and which rollout and trainer a `--backend` has
 rollout_trainer_pairs.py  a rollout and a trainer in one process or in two

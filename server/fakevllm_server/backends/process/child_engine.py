@@ -1,4 +1,5 @@
-"""Client of one of our own engines, which runs in a child process: a rollout, a trainer, or both.
+"""Client of an engine of this project in a child process. The engine is a rollout, a trainer, or
+both.
 
 The process serves HTTP on one Unix socket: vLLM's routes for calls, and `/control/*` for the server
 that started it.
@@ -63,7 +64,8 @@ MODULES = {
 
 
 class ChildEngine:
-    """A Rollout and a Trainer in one. With `train_only` in the spec, the process only trains."""
+    """An engine in a child process, used as a Rollout and a Trainer. If the spec has `train_only`,
+    the process only trains."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -140,8 +142,8 @@ class ChildEngine:
             return False
 
     async def lost(self) -> str:
-        """Wait until the process has exited or hangs, and return a message with the cause. Stop a
-        process that hangs."""
+        """Wait until the engine's process has exited or hangs. A process that hangs is stopped.
+        Return a message with the cause."""
         exited = asyncio.ensure_future(self._process.lost())
         hung = asyncio.ensure_future(self._wait_until_hung())
         try:
@@ -157,8 +159,8 @@ class ChildEngine:
             await asyncio.gather(exited, hung, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop the process and remove its socket. If this call is cancelled, the process is stopped
-        anyway, and the next `close` waits until it has ended."""
+        """Stop the engine's process and remove its socket. If this call is cancelled, the process
+        is stopped anyway, and the next call of `close` waits until the process has ended."""
         await self._close_once(STOP_GRACE_S)
 
     async def _close_once(self, grace_s: float) -> None:
@@ -195,10 +197,10 @@ class ChildEngine:
         return command if spec.model is None else [*command, "--model", spec.model]
 
     async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
-        """Send a control request and return its reply.
+        """Send a control request to the engine, and return the reply.
 
-        Raises ActionFailed if a running engine reports a failure, BackendRefused if the user must
-        fix the cause, and BackendError for everything else.
+        Raises ActionFailed if a running engine reports a failure. Raises BackendRefused if the user
+        must fix the cause. Raises BackendError for all other failures.
         """
         if self._http is None:
             raise BackendError(f"{self._process.name} is not running")

@@ -1,9 +1,9 @@
 """A child process of the server: start it, watch it, stop it, and describe how it exited.
 
-The child runs in its own session. Therefore Ctrl-C reaches only the server, which then stops the
-child, and the child's own child processes can be killed together with it. The child's standard
-input is a pipe from the server. The child exits when the pipe closes, so no engine survives a
-killed server.
+The child runs in its own session. Therefore Ctrl-C reaches only the server, and the server then
+stops the child. The session also makes it possible to kill all processes that the child has
+started. The child's standard input is a pipe from the server. The child exits when the pipe closes,
+so no engine survives a killed server.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TAIL_BYTES = 4096
 
 
 class ChildProcess:
-    """A process with a name for messages and a log file. It can be started again after it ended; at
-    most one process runs at a time."""
+    """A child process with a log file, and a name for messages. The process can be started again
+    after it ended. At most one process runs at a time."""
 
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
@@ -59,8 +59,8 @@ class ChildProcess:
     async def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         """Stop the running process, if any, and start a new one.
 
-        Raises BackendRefused if the program cannot be executed, and BackendError if the system has
-        too little memory, processes or disk space at the moment.
+        Raises BackendRefused if the program cannot be executed. Raises BackendError if the system
+        has too little memory, disk space or free process ids at the moment.
         """
         await self.close()
         try:
@@ -81,11 +81,11 @@ class ChildProcess:
     async def wait_until_ready(
         self, ready: Callable[[], Awaitable[bool]], timeout_s: float | None = None
     ) -> None:
-        """Wait until `ready` returns True.
+        """Wait until the process is ready, which means that `ready` returns True.
 
-        Raises BackendError if the process exits first or is not ready after `timeout_s` seconds,
-        and BackendRefused if it exits with REFUSED_EXIT_CODE. None for `timeout_s` means
-        BOOT_TIMEOUT_S.
+        Raises BackendRefused if the process exits with REFUSED_EXIT_CODE. Raises BackendError if
+        the process exits with another code, or is not ready after `timeout_s` seconds. If
+        `timeout_s` is None, the timeout is BOOT_TIMEOUT_S.
         """
         assert self._process is not None, "start first"
         limit_s = BOOT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -99,7 +99,8 @@ class ChildProcess:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
-        """Wait until the process has exited, and return a message with the known cause."""
+        """Wait until the process has exited. Return a message that says how the process ended, with
+        the cause if it is known."""
         assert self._process is not None, "start first"
         code = await self._process.wait()
         message = f"{self.name} exited with code {code}"
@@ -111,10 +112,10 @@ class ChildProcess:
         return f"{message}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the process with SIGTERM, and after `grace_s` seconds with SIGKILL. Also kill all
-        processes that the process has started.
+        """Stop the process: send SIGTERM, and SIGKILL if the process still runs after `grace_s`
+        seconds. Also kill all processes that the process has started.
 
-        If this method is cancelled while it waits, it kills the process at once.
+        If the call is cancelled while it waits, the process is killed at once.
         """
         process = self._process
         if process is None:
@@ -135,7 +136,7 @@ class ChildProcess:
 
 
 def _last_line(log_file: Path) -> str:
-    """Return the last line of the log, in which an engine that cannot start writes the reason."""
+    """Return the last line of the log. If an engine cannot start, this line contains the reason."""
     try:
         with log_file.open("rb") as log:
             log.seek(max(0, log_file.stat().st_size - TAIL_BYTES))

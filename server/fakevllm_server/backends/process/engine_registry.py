@@ -1,4 +1,5 @@
-"""Tables of engines by name, and of the rollout and the trainer that a `--backend` has.
+"""The table of engines by name, and the table of the rollout and the trainer for each value of
+`--backend`.
 
 A new engine is a folder in `backends/` and an entry in these tables.
 """
@@ -40,11 +41,11 @@ PAIRS = {
 def open_backend(
     rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None
 ) -> Backend:
-    """Return the backend of a rollout and a trainer. If both specs name the same engine, it is one
-    process that samples and trains.
+    """Return a backend that consists of a rollout and a trainer. If both specs name the same
+    engine, the backend is one process that samples and trains.
 
-    `weights_dir` is the folder through which new weights pass from trainer to rollout, if they are
-    two processes. If it is None, a folder in memory is used.
+    Two processes exchange new weights through the folder `weights_dir`. If `weights_dir` is None, a
+    folder in memory is used.
     """
     if rollout.engine == trainer.engine:
         return OneProcess(ChildEngine(rollout))

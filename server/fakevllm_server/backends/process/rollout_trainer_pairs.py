@@ -1,4 +1,4 @@
-"""Backends that consist of a rollout and a trainer: in one process, or in two."""
+"""Backends that consist of a rollout and a trainer, in one process or in two processes."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class OneProcess:
 
 class TwoProcesses:
     """A backend of two processes. The trainer exports its weights to a folder, and the rollout
-    loads them. If one process dies, it is restarted without the other process."""
+    loads the weights from there. If one process dies, only this process is restarted."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """Combine `rollout` and `trainer`. Each publication of weights creates `weights_folder` and
-        removes it again."""
+        """Combine `rollout` and `trainer`. Each publication of new weights creates the folder
+        `weights_folder`, and removes the folder at its end."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder
@@ -143,9 +143,9 @@ class TwoProcesses:
 async def _is_healthy(engine: Rollout | Trainer) -> bool:
     """Return whether the engine passes a health check.
 
-    A dead engine fails a check quickly. An engine that fails slowly may only be busy, so the check
-    is repeated. A restart would lose the running calls of a rollout engine, or a trainer's steps
-    since the last checkpoint.
+    If a check fails quickly, the engine is dead. If a check fails slowly, the engine may only be
+    busy, and the check is repeated. An unnecessary restart would lose the running calls of a
+    rollout, or a trainer's steps since the last checkpoint.
     """
     for _ in range(MAX_SLOW_CHECKS):
         start_time = time.monotonic()
@@ -157,7 +157,8 @@ async def _is_healthy(engine: Rollout | Trainer) -> bool:
 
 
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
-    """Return the folder for new weights: in `root`, or in memory if `root` is None.
+    """Return the path of the folder for new weights. The folder is in `root`, or in memory if
+    `root` is None.
 
     The folder is always the same for one run on one machine. Therefore the next server finds and
     removes the files that a killed server left there.
@@ -169,8 +170,8 @@ def weights_folder(run_dir: Path, root: Path | None) -> Path:
 
 
 async def _await_both(first: Awaitable[object], second: Awaitable[object]) -> None:
-    """Await `first` and `second` at the same time until both have ended. Raises the exception of
-    `first` if it failed, or else the exception of `second`."""
+    """Run `first` and `second` at the same time until both have ended. If `first` failed, raise its
+    exception. Otherwise, if `second` failed, raise the exception of `second`."""
     for outcome in await asyncio.gather(first, second, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

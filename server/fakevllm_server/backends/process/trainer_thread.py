@@ -1,4 +1,4 @@
-"""A thread for a trainer. It runs one action after another, while the event loop answers
+"""A thread for a trainer. The thread runs one action after another, while the event loop answers
 requests."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class SingleThread:
     during an action."""
 
     def __init__(self, name: str, initialize: Callable[[], object]) -> None:
-        """Start the thread. `initialize` runs on it first, because some settings of torch hold for
-        one thread only."""
+        """Start the thread. `initialize` runs on the new thread first, because some settings of
+        torch apply to one thread only."""
         self._initialize = initialize
         # Unbounded, but it stays short: the only caller is the swarm server, which waits for each
         # action to end.
@@ -27,7 +27,8 @@ class SingleThread:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def run(self, action: Callable[[], Result]) -> Result:
-        """Run `action` on the thread and return its result. Raises the action's exception."""
+        """Run `action` on the thread and return the action's result. An exception of the action is
+        raised in the caller."""
         future: Future[Result] = Future()
         self._inbox.put((action, future))
         return await asyncio.wrap_future(future)

@@ -1,14 +1,14 @@
 """Check at start-up that an attention method gives the results of the model itself.
 
-A few random calls go through the forest, and one by one through the unchanged model. The calls
-include siblings, a duplicate, and a next turn of a conversation. Log-probabilities, and a gradient
-through all layers, must agree.
+A few random calls go through the model twice: together as a forest, and one by one through the
+unchanged model. The calls include siblings, a duplicate, and a next turn of a conversation. The
+log-probabilities, and a gradient through all layers, must agree.
 
-Checking a method costs seven short passes with their backward passes: 0.05 s on the demo's model,
-and on a GPU as much as a step of a thousand tokens. The calls for FlexAttention are longer. Its
-kernels are compiled during the check; otherwise the first step would compile them. With a large
-model on a CPU, the check reads the weights some twenty times, which still takes less time than the
-first step.
+The check of a method runs seven short forward and backward passes. This takes 0.05 s on the demo's
+model, and on a GPU as long as a step of a thousand tokens. For FlexAttention the calls are longer,
+and its kernels are compiled during the check instead of during the first step. With a large model
+on a CPU, the check reads the weights about twenty times, which still takes less time than the first
+step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ mask."""
 
 @dataclass(frozen=True, slots=True)
 class AttentionCheck:
-    """Result of the check of one method."""
+    """Result of the check of one attention method."""
 
     log_prob: float = 0.0
     """Largest difference, relative to the largest log-probability."""
@@ -66,14 +66,16 @@ class AttentionCheck:
 
 
 def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
-    """Check a method that shares prefixes: whether the model supports sharing, then the results."""
+    """Check an attention method that shares prefixes, and return the result of the check. First
+    check that the model supports prefix sharing, then compare the results with the results of the
+    model itself."""
     reason = sharing_refusal(model)
     return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
 
 
 def check_attention(model: Any, attention: str) -> AttentionCheck:
     """Compare the results of any attention method, including `rows`, with the results of the model
-    itself."""
+    itself. Return the result of the check."""
     try:
         log_prob, gradient = relative_differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.
@@ -92,7 +94,8 @@ def check_attention(model: Any, attention: str) -> AttentionCheck:
 
 
 def relative_differences(model: Any, attention: str) -> tuple[float, float]:
-    """Return the relative differences of the log-probabilities and of a gradient."""
+    """Return two relative differences between an attention method and the model itself: the
+    difference of the log-probabilities, and the difference of a gradient."""
     causal = causal_model(model)
     calls = check_calls(causal.config.get_text_config(), attention)
     trained = (parameter for parameter in causal.parameters() if parameter.requires_grad)
@@ -110,8 +113,8 @@ def relative_differences(model: Any, attention: str) -> tuple[float, float]:
 def _one_by_one(
     causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return log-probabilities and gradients of the plain model, with at most one call in memory at
-    a time."""
+    """Return the log-probabilities and gradients of the unchanged model. The calls go through the
+    model one by one, so at most one call is in memory."""
     log_probs: list[Tensor] = []
     gradients = [torch.zeros_like(weight) for weight in weights]
     coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
@@ -127,8 +130,9 @@ def _one_by_one(
 
 
 def _coefficients(number: int) -> Tensor:
-    """Return the tokens' coefficients in the sum whose gradient is taken. They are random, so that
-    nothing cancels."""
+    """Return random coefficients, one for each token. The check compares the gradient of the sum of
+    log-probabilities with these coefficients. Random coefficients prevent errors that cancel each
+    other out."""
     return torch.randn(number, generator=torch.Generator().manual_seed(0))
 
 
@@ -143,8 +147,8 @@ def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -
 def _gradients(
     log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Return the gradients of the weighted sum of `log_prob`, with zeros for weights that the sum
-    does not depend on."""
+    """Return the gradients of the weighted sum of `log_prob` for all weights of the model. The
+    gradient is 0 for a weight on which the sum does not depend."""
     if not (log_prob.requires_grad and weights):
         return [torch.zeros_like(weight) for weight in weights]
     total = (log_prob * coefficients.to(log_prob)).sum()
@@ -152,15 +156,16 @@ def _gradients(
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all tensors together. No float64 copy is made, because the copy of an
-    embedding would need gigabytes, and not every device supports float64."""
+    """Return the norm of all values in all tensors. The norm is computed without a float64 copy,
+    because the copy of an embedding would need gigabytes, and some devices do not support float64.
+    """
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]).norm()
 
 
 def check_calls(config: Any, attention: str) -> list[CallTokens]:
-    """Return random calls that are long enough for the method. For flex, some key blocks are
-    attended to completely, and there are several query blocks."""
+    """Return random calls that are long enough for the check of the given attention method. For
+    `flex` the calls have several query blocks, and some key blocks to which all queries attend."""
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0
     length = window + 3 if window <= MAX_WINDOW else SHORT
@@ -186,7 +191,7 @@ def check_calls(config: Any, attention: str) -> list[CallTokens]:
 
 
 def _plain_log_probs(causal: Any, call: CallTokens) -> Tensor:
-    """Return the plain model's log-probabilities of the call's trained tokens."""
+    """Return the log-probabilities of a call's trained tokens, computed by the unchanged model."""
     ids = torch.tensor([list(call.ids)], device=causal.device)
     logits = causal(input_ids=ids, use_cache=False).logits[0, :-1]
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / call.temperature

@@ -1,4 +1,4 @@
-"""Compute in another dtype than that of the weights, by autocast.
+"""Computation in another dtype than the dtype of the weights, by torch's autocast.
 
 The weights stay in float32, which small updates need. Matrix products and attention run in bfloat16
 by autocast. Norms, the residual stream and everything after the LM head stay in float32.
@@ -17,9 +17,11 @@ MARK = "fakevllm_compute_dtype"
 
 
 def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
-    """Make `model` compute in `dtype`. If that is the dtype of the weights, nothing changes.
+    """Set the dtype in which `model` computes to `dtype`. If the weights have the same dtype, the
+    model computes without autocast.
 
-    Call it again after layers have been replaced."""
+    Call this function again after layers of the model have been replaced.
+    """
     causal = causal_model(model)
     if dtype == causal.dtype:
         return

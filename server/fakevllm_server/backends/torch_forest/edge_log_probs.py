@@ -2,8 +2,11 @@
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
-A head's logits outside its set of allowed tokens are -inf. Each edge is computed once. `plan.flat`
-and `plan.per_call` map the edges back to the calls, including duplicates.
+A piece is a set of calls that go through the model together. A head is a node of the forest that
+predicts tokens, at one temperature and from one set of allowed tokens. An edge is one predicted
+token of a head. The logits of tokens outside the allowed set are -inf. Each edge is computed once,
+even if several calls contain the edge. `plan.flat` and `plan.per_call` map the values of edges to
+the calls.
 """
 
 from __future__ import annotations
@@ -42,12 +45,16 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """Run one forward pass with the named method of ATTENTIONS.
+    """Run one forward pass of a piece, and return the log-probability of each edge. `attention` is
+    the name of a method in ATTENTIONS. The entropy is returned too if `with_entropy` is true.
 
-    Set `entropy_trains` to False if no gradient goes through the entropy. Otherwise the graph of
-    the entropy would keep logits that no backward pass frees. At most `max_logits` logits (heads
-    times vocabulary) are held at a time; in exchange, all logits are computed again in the backward
-    pass. A piece without trained tokens costs nothing, and its empty tensors have no gradient.
+    Set `entropy_trains` to False if no gradient goes through the entropy. Otherwise the gradient
+    graph of the entropy would keep logits in memory that no backward pass frees.
+
+    At most `max_logits` logits (heads times vocabulary) are in memory at a time. If the logits do
+    not fit into one chunk, they are computed again in the backward pass. For a piece without
+    trained tokens, the model does not run, and the returned tensors are empty and without a
+    gradient.
     """
     if not plan.num_edges:
         empty = torch.zeros(0, device=plan.device)
@@ -67,12 +74,14 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """Return the log-probability of every edge, [edges]; see `edge_values`."""
+    """Return the log-probability of every edge of a piece, [edges]. `edge_values` documents the
+    arguments."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
 def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
-    """Return runs of heads as [first, last)."""
+    """Return consecutive chunks of heads, as ranges [first, last). The logits of one chunk are at
+    most `max_logits` numbers."""
     size = num_heads
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
@@ -80,8 +89,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for the heads [first, last) and their
-    edges."""
+    """Return the positional arguments of `_head_values` for one chunk: the heads [first, last) and
+    the edges of these heads."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -107,8 +116,8 @@ def _head_values(
     with_entropy: bool,
     entropy_trains: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies of the edges, [edges] each. Without `with_entropy` the
-    entropies are empty."""
+    """Return the log-probabilities and the entropies of the edges of some heads, [edges] each. If
+    `with_entropy` is false, the entropies are an empty tensor."""
     logits = _apply_logit_transforms(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
@@ -131,8 +140,9 @@ def _head_values(
 
 
 def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
-    """Apply the functions that models apply to logits after their LM head, by the names of their
-    configs' settings. The attention check detects models that apply any other function."""
+    """Return the logits after the transforms that some models apply after the LM head: scaling and
+    soft-capping. The settings in the model's config decide which transforms apply. The attention
+    check detects a model with any other transform."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:
@@ -145,13 +155,14 @@ def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
 class HeadTokenSets:
     """The allowed token sets of some heads, as masks of the logits.
 
-    A token sampled under a constraint (grammar, allowed ids, top-p …) has probability only over its
-    set. A mask is as large as the logits, so sets stay packed until their heads are computed. They
-    are unpacked again when the heads are recomputed in the backward pass.
+    If a constraint (grammar, allowed ids, top-p …) limits a token to a set, the probabilities are
+    normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until
+    the logits of their heads are computed, and are unpacked again for the backward pass.
     """
 
     def __init__(self, sets: Sequence[bytes], head_set: Sequence[int]) -> None:
-        """`head_set` has the index of each head's set, or -1 for the whole vocabulary."""
+        """Create the sets of some heads. `head_set` has, for each head, an index in `sets`, or -1
+        for the whole vocabulary."""
         self._rows = [row for row, index in enumerate(head_set) if index >= 0] if sets else []
         used = sorted({head_set[row] for row in self._rows})
         position = {index: position for position, index in enumerate(used)}
@@ -159,8 +170,9 @@ class HeadTokenSets:
         self._set_of_row = [position[head_set[row]] for row in self._rows]
 
     def disallowed(self, logits: Tensor) -> Tensor | None:
-        """Return a mask [heads, vocabulary] that is true for tokens outside the head's set, or None
-        if no head has a set. `logits` gives shape and device."""
+        """Return a mask [heads, vocabulary] that is true for each token outside the allowed set of
+        its head. Return None if all heads allow the whole vocabulary. The mask has the shape and
+        the device of `logits`."""
         if not self._rows:
             return None
         allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)
@@ -170,7 +182,8 @@ class HeadTokenSets:
 
 
 def _unpack_sets(sets: Sequence[bytes], vocabulary: int) -> Tensor:
-    """Return [sets, vocabulary] of bool, true for the members of a set."""
+    """Return packed token sets as a mask, [sets, vocabulary] of bool, which is true for the members
+    of each set."""
     width = -(-vocabulary // 8)
     bits = b"".join(unpacked(packed)[:width].ljust(width, b"\0") for packed in sets)
     rows = numpy.frombuffer(bits, dtype=numpy.uint8).reshape(len(sets), width)

@@ -14,10 +14,10 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece. No tensor is quadratic in the number of nodes. Therefore all pieces
-    of a step can be planned at once, and the plans serve every pass over the step (old policy,
-    reference, each epoch).
-    """
+    """The tensors of one piece, which is a set of calls that go through the model together. No
+    tensor is quadratic in the number of nodes. Therefore the plans of all pieces of a step fit into
+    memory together. The same plans are used for every pass over the step (old policy, reference,
+    each epoch)."""
 
     forest: Forest
     ids: Tensor
@@ -42,7 +42,7 @@ class Plan:
 
     @staticmethod
     def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
-        """Copy the forest's arrays to `device`."""
+        """Return the plan of a forest, with the forest's arrays as tensors on `device`."""
         edges = forest.edges
         return Plan(
             forest=forest,
@@ -65,17 +65,18 @@ class Plan:
         return len(self.edge_head)
 
     def flat(self, edge_values: Tensor) -> Tensor:
-        """Map values per edge, [edges], to values per trained token, [trained tokens], one call
-        after another, as a loss takes them."""
+        """Return values per trained token, [trained tokens], from values per edge, [edges]. The
+        tokens are in the order of the calls, one call after another, as the losses expect them."""
         return edge_values.index_select(0, self.gather)
 
     def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
-        """Map values per edge, [edges], to one tensor [trained tokens] for each call."""
+        """Return a tensor of values [trained tokens] for each call, from values per edge,
+        [edges]."""
         return self.flat(edge_values).split(list(self.num_trained))
 
 
 def as_tensor(numbers: array[int], device: torch.device | str) -> Tensor:
-    """Copy an array of 64-bit integers to a tensor on `device`."""
+    """Return an array of 64-bit integers as a tensor on `device`."""
     if not numbers:
         return torch.empty(0, dtype=torch.long, device=device)
     return torch.frombuffer(numbers, dtype=torch.long).to(device, copy=True)

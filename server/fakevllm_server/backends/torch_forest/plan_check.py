@@ -1,4 +1,5 @@
-"""Check before every step that a plan has the tokens that the calls recorded.
+"""Check before every step that a plan contains the recorded tokens of its calls. A plan is the
+forest of some calls as tensors.
 
 Three invariants must hold for each trained token:
 
@@ -8,9 +9,9 @@ Three invariants must hold for each trained token:
         positions
     I3  the log-probability that it is compared with is the recorded one
 
-The check reads the tensors that a forward pass takes, and the parents, subtree ends and segments
-from which the layouts are built. It compares them with the calls alone. Whether a kernel computes
-correctly from them is checked by `attention_check`.
+The check compares two things with the recorded calls: the tensors that a forward pass reads, and
+the parents, subtree ends and segments from which the attention layouts are built. This module does
+not check the attention kernels; `attention_check` does.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
 class RecordedCall(Protocol):
-    """The fields of a batch's call that the check reads."""
+    """The fields of a recorded call that the check reads."""
 
     @property
     def group_id(self) -> str: ...
@@ -60,8 +61,9 @@ class PlanCheck:
 
 
 def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tensor) -> PlanCheck:
-    """Check a plan. `calls` are the calls of the plan, in its order. `sampled_log_prob` is [tokens]
-    in the order of `plan.flat`, as the loss will take it."""
+    """Check a plan, and return the result of the check. `calls` are the recorded calls in the order
+    of the plan. `sampled_log_prob` has the sampled log-probabilities that the loss will read,
+    [trained tokens] in the order of `plan.flat`."""
     total = sum(plan.num_trained)
     for number, call in enumerate(calls):
         if len(call.logprobs) != len(call.response_ids):
@@ -81,8 +83,8 @@ def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tens
 
 
 def _trained_mask(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor | None:
-    """Return a mask [response tokens] of the trained tokens, or None if the plan has another number
-    of them."""
+    """Return a mask [response tokens] of the trained tokens in `calls`. Return None if the plan has
+    another number of trained tokens."""
     if len(calls) != len(plan.num_trained):
         return None
     is_trained = [list(call.is_trained) for call in calls]
@@ -98,7 +100,8 @@ def _is_correct(
     is_trained: Tensor,
     sampled_log_prob: Tensor,
 ) -> Tensor:
-    """Return for each trained token whether all invariants hold, [tokens] of bool."""
+    """Return for each trained token whether the invariants I1, I2 and I3 hold, [trained tokens] of
+    bool."""
     position = rows.responses[is_trained]
     gather, is_edge = _clipped_indices(plan.gather.cpu(), plan.num_edges)
     if not plan.num_edges:
@@ -124,7 +127,8 @@ def _is_correct(
 
 
 def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
-    """Return for each response token the plan's index of its allowed set, [response tokens]."""
+    """Return for each response token the index of its allowed set in the plan's list of sets,
+    [response tokens]."""
     numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
@@ -150,7 +154,8 @@ class _CallRows(NamedTuple):
 
     @staticmethod
     def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
-        """Follow the plan's paths. Return None if a path has another length than its call."""
+        """Return the nodes of all calls, found by following the plan's paths, and whether they are
+        correct. Return None if a path has another length than its call."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
         answers = torch.tensor([len(call.response_ids) for call in calls], dtype=torch.long)
@@ -174,8 +179,9 @@ class _CallRows(NamedTuple):
 
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
-    """Return for each token whether its node is a child of the previous token's node, and whether
-    its node attends to itself and to the nodes that the previous token's node attends to."""
+    """Return for each token of a call whether its node correctly continues the call, as bool. Two
+    conditions must hold. The node is a child of the previous token's node. The node attends to
+    exactly its ancestors and itself."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
     before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
@@ -183,8 +189,9 @@ def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
 
 
 def _has_consistent_ancestors(plan: Plan) -> Tensor:
-    """Return for each node whether it attends to its ancestors, as its segment's path lists them,
-    and to no other node, [nodes] of bool. A node is in as many subtrees as its position says."""
+    """Return for each node whether it attends to exactly its ancestors and itself, [nodes] of bool.
+    The ancestors are listed in the path of the node's segment. The number of subtrees that contain
+    the node must also be the node's position + 1."""
     forest = plan.forest
     num = forest.num_nodes
     parent, tout = as_tensor(forest.parent, "cpu"), as_tensor(forest.tout, "cpu")
@@ -194,10 +201,13 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return for each node whether its segment is consistent, [nodes] of bool.
+    """Return for each node whether the segment that contains the node is consistent, [nodes] of
+    bool. A segment is a range of nodes without a branch.
 
-    The segment must have the subtree end of its nodes, so that it is a run without a branch. The
-    segment's path must contain each of its ancestors once, and end with the segment's own nodes."""
+    Two conditions must hold for a segment. All its nodes have the subtree end of the segment, so
+    the segment has no branch. The path of the segment contains each ancestor once, and ends with
+    the segment's own nodes.
+    """
     num = forest.num_nodes
     segments = forest.segments
     covers = [0, *(segment.end for segment in segments)] == [
@@ -231,14 +241,14 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
 
 
 def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Replace indices outside [0, limit) by 0. Return the indices, and a mask of those that were
-    inside."""
+    """Return the indices, with 0 in place of each index outside [0, limit). Also return a mask that
+    is true for the indices inside [0, limit)."""
     is_inside = (numbers >= 0) & (numbers < limit)
     return torch.where(is_inside, numbers, 0), is_inside
 
 
 def _expand_runs(runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Expand runs to their members: [(0, 2), (5, 7)] -> [0, 1, 5, 6]."""
+    """Return all members of ranges [start, end) as one tensor: [(0, 2), (5, 7)] -> [0, 1, 5, 6]."""
     if not runs:
         return torch.empty(0, dtype=torch.long)
     starts, ends = torch.tensor(runs).unbind(1)

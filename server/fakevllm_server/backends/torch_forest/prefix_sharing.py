@@ -1,10 +1,11 @@
-"""Split trees whose common prefix saves less than it costs. Pure.
+"""Split trees of calls whose common prefix costs more time than it saves.
 
-A token shared by all calls, such as the one that begins every prompt, saves almost nothing. It
-costs another partial attention for every node below all but the heaviest child, and pieces cannot
-be cut there for free. If the top of a tree saves less than it costs, the calls below it get
-different root keys, so that they no longer share the top. The training result is the same either
-way.
+If all calls share only a few first tokens, such as the token that begins every prompt, sharing
+these tokens saves almost nothing. But sharing has two costs. At a branch, every node that is not
+below the largest child needs one more partial attention. And a cut of the tree into pieces computes
+the shared tokens again. If the top of a tree (the tokens before its first branch) saves less than
+it costs, the calls get a different root key for each branch. Calls with different root keys share
+no tokens. The training result does not change.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ last one cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
-    """Return the same calls, with different root keys where that is cheaper. Call this function
-    before `pack`."""
+    """Return the same calls, with different root keys for calls that should not share a small
+    prefix. Call this function before `pack`."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -43,8 +44,8 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the top segments that save less than they cost, by their first node. The segment of a
-    tree without branches is never among them."""
+    """Return the tops of trees that save less than they cost, by their first node. The top of a
+    tree is its segment before the first branch. A tree without a branch is never included."""
     return {
         top.start: top
         for top in forest.segments
@@ -56,8 +57,8 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the first node of a call's path after the top of its tree, or the top's first node if
-    the path ends there."""
+    """Return a node that identifies the branch of a call: the first node of the call's path after
+    the top of its tree. If the path ends inside the top, return the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

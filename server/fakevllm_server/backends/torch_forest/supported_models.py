@@ -1,9 +1,10 @@
-"""Allow-list of models whose calls may share prefixes.
+"""Allow-list of model types whose calls may share prefixes.
 
-In such a model the state at a token depends only on the preceding ids and the position, through
-attention that takes any set of keys. Other models would give wrong results silently: layers that
-scan (linear attention, Mamba, short convolutions) read nodes in the order of the row, dynamic RoPE
-depends on the longest call, and ALiBi depends on the place in the row.
+In these models the hidden state at a token depends only on the position and on the preceding token
+ids, and attention accepts any set of keys. Other models would silently give wrong results.
+Recurrent layers (linear attention, Mamba, short convolutions) read the nodes in the order of the
+row. Dynamic RoPE depends on the length of the longest call. ALiBi depends on a token's place in the
+row.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ PROMPT_ADAPTERS = frozenset(
 
 
 def sharing_refusal(model: Any) -> str | None:
-    """Return why calls cannot share prefixes in this model, or None if they can."""
+    """Return the reason why calls cannot share prefixes in a model, or None if calls can share
+    prefixes."""
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
         return f"models of type {config.model_type} are not known to share prefixes"

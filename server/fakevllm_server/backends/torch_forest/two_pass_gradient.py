@@ -1,14 +1,15 @@
-"""The gradient of a loss that couples tokens of different pieces, which do not fit into memory at
-once.
+"""The gradient of a loss that couples tokens of different pieces. A piece is a set of calls that go
+through the model together. The pieces of a step do not fit into memory at the same time.
 
-The loss is a function of the edges' log-probabilities l_e alone, so its gradient is
+The loss depends on the weights only through the log-probabilities l_e of the edges e (predicted
+tokens). The gradient of the loss is therefore
 
     Σ_e c_e · ∇l_e     with  c_e = ∂loss/∂l_e
 
-Pass 1 computes all l_e without a graph. The loss of these values gives every c_e
-(`loss_coefficients`). Pass 2 goes backward through Σ c_e·l_e, piece by piece (`backward_piece`).
-The result is exact for losses that couple the tokens of a sequence, or calls with each other,
-across pieces. It costs one additional forward pass.
+Pass 1 computes all l_e without a gradient graph. `loss_coefficients` computes every c_e from these
+values. Pass 2 computes l_e again, one piece after another, and runs the backward pass of Σ c_e·l_e
+(`backward_piece`). The gradient is exact even if the loss couples tokens of a sequence, or
+different calls, across pieces. The method costs one additional forward pass.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ LossOfEdges = Callable[[Sequence[EdgeValues]], Tensor]
 def loss_coefficients(
     loss_of: LossOfEdges, first_pass: Sequence[EdgeValues]
 ) -> tuple[Tensor, list[EdgeValues]]:
-    """Return the loss, without a graph, and its derivative with respect to each value of the first
-    pass."""
+    """Return the loss, without a gradient graph, and the derivative c_e of the loss with respect to
+    each log-probability of the first pass."""
     leaves = [
         EdgeValues(
             _leaf(values.log_prob), None if values.entropy is None else _leaf(values.entropy)
@@ -56,7 +57,8 @@ def backward_piece(
     *,
     max_logits: int | None = None,
 ) -> None:
-    """Add this piece's share of the gradient to the gradients of the model's weights."""
+    """Compute one piece's share of the gradient, and add it to the gradients of the model's
+    weights."""
     if not plan.num_edges:
         return
     # The entropy is costly: leave its coefficient out if the loss does not use it.

@@ -10,9 +10,9 @@
     mismatch_metrics.py    metrics of that difference
     aggregate.py   from a number per token to one number
 
-A loss takes [tokens] tensors and returns a loss per token. It never averages:
-`algorithms.loss_sequences` decides the mean. A new loss is a new file, one entry in LOSSES and one
-in `loss_spec.LOSS_DEFAULTS`.
+A policy loss is a function of [tokens] tensors, and returns the loss of each token. The function
+never averages over tokens; `algorithms.loss_sequences` decides the weights of the mean. A new loss
+is a new file, one entry in LOSSES and one in `loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations

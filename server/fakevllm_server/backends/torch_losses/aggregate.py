@@ -1,4 +1,4 @@
-"""Aggregate the losses of tokens to one number."""
+"""Aggregation of the losses of tokens to one number."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 def token_mean(
     per_token: Tensor, weights: Tensor, total_weight: Tensor | float | None = None
 ) -> Tensor:
-    """Return the weighted mean over tokens. `per_token` and `weights` have one shape, and `weights`
-    is 0 outside the mask.
+    """Return the weighted mean over tokens. `per_token` and `weights` have the same shape.
+    `weights` is 0 for tokens that do not count.
 
-    If `total_weight` is the weight of the whole batch, the results of its micro-batches add up to
-    the result of the batch, however the batch was cut.
+    `total_weight` replaces the sum of `weights` as the divisor. If it is the sum for the whole
+    batch, the results of the micro-batches add up to the mean over the batch, for any division into
+    micro-batches.
     """
     total = weights.sum() if total_weight is None else total_weight
     # Values outside the mask may be infinite or NaN, and 0 * inf is not 0.

@@ -1,10 +1,12 @@
-"""Geometric-mean policy optimisation (GMPO).
+"""The policy loss of geometric-mean policy optimisation (GMPO).
 
     d = log_prob - old_log_prob, bounded by high where A > 0 and by -low where A < 0
     L = -A exp(mean over the unit of d)              for each token of the unit
 
-Source: Zhao et al., arXiv 2507.20673; equal to verl's `geo_mean`. The bounds apply to each token's
-log-ratio. The loss is meant for seq-mean-token-mean, which verl has built in.
+L is the loss of a token, and A is its advantage. low and high are the clip bounds for d, the
+log-ratio of each token. A unit is a sequence of tokens in the loss. Source: Zhao et al., arXiv
+2507.20673; equal to verl's `geo_mean`. The loss is designed for the mean `seq-mean-token-mean`,
+which verl always uses for it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 def geo_mean(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the loss per token. Each tensor is [tokens], and must hold all tokens of each unit."""
+    """Return the GMPO loss of each token. Each tensor is [tokens], and must contain all tokens of
+    each unit."""
     # verl leaves this log-ratio unbounded: one impossible token of a stale call makes it infinite.
     log_ratio = torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     bounded = torch.clamp(log_ratio, -spec.clip_ratio_low, spec.clip_ratio_high)

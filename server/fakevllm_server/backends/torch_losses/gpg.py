@@ -1,10 +1,11 @@
-"""The plain policy gradient.
+"""The policy loss of the plain policy gradient.
 
     L = -A log_prob
 
-Sources: REINFORCE, Williams 1992; GPG, arXiv 2504.02546; equal to verl's `gpg`. The loss has no
-ratio. For calls that older model weights sampled, set `rollout_is`; the truncated importance weight
-is then π / π_engine.
+L is the loss of a token, and A is its advantage. Sources: REINFORCE, Williams 1992; GPG, arXiv
+2504.02546; equal to verl's `gpg`. The loss has no importance ratio. If older weights may have
+sampled some calls, set `rollout_is`, which multiplies the loss by a truncated importance weight π /
+π_engine.
 """
 
 from __future__ import annotations
@@ -18,5 +19,5 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unclip
 def gpg(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the loss per token. Each tensor is [tokens]."""
+    """Return the policy-gradient loss of each token. Each tensor is [tokens]."""
     return unclipped(-advantages * log_prob)

@@ -1,12 +1,15 @@
-"""GSPO: clip the ratio of a whole sequence.
+"""The GSPO policy loss, which clips the importance ratio of a whole sequence (a unit of the loss).
 
     s = exp(mean over the unit of (log_prob - old_log_prob))
     L = max(-A s, -A clip(s, 1 - low, 1 + high))     for each token of the unit
 
-The gradient is that of the token form, s_t = sg(s) · π_t / sg(π_t), where sg stops the gradient.
-Each token of a unit that is not clipped therefore gets -A s. Source: GSPO, arXiv 2507.18071, eq. 7
-and 14; equal to verl's `gspo`. The clip is narrow (3e-4, 4e-4) because s is a geometric mean. The
-loss is meant for seq-mean-token-mean.
+L is the loss of a token, A is its advantage, s is the ratio of its unit, and low and high are the
+clip bounds. The gradient is computed with a ratio for each token, s_t = sg(s) · π_t / sg(π_t),
+where sg stops the gradient and π_t is the probability of token t. Therefore the derivative of L
+with respect to the token's log_prob is -A s if the unit is not clipped. The clip bounds are narrow
+(3e-4, 4e-4) because s is a geometric mean. The loss is designed for the mean `seq-mean-token-mean`.
+
+Source: GSPO, arXiv 2507.18071, eq. 7 and 14; equal to verl's `gspo`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ MAX_LOG_UNIT_RATIO = 10.0
 def gspo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the loss per token. Each tensor is [tokens], and must hold all tokens of each unit."""
+    """Return the GSPO loss of each token. Each tensor is [tokens], and must contain all tokens of
+    each unit."""
     log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
     log_ratio = log_prob - log_prob.detach() + log_unit_ratio
     ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))

@@ -1,10 +1,11 @@
-"""Correct for the difference between trainer and engine: importance weights and rejection.
+"""Corrections for the difference between the trainer's and the engine's log-probabilities:
+importance weights, and rejection of tokens.
 
-Importance weights and rejection both use log_ratio = the trainer's log-probability - the engine's
-log-probability. Neither has a gradient. A sequence is a unit of the loss. Formulas and names are
-verl's (`rollout_correction`). Sources: truncated importance sampling from Yao et al., "Your
-efficient RL framework secretly brings you off-policy RL training" (2025); importance weights of 0
-outside the bounds from IcePop.
+Both corrections use log_ratio = the trainer's log-probability - the engine's log-probability.
+Neither correction has a gradient. A sequence is a unit of the loss. Formulas and names are verl's
+(`rollout_correction`). Sources: truncated importance sampling from Yao et al., "Your efficient RL
+framework secretly brings you off-policy RL training" (2025); importance weights of 0 outside the
+bounds from IcePop.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
 
 
 def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossSpec) -> Tensor:
-    """Return the scalar by which `rollout_is_batch_normalize` divides. The scalar is the mean
-    importance weight over the step's tokens or, if `rollout_is` is `sequence`, over the step's
-    sequences. It is 1 if all importance weights are 0.
+    """Return the mean importance weight of a step, by which `rollout_is_batch_normalize` divides
+    all importance weights. The mean is taken over the step's tokens, or over its sequences if
+    `rollout_is` is `sequence`. If all importance weights are 0, return 1.
 
     The tensors, [tokens] each, must hold all counted tokens of the step.
     """
@@ -61,7 +62,8 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return for each token whether it passes all criteria of `rollout_rs`, [tokens] of bool."""
+    """Return for each token whether the token passes all rejection criteria of `rollout_rs`,
+    [tokens] of bool."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -71,8 +73,8 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
 
 
 def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
-    """Estimate the divergence of the engine's policy from the trainer's, from the engine's
-    samples."""
+    """Return an estimate of the divergence between the engine's policy and the trainer's policy,
+    computed from tokens that the engine sampled."""
     match estimator:
         case "k1":
             return -log_ratio
@@ -83,8 +85,9 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
-    """Return for each token whether its divergence is within the bounds. For k1 both bounds are
-    ratios; for k2 and k3 the upper bound is a divergence."""
+    """Return for each token whether its divergence is within the bounds. For the estimator k1,
+    there are a lower and an upper bound, which are ratios. For k2 and k3, there is only an upper
+    bound, which is a divergence."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

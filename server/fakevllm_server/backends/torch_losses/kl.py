@@ -32,8 +32,8 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Return the k3 estimate for each token. The gradient with respect to `log_prob` is 1 -
-    exp(reference - log_prob)."""
+    """Return the k3 estimate of the KL divergence for each token. Its derivative with respect to
+    `log_prob` is 1 - exp(reference - log_prob)."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 
@@ -49,8 +49,8 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def kl_loss(log_prob: Tensor, reference_log_prob: Tensor, name: str) -> Tensor:
-    """Return the KL estimate per token, [tokens], where `name` is a `kl_loss_type`. The reference
-    gets no gradient."""
+    """Return the KL estimate of each token, [tokens]. `name` is the estimator, a value of
+    `kl_loss_type`. The reference's log-probabilities get no gradient."""
     reference = reference_log_prob.detach()
     value = ESTIMATORS[name.removesuffix("+")](log_prob, reference)
     if not name.endswith("+"):

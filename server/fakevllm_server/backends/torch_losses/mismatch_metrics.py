@@ -8,13 +8,14 @@ For a token that the engine sampled, let d = trainer - engine and w = exp(d):
     mismatch_large  share of tokens with |d| > 0.5
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
-All are kept as sums, so they do not depend on how a step is cut. A token's weight is its part in
-the step's means (`token_share`); if all parts are equal, these are the formulas above.
+The metrics are computed from sums over all tokens of the step, so they do not depend on the
+division into micro-batches. Each token is weighted by its share in the step's means
+(`token_share`). The formulas above are for equal shares.
 
-Both numerics and the age of a sample increase the metrics. They are therefore taken over the tokens
-whose calls were sampled wholly by the current weights, and `equal_version` is the share of these
-tokens in the step. If that share is 0, the metrics are taken over all tokens, and include the drift
-of older weights.
+Two effects increase the metrics: rounding differences, and weights that changed after sampling. To
+measure only rounding differences, the metrics are taken over the tokens of calls that were sampled
+wholly by the current weights. `equal_version` is the share of these tokens in the step. If this
+share is 0, the metrics are taken over all tokens and include both effects.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ LARGE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Sums over some tokens, each weighted by its share."""
+    """Sums over some tokens from which the mismatch metrics are computed. Each token is weighted by
+    its share in the step's means."""
 
     share: float = 0.0
     absolute: float = 0.0
@@ -44,7 +46,7 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Compute the sums over the given tokens. Each tensor is [tokens]."""
+        """Return the mismatch sums over the given tokens. Each tensor is [tokens]."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -66,7 +68,8 @@ class MismatchSums:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the sums, by name. There must be at least one token."""
+        """The mismatch metrics computed from the sums, by name. There must be at least one
+        token."""
         return {
             "mismatch": self.absolute / self.share,
             "mismatch_k3": self.k3 / self.share,
@@ -77,7 +80,8 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Mismatch sums of some of a step's counted tokens."""
+    """Two mismatch sums over some tokens of a step: the sum over all these tokens, and the sum over
+    the tokens whose calls were sampled wholly by the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums
@@ -85,8 +89,8 @@ class Mismatch:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Compute the sums over the given tokens, all of which must be counted tokens. Each tensor
-        is [tokens]."""
+        """Return the mismatch sums over the given tokens. All tokens must have a weight in the
+        loss. Each tensor is [tokens]."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(
@@ -96,7 +100,7 @@ class Mismatch:
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
-        """Add up the sums of the parts of a step."""
+        """Return the mismatch sums of a step, added up from the sums of the step's parts."""
         parts = list(parts)
         return Mismatch(
             sum((part.all_tokens for part in parts), MismatchSums()),
@@ -105,7 +109,8 @@ class Mismatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the sums, by name; an empty dictionary if there are no tokens."""
+        """The mismatch metrics computed from the sums, by name. Without tokens, the dictionary is
+        empty."""
         if not self.all_tokens.share:
             return {}
         sums = self.equal_version if self.equal_version.share else self.all_tokens

@@ -13,7 +13,8 @@ verl's."""
 
 
 class PolicyLoss(NamedTuple):
-    """Loss of each token, and which tokens were clipped. Each tensor is [tokens]."""
+    """The loss of each token, and marks for the tokens that were clipped. Each tensor is
+    [tokens]."""
 
     per_token: Tensor
     clipped: Tensor
@@ -23,29 +24,30 @@ class PolicyLoss(NamedTuple):
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:
-    """Return the result of a loss without a clip."""
+    """Return the PolicyLoss of a loss that clips no token."""
     return PolicyLoss(per_token, torch.zeros_like(per_token), torch.zeros_like(per_token))
 
 
 def ratio_of(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """Return π / π_old for each token."""
+    """Return the importance ratio π / π_old of each token."""
     return torch.exp(torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the sum over all tokens of its unit. `units` [tokens] numbers the units
-    from 0."""
+    """Return for each token the sum of `values` over all tokens of its unit, [tokens]. `units` has
+    the unit number of each token, counted from 0. A unit is a sequence of tokens in the loss."""
     return _sums(values, units)[units]
 
 
 def unit_mean(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the mean over all tokens of its unit."""
+    """Return for each token the mean of `values` over all tokens of its unit, [tokens]."""
     lengths = _sums(torch.ones_like(values), units).clamp(min=1)
     return (_sums(values, units) / lengths)[units]
 
 
 def unit_max(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the maximum over all tokens of its unit, without a gradient."""
+    """Return for each token the maximum of `values` over all tokens of its unit, [tokens], without
+    a gradient."""
     lowest = values.new_full((_num(units),), float("-inf"))
     return lowest.scatter_reduce(0, units, values.detach(), "amax")[units]
 

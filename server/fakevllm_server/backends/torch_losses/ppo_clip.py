@@ -1,4 +1,4 @@
-"""PPO's clipped policy loss with dual clip.
+"""The clipped policy loss of PPO, with dual clip.
 
     r = exp(log_prob - old_log_prob)
     L = max(-A r, -A clip(r, 1 - low, 1 + high))         and where A < 0
@@ -31,9 +31,8 @@ class ClipSettings(Protocol):
 def vanilla(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: ClipSettings
 ) -> PolicyLoss:
-    """Return the loss per token. The gradient flows through `log_prob` only. `units` is unused, so
-    the tensors may have any shape (advantages may broadcast).
-    """
+    """Return the PPO loss of each token. Only `log_prob` gets a gradient. The argument `units` is
+    unused, so the tensors may have any shape, and the advantages may be broadcast."""
     ratio = ratio_of(log_prob, old_log_prob)
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)

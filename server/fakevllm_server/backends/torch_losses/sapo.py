@@ -1,9 +1,10 @@
-"""SAPO: a soft gate instead of a clip.
+"""The SAPO policy loss, which has a soft gate instead of a clip.
 
     L = -A · 4/τ · sigmoid(τ (r - 1)),   τ = tau_pos where A > 0, else tau_neg
 
-Source: SAPO, arXiv 2511.20347; equal to verl's `sapo`. The loss is meant for seq-mean-token-mean,
-which verl has built in.
+L is the loss of a token, A is its advantage, and r is its importance ratio π / π_old. Source: SAPO,
+arXiv 2511.20347; equal to verl's `sapo`. The loss is designed for the mean `seq-mean-token-mean`,
+which verl always uses for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_
 def sapo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the loss per token. Each tensor is [tokens]."""
+    """Return the SAPO loss of each token. Each tensor is [tokens]."""
     ratio = ratio_of(log_prob, old_log_prob)
     tau = torch.where(advantages > 0, spec.tau_pos, spec.tau_neg).to(ratio.dtype)
     return unclipped(-advantages * (4 / tau) * torch.sigmoid(tau * (ratio - 1)))

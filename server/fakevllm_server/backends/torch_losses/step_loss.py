@@ -3,8 +3,9 @@
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
 `scale` is computed from the whole step (`call_shares`), so the losses and gradients of the
-micro-batches add up to the loss and gradient of the step. A rejected token (`rollout_rs`) is in no
-term, but stays in the denominators, because they are known before any forward pass.
+micro-batches add up to the loss and gradient of the step. A token that `rollout_rs` rejects has
+kept_t = 0, so it adds nothing to the loss. The token still counts in the denominators of the means,
+because the denominators are computed before any forward pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):
-    """A loss that couples tokens received only part of a sequence or step."""
+    """Error: a loss that couples tokens received only a part of a sequence or of a step."""
 
 
 class StepLoss(NamedTuple):
@@ -38,13 +39,13 @@ class StepLoss(NamedTuple):
 def step_loss(
     log_prob: Tensor, tokens: TrainedTokens, spec: LossSpec, entropy: Tensor | None = None
 ) -> StepLoss:
-    """Return this micro-batch's part of the step's loss.
+    """Return one micro-batch's part of the step's loss.
 
-    `log_prob` and `entropy` are [tokens], computed with the trained weights, with a gradient. The
-    entropy is required if `entropy_coeff` is not 0.
+    `log_prob` and `entropy` have a value for each token, [tokens], computed with the present
+    weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
-    Raises SplitUnit if the loss couples the tokens of a unit, or of the step, and some of them are
-    not in `tokens`.
+    Raises SplitUnit if the loss couples the tokens of a unit or of the step, but `tokens` contains
+    only some of the coupled tokens.
     """
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.
@@ -85,8 +86,9 @@ def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
 
 
 def token_means(per_token: dict[str, Tensor], tokens: TrainedTokens) -> dict[str, Tensor]:
-    """Return this micro-batch's parts of means over the step's counted tokens, without a gradient.
-    `per_token` has [tokens] for each name."""
+    """Return one micro-batch's contributions to means over the step, by name and without a
+    gradient. `per_token` has the values to average, a tensor [tokens] for each name. Only tokens
+    with a weight in the loss count."""
     counted = tokens.counted
     return {
         name: (value.detach()[counted] * tokens.token_share[counted]).sum()

@@ -1,4 +1,4 @@
-"""The trained tokens of some whole calls, as the flat tensors that the loss takes."""
+"""The trained tokens of some whole calls, as the flat tensors that the loss functions read."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class TrainedCall(Protocol):
 class TrainedTokens:
     """The trained tokens of a micro-batch, one call after another. Each tensor is [tokens].
 
-    The loss does not depend on how calls are distributed over micro-batches, as long as each call
-    is in exactly one."""
+    The step's loss is the same for any distribution of the calls over micro-batches, as long as
+    each call is in exactly one micro-batch.
+    """
 
     sampled_log_prob: Tensor
     """The engine's log-probabilities, under the distribution that the token was sampled from."""
@@ -55,7 +56,7 @@ class TrainedTokens:
         return self.scale != 0
 
     def only(self, chosen: Tensor) -> TrainedTokens:
-        """Return the tokens for which `chosen`, [tokens] of bool, is true."""
+        """Return a copy with only the tokens for which `chosen`, [tokens] of bool, is true."""
         old, reference = self.old_log_prob, self.reference_log_prob
         return TrainedTokens(
             sampled_log_prob=self.sampled_log_prob[chosen],
@@ -79,13 +80,14 @@ class TrainedTokens:
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
     ) -> TrainedTokens:
-        """Flatten `calls`. `shares` has the share of each call in the step's loss, in the same
-        order."""
+        """Return the trained tokens of `calls` as flat tensors. `shares` has the share of each call
+        in the step's loss, in the order of `calls`."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 
         def spread(values: Sequence[float], dtype: torch.dtype = dtype) -> Tensor:
-            """Repeat each call's number for each of its tokens."""
+            """Return a tensor [tokens] with one number for each call, repeated for each trained
+            token of the call."""
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
 
         def joined(rows: Sequence[Sequence[float]]) -> Tensor:
@@ -119,8 +121,9 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
-    """Number the units that have a counted token from 0, so that every number is smaller than the
-    number of counted tokens. Units without a counted token also get 0."""
+    """Return the number of each call's unit. A token counts if it has a weight in the loss. Units
+    with such a token are numbered from 0, so every unit number is below the number of counted
+    tokens. Units without a counted token get 0 too."""
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
     return [numbers.get(share.unit, 0) for share in shares]
@@ -134,7 +137,8 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return whether the token shares add up to 1. A micro-batch in which no token counts passes,
+    """Return whether a micro-batch contains all tokens of the step that count in the loss. This
+    holds if the token shares add up to 1. A micro-batch in which no token counts also returns True,
     because it adds nothing to the step."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

@@ -4,6 +4,6 @@
     mismatch_limit.py  when a step makes no update
     failed_step.py    how a step that failed after an update is reported
 
-Every trainer backend applies these rules, so a job behaves alike on each. This folder never
-computes a loss or a gradient.
+Every trainer backend applies these rules, so a job gives comparable results on all trainers. This
+folder does not compute a loss or a gradient.
 """

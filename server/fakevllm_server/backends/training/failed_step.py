@@ -10,25 +10,26 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """A step failed after it had begun to change the weights. The weights are now those of no
-    complete step."""
+    """Error: a training step failed after it had begun to change the weights. The present weights
+    are therefore not the weights after any complete step."""
 
 
 class UpdateTracker:
-    """Records whether a step has begun to change weights."""
+    """Record of whether a training step has begun to change the weights."""
 
     def __init__(self) -> None:
         self.has_begun = False
 
     def begin(self) -> None:
-        """Record that an update begins. Call it before the update, because an update that fails may
-        have changed some weights."""
+        """Record that an update of the weights begins. Call this method before the update, because
+        an update that fails may have changed some weights."""
         self.has_begun = True
 
 
 @contextmanager
 def partial_step_guard() -> Generator[UpdateTracker]:
-    """Guard a step: an exception after the step's first update is raised as PartialStep."""
+    """Run a training step inside this context manager. An exception after the step's first update
+    is raised as PartialStep."""
     updates = UpdateTracker()
     try:
         yield updates

@@ -1,9 +1,9 @@
 """Limit of the mismatch between engine and trainer above which a step makes no update.
 
-Engine and trainer compute the same log-probabilities, except for rounding. Healthy runs have a
-`mismatch_k3` below 0.01; in runs that are about to collapse it grows by orders of magnitude. Above
-the job's limit the samples are not from the trainer's weights, so the gradient is not the policy's,
-even with a correction for small differences.
+Engine and trainer should compute the same log-probabilities, except for rounding. `mismatch_k3`
+measures the difference. It is below 0.01 in healthy runs, and grows by orders of magnitude in runs
+that are about to collapse. Above the job's limit, the samples differ too much from the trainer's
+policy. The gradient is then wrong, even with a correction for small differences.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ TOO_FAR = {**NO_UPDATE, "too_far": 1.0}
 
 
 def is_too_far(metrics: Mapping[str, float], job: TrainJob) -> bool:
-    """Return whether a step's mismatch, measured before its first update, is above the job's limit.
-    NaN counts as above.
+    """Return whether the mismatch of a step is above the job's limit. The mismatch is measured
+    before the step's first update. A mismatch of NaN counts as above the limit.
 
     >>> is_too_far({"mismatch_k3": 3.0}, TrainJob()), is_too_far({}, TrainJob())
     (True, False)

@@ -16,5 +16,5 @@
     install_check.py     whether Ray and a tested verl are installed
     cpu_platform.py      the CPU as a platform of verl
 
-The trainer is a process of its own. It only trains and never samples.
+The trainer runs in a separate process, which only trains and never samples.
 """

@@ -14,10 +14,13 @@ PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, w
 
 
 def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
-    """Return one row per call with a response, first all rows of worker 0, then those of worker 1.
+    """Return the calls of a batch in the order in which workers get them: first all calls of worker
+    0, then all calls of worker 1, and so on. Each returned call is one row. Calls without a
+    response are left out.
 
-    Each worker gets the same number of rows and about the same number of tokens. Padding rows are
-    added if needed. Raises BackendError for a call that has no log-probability to train on.
+    Each worker gets the same number of rows and about the same number of tokens. If the number of
+    rows is not divisible by the number of workers, padding rows are added. Raises BackendError for
+    a call that has no log-probability to train on.
 
     >>> [len(call.prompt_ids) for call in split_batch([PADDING] * 3, 2)]
     [1, 1, 1, 1]
@@ -35,16 +38,17 @@ def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
 
 
 def num_tokens(call: Call) -> int:
-    """Return the number of tokens of prompt and response."""
+    """Return the number of tokens in the prompt and the response of a call."""
     return len(call.prompt_ids) + len(call.response_ids)
 
 
 def total_weight(calls: Sequence[Call]) -> float:
-    """Return the sum of the weights of all response tokens, the denominator of the batch's loss."""
+    """Return the sum of the loss weights of all response tokens, which is the denominator of the
+    batch's loss."""
     return sum(call.weight * len(call.response_ids) for call in calls)
 
 
 def token_weights(rows: Sequence[Call]) -> Tensor:
-    """Return the weights of all response tokens, row after row, [tokens]. The weight of a token is
-    that of its call."""
+    """Return the loss weights of all response tokens, row after row, [tokens]. Each token has the
+    weight of its call."""
     return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])

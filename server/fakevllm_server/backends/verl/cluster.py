@@ -32,16 +32,17 @@ and the kernel allows 108 characters for a socket's path."""
 class Cluster:
     """A connection to a Ray cluster.
 
-    Create the connection on a thread that lives as long as this process, because the kernel ends a
-    private cluster together with the thread that started it. A separate cleanup process then kills
-    the cluster's processes that are still running.
+    Create the connection on a thread that lives as long as this process. When the thread that
+    started a private cluster ends, the kernel ends the cluster too. A separate cleanup process then
+    kills the cluster's processes that are still running.
     """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:
         """Connect to the cluster at `address`, or start a private one if `address` is None.
 
-        With `num_fake_gpus` the private cluster declares that many GPUs, which do not exist. `env`
-        is set in every worker. Raises BackendRefused if the cluster cannot be joined.
+        The private cluster declares `num_fake_gpus` GPUs, which do not exist. The environment
+        variables `env` are set in every worker. Raises BackendRefused if the cluster cannot be
+        joined.
         """
         self._folder: Path | None = None
         self._cleanup_process: subprocess.Popen[bytes] | None = None
@@ -78,7 +79,8 @@ class Cluster:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise BackendRefused if no program listens at `address`. Ray would retry for minutes."""
+    """Check that a program listens at `address`, because Ray would try to connect for minutes.
+    Raises BackendRefused if no program listens."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:  # `auto`, or the address of a Ray client
         return

@@ -28,14 +28,14 @@ def _return_zero(*_: object, **__: object) -> int:
 
 
 def _free_and_total_memory(*_: object) -> tuple[int, int]:
-    """Return free and total memory in bytes."""
+    """Return the free and the total memory of the machine, in bytes."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 def _device_module() -> types.ModuleType:
-    """Return `torch.cpu` with the functions of `torch.cuda` that verl calls. Reported memory use is
-    0."""
+    """Return the module `torch.cpu`, extended by the functions of `torch.cuda` that verl calls. The
+    functions for memory use return 0."""
     module = types.ModuleType("verl_cpu")
     module.__dict__.update({k: v for k, v in vars(torch.cpu).items() if not k.startswith("__")})
     module.__dict__.update(
@@ -80,11 +80,13 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Return whether VERL_PLATFORM selects the CPU. The CPU is never detected automatically."""
+        """Return whether the environment variable VERL_PLATFORM selects the CPU. The CPU is never
+        selected automatically."""
         return os.environ.get("VERL_PLATFORM") == NAME
 
     def current_device(self) -> Any:
-        """Return the name. verl passes it to `.to(device)`, where an index means an accelerator."""
+        """Return the device name of the CPU. verl passes the name to `.to(device)`, where a number
+        would mean an accelerator."""
         return NAME
 
     def device_count(self) -> int:
@@ -121,8 +123,8 @@ class CpuPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        """Return the GPU resource. verl places workers by GPU ids, and the private cluster declares
-        GPUs that do not exist."""
+        """Return the name of Ray's GPU resource. verl places workers by GPU ids even on a CPU, so
+        the private cluster declares GPUs that do not exist."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

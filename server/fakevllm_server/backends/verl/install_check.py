@@ -16,7 +16,8 @@ HOW_TO_INSTALL = (
 
 
 def check_installed(version_of: Callable[[str], str] = metadata.version) -> None:
-    """Raise BackendRefused with the install command if a package is missing or untested."""
+    """Check that Ray and a tested version of verl are installed. Raises BackendRefused, with the
+    install command, if a package is missing or its version is untested."""
     for package in ("ray", "verl"):
         try:
             version_of(package)

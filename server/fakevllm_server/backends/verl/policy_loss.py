@@ -1,4 +1,5 @@
-"""verl's policy loss with our KL: the loss function of the workers, and metrics of a batch."""
+"""verl's policy loss with this project's KL term: the loss function of the workers, and metrics of
+a batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -38,10 +39,11 @@ refused."""
 
 
 class VerlPolicyLoss:
-    """verl's policy loss with the name and the settings of a spec."""
+    """A policy loss of verl, selected by the name and the settings of a LossSpec."""
 
     def __init__(self, spec: LossSpec) -> None:
-        """Raise BackendError if verl does not have this loss, or the trainer cannot support it."""
+        """Select verl's policy loss for `spec`. Raises BackendError if verl does not have this
+        loss, or if the verl trainer does not support its settings."""
         _check_supported(spec)
         self.spec = spec
         try:
@@ -53,8 +55,8 @@ class VerlPolicyLoss:
             ) from None
 
     def worker_loss(self) -> Callable[..., object]:
-        """Return the loss function for a worker. verl stores totals of the batch in its config, so
-        each worker needs a copy."""
+        """Return a new loss function for one worker. Each worker needs its own copy of the
+        function's config, because verl stores totals of the batch in the config."""
         config, coef = _config(self.spec), self.spec.kl_loss_coef
         if coef == 0:
             return partial(ppo_loss, config=config)
@@ -63,8 +65,8 @@ class VerlPolicyLoss:
     def kl(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
     ) -> float:
-        """Return the KL to the reference, a mean over response tokens with the loss weights of
-        their calls.
+        """Return the KL divergence to the reference policy: the mean over response tokens, weighted
+        with the loss weights of their calls.
 
         `log_probs` and `reference` have one tensor for each row, [response tokens].
         """
@@ -79,9 +81,9 @@ class VerlPolicyLoss:
         """Return the clip fractions and `ppo_kl` of the whole batch.
 
         The workers' own metrics are not used, because they are means over micro-batches.
-        `log_probs` has one tensor for each row, [response tokens]. `is_first` is true before any
-        update. `ppo_kl` is reported only then, because it is about the policy that sampled the
-        calls.
+        `log_probs` has one tensor for each row, [response tokens]. `is_first` is true before the
+        step's first update. The metric `ppo_kl` is about the policy that sampled the calls, so it
+        is returned only if `is_first` is true.
         """
         sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
         lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
@@ -109,8 +111,8 @@ def _policy_and_kl_loss(
     data: Any,
     dp_group: Any = None,
 ) -> tuple[Tensor, Any]:
-    """Return verl's loss plus our KL. verl's own KL (`use_kl_loss`) ignores the loss weights of the
-    calls, whereas verl's policy loss applies them."""
+    """Return verl's policy loss plus this project's KL term. verl's own KL term (`use_kl_loss`) is
+    not used, because it ignores the loss weights of the calls."""
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     padded = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
     log_probs = no_padding_2_padding(model_output["log_probs"], data)
@@ -120,9 +122,9 @@ def _policy_and_kl_loss(
 
 
 def _check_supported(spec: LossSpec) -> None:
-    """Raise BackendError for settings that verl's rows cannot express. A row contains the loss
-    weights of its tokens for a mean over tokens, and no information about other calls of its
-    episode."""
+    """Check that verl supports the settings of a loss. Raises BackendError for settings that verl's
+    rows cannot express. A row contains the loss weights of its tokens for a mean over tokens, and
+    no information about other calls of its episode."""
     default = LossSpec()
     unsupported = [
         f"{field.name} = {str(getattr(spec, field.name)).lower()}"

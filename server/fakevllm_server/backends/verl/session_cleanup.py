@@ -1,9 +1,9 @@
-"""A process that ends everything that a killed trainer leaves running.
+"""The cleanup process, which ends all processes that a killed trainer leaves running.
 
     python -m fakevllm_server.backends.verl.session_cleanup SESSION FOLDER
 
-Ray ends together with the process that started it, except for helper processes, which continue to
-run for a while. The cleanup process is in a session of its own. The trainer holds the other end of
+Ray ends together with the process that started it. But some helper processes of Ray continue to run
+for a while. The cleanup process runs in a session of its own. The trainer holds the other end of
 the cleanup process's standard input. When this standard input closes, the cleanup process ends all
 processes of the trainer's session and removes Ray's folder.
 """
@@ -27,11 +27,12 @@ ROUND_INTERVAL_S = 0.1
 
 
 def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
-    """Start the cleanup process for this process's session, and return it. Keep a reference to the
-    returned object: if it is deleted, the standard input closes, and the cleanup begins.
+    """Start the cleanup process for the session of the calling process, and return the cleanup
+    process. Keep a reference to the returned object: if the object is deleted, its standard input
+    closes, and the cleanup begins.
 
-    Return None, without starting a process, if this process does not lead its session. The session
-    then contains processes that are not the trainer's.
+    If the calling process is not the leader of its session, no cleanup process is started, and None
+    is returned. Such a session contains processes that do not belong to the trainer.
     """
     if os.getsid(0) != os.getpid():
         return None
@@ -45,7 +46,8 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def kill_session(session: int) -> None:
-    """Kill all processes of a session, for at most `MAX_ROUNDS` rounds."""
+    """Kill all processes of a session. New processes may appear meanwhile, so this is repeated
+    until no process is left, for at most `MAX_ROUNDS` rounds."""
     for _ in range(MAX_ROUNDS):
         processes = live_processes(SESSION, session)
         for process in processes:

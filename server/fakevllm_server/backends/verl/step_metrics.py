@@ -20,7 +20,8 @@ def first_pass_metrics(
     entropies: Sequence[Tensor],
     version: int | None = None,
 ) -> StepMetrics:
-    """Return the metrics of KL, entropy and mismatch, which the embedded trainer reports too.
+    """Return the metrics of KL divergence, entropy and mismatch before the step's first update,
+    under the same names as in the embedded trainer.
 
     `log_probs` and `entropies` have one tensor for each row, [response tokens]. `version` is the
     version of the trainer's weights. Means are taken over response tokens, with the loss weights of

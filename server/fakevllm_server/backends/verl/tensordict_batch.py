@@ -23,7 +23,7 @@ def make_tensordict(
     *,
     is_trained: bool = True,
 ) -> TensorDict:
-    """Return the batch for verl's workers.
+    """Return a batch of calls as a TensorDict for verl's workers.
 
     With this batch, verl's loss is the mean over response tokens with the loss weights of their
     calls: verl multiplies by `rollout_is_weights` and divides by the sum of `loss_mask` over all
@@ -65,7 +65,8 @@ def make_tensordict(
 
 
 def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
-    """Return a worker's output for the response tokens of each row, [response tokens].
+    """Return a worker's output at the response tokens only: one tensor [response tokens] for each
+    row.
 
     `per_token` is jagged, [rows, tokens]. Its value at position i is about token i + 1.
     """
@@ -76,7 +77,8 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
 
 
 def _repeat(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
-    """Return a function that gives all response tokens of a row the same value."""
+    """Return a function of one value for each row. The function repeats each value for all response
+    tokens of the row."""
     return lambda row: [value(row)] * len(row.response_ids)
 
 

@@ -59,8 +59,8 @@ class VerlTrainer:
         *,
         has_reference: bool = False,
     ) -> None:
-        """`micro_batch_tokens` overrides the job's setting. `has_reference` says whether the
-        workers keep the weights of the reference policy."""
+        """Create the trainer with its workers. `micro_batch_tokens` overrides the job's setting. If
+        `has_reference` is true, the workers keep the weights of the reference policy."""
         self._cluster = cluster
         self._workers = workers
         self._model = model
@@ -75,7 +75,8 @@ class VerlTrainer:
         await self._run(lambda: self._boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        """Train on a batch. Raises PartialStep if the step fails after its first update."""
+        """Run one training step on a batch. Raises PartialStep if the step fails after its first
+        update."""
         with partial_step_guard() as updates:
             return await self._run(lambda: self._step(batch, loss, updates))
 
@@ -98,8 +99,8 @@ class VerlTrainer:
         await self._run(lambda: self._restore(folder))
 
     def _boot(self, job: TrainJob) -> None:
-        """Set the job's settings. Weights and the optimizer's moments stay, so a boot may follow a
-        restore.
+        """Apply the settings of a job. The weights and the optimizer's moments do not change, so a
+        boot may follow a restore.
 
         Raises BackendRefused for settings that the verl trainer does not support.
         """
@@ -132,10 +133,11 @@ class VerlTrainer:
         updates: UpdateTracker,
         version: int | None,
     ) -> StepMetrics:
-        """Make `ppo_epochs` updates, and return the metrics of the step.
+        """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
-        A loss or gradient norm that is not finite ends the step without a further update, and is
-        reported unchanged. A mismatch above the job's limit ends the step before any update.
+        If the loss or the gradient norm is not finite, the step ends without a further update, and
+        the metrics contain the non-finite value. If the mismatch is above the job's limit, the step
+        ends before any update.
         """
         job = self._job
         has_kl_loss = policy_loss.spec.kl_loss_coef > 0
@@ -168,7 +170,8 @@ class VerlTrainer:
         return mean_of_epochs(epochs)
 
     def _set_loss(self, spec: LossSpec) -> VerlPolicyLoss:
-        """Send the loss to the workers if it differs from their current loss, and return it."""
+        """Return the policy loss for `spec`. If it differs from the workers' current loss, send the
+        new loss to the workers."""
         self._check_reference(spec.kl_loss_coef > 0)
         if self._loss is None or self._loss.spec != spec:
             loss = VerlPolicyLoss(spec)
@@ -203,11 +206,11 @@ class VerlTrainer:
         self._workers.export_weights(folder, self._export_dtype)
 
     def _restore(self, folder: Path) -> None:
-        """Load a checkpoint.
+        """Load a checkpoint into the workers.
 
         Raises BackendError, before any weight has changed, if the checkpoint cannot be read. Raises
-        BackendRefused if another number of workers saved it: restoring an older checkpoint instead
-        would undo steps without the user's consent.
+        BackendRefused if the checkpoint was saved by another number of workers. An older checkpoint
+        is not used instead, because this would undo steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
@@ -227,8 +230,8 @@ class VerlTrainer:
         return await self._thread.run(lambda: self._exit_if_lost(action))
 
     def _exit_if_lost(self, action: Callable[[], Result]) -> Result:
-        """Run an action, and end this process if workers were lost. The server then starts a new
-        process and restores the latest checkpoint."""
+        """Run an action and return its result. If workers were lost, end this process; the server
+        then starts a new process and restores the latest checkpoint."""
         try:
             return action()
         except WorkersLost as error:
@@ -241,8 +244,8 @@ class VerlTrainer:
 
 
 def _check_model_settings(job: TrainJob) -> None:
-    """Raise BackendError if the job sets properties of the model, because the workers build their
-    models before the job is known."""
+    """Check that the job does not set properties of the model, because the workers build their
+    models before the job is known. Raises BackendError if it does."""
     for setting, is_set, reason in (
         ("lora_rank", job.lora_rank > 0, "because it trains all weights"),
         (

@@ -16,9 +16,11 @@ MAX_SHARD_BYTES = 5 * 2**30
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write `model.safetensors`, or several shards and their index.
+    """Write the weights to `model.safetensors`, or to several shard files and an index of the
+    shards.
 
-    A tensor larger than `max_shard_bytes` gets a shard of its own.
+    A shard has at most `max_shard_bytes` bytes. A tensor larger than this limit gets a shard of its
+    own.
     """
     shard_of_tensor: dict[str, str] = {}
     shard: dict[str, Tensor] = {}

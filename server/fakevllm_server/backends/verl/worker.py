@@ -1,4 +1,5 @@
-"""One rank of the trainer, in a Ray actor: verl's worker, with a reference and an export."""
+"""One worker (rank) of the trainer, in a Ray actor. It is verl's worker, extended by a reference
+policy and by the export of weights."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -63,7 +64,8 @@ class PolicyWorker(TinkerTrainingWorker):
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the weights as safetensors. All ranks gather each tensor, and rank 0 writes it."""
+        """Write the weights as safetensors files. All ranks gather each tensor, and rank 0 writes
+        the gathered tensor."""
         tensors = self._named_tensors(dtype, is_kept=self.rank == 0)
         if self.rank == 0:
             write_weights(folder, tensors)
@@ -74,7 +76,7 @@ class PolicyWorker(TinkerTrainingWorker):
 
     @contextmanager
     def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:
-        """Use other weights within the context. Restore the trained weights after it."""
+        """Use other weights within the `with` block. Restore the trained weights at its end."""
         shards = self._shards()
         trained = [shard.to("cpu", copy=True) for shard in shards]
         try:
@@ -85,7 +87,8 @@ class PolicyWorker(TinkerTrainingWorker):
             _copy(trained, shards)
 
     def _shards(self) -> list[Tensor]:
-        """Return this rank's shard of each parameter: the storage itself, without autograd."""
+        """Return this rank's shard of each parameter. The returned tensors share the memory of the
+        parameters, and are not part of autograd."""
         self._reshard()
         with torch.no_grad():
             return [
@@ -96,8 +99,8 @@ class PolicyWorker(TinkerTrainingWorker):
     def _reshard(self) -> None:
         """Free the gathered parameters of all layers.
 
-        A failed pass leaves some layers gathered. The next pass would use these copies instead of
-        the shards.
+        A failed pass leaves some layers with gathered parameters. Without this function, the next
+        pass would use these old copies instead of the shards.
         """
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
@@ -109,10 +112,12 @@ class PolicyWorker(TinkerTrainingWorker):
         return engine.module
 
     def _named_tensors(self, dtype: torch.dtype, *, is_kept: bool) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights one by one. If `is_kept` is true, yield the gathered weights on the
-        CPU; otherwise yield nothing.
+        """Gather the weights one by one from all ranks. If `is_kept` is true, yield the name and
+        the gathered tensor of each weight, on the CPU. If `is_kept` is false, only take part in the
+        gathering, and yield nothing.
 
-        The names are those of a Hugging Face folder. Tied weights are yielded once.
+        The weights have the same names as in a Hugging Face model folder. A weight that is tied to
+        another weight is yielded only once.
         """
         engine: Any = self.engine
         is_tied = engine.model_config.hf_config.get_text_config().tie_word_embeddings
@@ -129,7 +134,8 @@ def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
 
 
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    """Return an exact copy on the CPU. It is bfloat16 if that is exact, as for most models."""
+    """Return an exact copy of a tensor on the CPU. The copy is in bfloat16 if bfloat16 represents
+    all values exactly, as for the starting weights of most models."""
     exact = tensor.to("cpu", copy=True)
     rounded = exact.to(torch.bfloat16)
     return rounded if torch.equal(rounded.to(exact.dtype), exact) else exact

@@ -20,20 +20,20 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """A worker has died, or its rank is out of step with the others. Training can continue only
-    after all workers have been started again."""
+    """Error: a worker has died, or a rank is out of step with the other ranks. Training can
+    continue only after all workers have been started again."""
 
 
 class WorkerGroup:
     """All workers of the trainer. Each method runs on every rank.
 
-    If a call fails, the method raises BackendError if all workers still live, and WorkersLost
-    otherwise.
+    If a call fails and all workers are still alive, the method raises BackendError. If a call fails
+    because a worker died, the method raises WorkersLost.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
-        """Start the workers. With `on_loopback`, all workers are on this machine, and use its
-        loopback address for their rendezvous."""
+        """Start the workers. If `on_loopback` is true, all workers are on this machine, and connect
+        to each other by its loopback address."""
         self.num_workers = sum(workers_per_node)
         pool = RayResourcePool(
             process_on_nodes=workers_per_node, use_gpu=True, max_colocate_count=1
@@ -56,7 +56,8 @@ class WorkerGroup:
         self._call_all("set_grad_clip", grad_clip)
 
     def forward_backward(self, rows: Any) -> tuple[float, Any]:
-        """Add the gradients of a batch to the gradients that the workers hold.
+        """Run a forward and backward pass over a batch. Its gradients are added to the gradients
+        that the workers hold.
 
         Return the loss of the batch, and verl's output with `log_probs` and `entropy` of every row
         in order.
@@ -103,8 +104,9 @@ class WorkerGroup:
         return self._wait(self._group.execute_all_async(method, *arguments))
 
     def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
-        """Return the results of all ranks. A failure is raised as soon as one rank fails, because
-        the other ranks would then wait for it forever."""
+        """Wait for a call on all ranks, and return the results of all ranks. If one rank fails, its
+        failure is raised at once, because the other ranks would wait for the failed rank forever.
+        """
         waiting = list(futures)
         try:
             while waiting:
@@ -124,7 +126,8 @@ class WorkerGroup:
 
 
 def _describe(error: Exception) -> str:
-    """Return the type and the first line of an error, or of its cause in the worker."""
+    """Return the type and the first line of the message of an error. If the error has a cause in
+    the worker, describe the cause instead."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"

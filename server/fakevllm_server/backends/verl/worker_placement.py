@@ -1,4 +1,4 @@
-"""How many workers run on each node of the Ray cluster. Pure."""
+"""Placement of workers: the number of workers on each node of the Ray cluster."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from fakevllm_server.types.backend import BackendRefused
 
 
 def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
-    """Return the number of workers for each node in use. All of these nodes get the same number.
+    """Return the number of workers on each node that is used. All used nodes get the same number of
+    workers.
 
-    Each worker takes one GPU. As few nodes as possible are used. `num_workers` None means one
-    worker for each GPU. Raises BackendRefused if there is no such placement.
+    The first argument has the number of GPUs of each node. Each worker takes one GPU. As few nodes
+    as possible are used. If `num_workers` is None, there is one worker for each GPU. Raises
+    BackendRefused if no placement is possible.
 
     >>> place_workers([8, 8], None), place_workers([8, 8], 4), place_workers([8, 8, 2], 12)
     ([8, 8], [4], [6, 6])

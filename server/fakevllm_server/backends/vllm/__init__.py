@@ -1,1 +1,2 @@
-"""vLLM as the rollout engine: a child process of the server, or a vLLM server at a URL."""
+"""vLLM as the rollout engine. vLLM is a child process of the server, or an external server at a
+URL."""

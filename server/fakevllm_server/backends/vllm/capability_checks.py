@@ -1,8 +1,8 @@
-"""Checks of what vLLM can do, evaluated from its responses. Pure: `capability_probe` sends the
-requests.
+"""Checks of vLLM's capabilities, evaluated from vLLM's responses. The module `capability_probe`
+sends the requests.
 
-vLLM can serve even if all checks fail. Training requires the checks with `is_required`: token ids,
-their logprobs, and routes that replace the weights.
+vLLM can serve even if all checks fail. Training is possible only if all checks with `is_required`
+succeed: token ids, logprobs of these ids, and routes that replace the weights.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CheckResult:
     """Whether training requires that the check succeeds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the entry for engine_probes.json."""
+        """Return the result of the check as an entry of engine_probes.json."""
         return {
             "name": self.name,
             "ok": self.is_ok,
@@ -56,7 +56,8 @@ class CheckResult:
 
 
 def training_refusal(results: Sequence[CheckResult]) -> str | None:
-    """Return in one sentence why this vLLM's samples cannot be trained on, or None."""
+    """Return the reason, in one sentence, why samples of this vLLM cannot be used for training.
+    Return None if they can."""
     failed = [result for result in results if result.is_required and not result.is_ok]
     if not failed:
         return None
@@ -67,7 +68,7 @@ def training_refusal(results: Sequence[CheckResult]) -> str | None:
 
 
 def check_version(response: VllmResponse) -> CheckResult:
-    """Check the response to GET /version."""
+    """Check vLLM's version by the response to GET /version, and return the result."""
     version = response.json.get("version")
     if version is None:
         return CheckResult("version", False, f"not reported ({response.detail})")
@@ -77,7 +78,7 @@ def check_version(response: VllmResponse) -> CheckResult:
 
 
 def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResult:
-    """Check whether vLLM serves the model under the wanted name."""
+    """Check that vLLM serves the model under the wanted name."""
     if served == wanted:
         return CheckResult("model", True, f"{served}, {max_model_len} tokens")
     finding = f"it serves no {wanted!r}; apps must use {served!r} ({max_model_len} tokens)"
@@ -85,7 +86,8 @@ def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResul
 
 
 def check_token_ids(response: VllmResponse) -> CheckResult:
-    """Check a chat completion that was requested with `return_token_ids`."""
+    """Check that a chat completion, which was requested with `return_token_ids`, contains the token
+    ids."""
 
     def failed(finding: str) -> CheckResult:
         return CheckResult("token ids", False, finding, "version >=0.24", is_required=True)
@@ -122,12 +124,13 @@ def check_logprobs(response: VllmResponse) -> CheckResult:
 
 
 def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
-    """Check that the logprobs belong to the distribution from which vLLM samples, whose logits are
-    divided by the temperature.
+    """Check that vLLM reports the logprobs of the distribution from which it samples: the
+    distribution after the logits were divided by the temperature.
 
-    The arguments are completions of the same prompt at temperatures 1 and 2, with the top logprobs
-    of the first token. The temperature divides logits, so at temperature 2 the difference of two
-    logprobs must be half the difference at temperature 1.
+    The arguments are two completions of the same prompt, at temperatures 1 and 2, with the top
+    logprobs at the first position. Logits are divided by the temperature. Therefore the difference
+    between the logprobs of two tokens at temperature 2 must be half of the difference at
+    temperature 1.
     """
 
     def result(is_ok: bool, finding: str, fix: str = "") -> CheckResult:
@@ -153,7 +156,8 @@ def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> Ch
 
 
 def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
-    """Check the routes that replace weights, by the response to a GET on each of UPDATE_ROUTES."""
+    """Check that vLLM has the routes that replace the weights, by the response to a GET on each of
+    UPDATE_ROUTES."""
     name, fix = "weight update", "VLLM_SERVER_DEV_MODE=1 in its environment"
     missing = [route for route, response in responses.items() if response.status != NO_SUCH_METHOD]
     if missing:
@@ -163,7 +167,8 @@ def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
 
 
 def check_tool_calls(response: VllmResponse, chat_template: str | None) -> CheckResult:
-    """Check the response to a chat completion with tools and `tool_choice: auto`."""
+    """Check that vLLM supports tool calls, by the response to a chat completion with tools and
+    `tool_choice: auto`."""
     if response.is_ok:
         return CheckResult("tool calls", True, "accepted")
     parser = tool_parser(chat_template) or "NAME"
@@ -172,7 +177,8 @@ def check_tool_calls(response: VllmResponse, chat_template: str | None) -> Check
 
 
 def check_reasoning(server_info: VllmResponse, chat_template: str | None) -> CheckResult:
-    """Check that a model whose template has `<think>` is served with a reasoning parser.
+    """Check that vLLM serves a model with a reasoning parser if the model's chat template contains
+    `<think>`.
 
     Only a vLLM in development mode responds to GET /server_info. Without a response from
     /server_info, the check succeeds.
@@ -205,7 +211,8 @@ def _is_logprob(value: object) -> TypeGuard[float]:
 
 
 def _top_logprobs(response: VllmResponse) -> dict[str, float]:
-    """Return token -> logprob for the first token's alternatives, without impossible tokens."""
+    """Return the top logprobs at the first position of a completion, by token. Impossible tokens
+    (logprob -inf) are left out."""
     entries = _logprobs(response)
     alternatives = as_list(entries[0].get("top_logprobs")) if entries else []
     by_token = {entry.get("token"): entry.get("logprob") for entry in map(as_object, alternatives)}

@@ -48,10 +48,11 @@ class ServedModel:
 async def probe(
     client: ControlClient, wanted_name: str, chat_template: str | None
 ) -> tuple[ServedModel, list[CheckResult]]:
-    """Send the probe requests. Return the served model and the results of all checks.
+    """Send the probe requests to vLLM. Return the served model and the results of all capability
+    checks.
 
     Raises BackendError if vLLM does not respond or fails, which may be temporary. Raises
-    BackendRefused if vLLM requires another API key or is not a vLLM.
+    BackendRefused if vLLM requires another API key, or if the server is not a vLLM.
     """
     model = served_model(await client.get("/v1/models"), wanted_name)
     at_one = await _complete(client, model, max_tokens=8, temperature=1.0)
@@ -92,7 +93,7 @@ def served_model(response: VllmResponse, wanted_name: str) -> ServedModel:
 
 
 def write_report(results: Sequence[CheckResult], run_dir: Path) -> None:
-    """Write the results to the log and to `PROBE_FILE`."""
+    """Write the results of all capability checks to the log and to the file `PROBE_FILE`."""
     for result in results:
         log.log(logging.INFO if result.is_ok else logging.WARNING, "vLLM %s", result)
     entries = [result.to_json() for result in results]
@@ -100,7 +101,7 @@ def write_report(results: Sequence[CheckResult], run_dir: Path) -> None:
 
 
 async def _complete(client: ControlClient, model: ServedModel, **sampling: Any) -> VllmResponse:
-    """Request a chat completion with token ids and logprobs."""
+    """Request a chat completion with token ids and logprobs, and return the response."""
     reports = {
         "logprobs": True,
         "top_logprobs": NUM_TOP,
@@ -113,8 +114,9 @@ async def _complete(client: ControlClient, model: ServedModel, **sampling: Any) 
 
 
 def _settled(response: VllmResponse, request: str) -> VllmResponse:
-    """Return a response that shows what this vLLM can do. Raises BackendError if there was no
-    response or a server error, which may be temporary."""
+    """Return `response` unchanged if it is conclusive about vLLM's capabilities. Raises
+    BackendError if there was no response or a server error, because such a failure may be
+    temporary."""
     if response.status == 0:
         raise BackendError(f"vLLM did not respond to {request}: {response.detail}")
     if response.status >= SERVER_ERROR:

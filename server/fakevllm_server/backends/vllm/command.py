@@ -1,6 +1,7 @@
-"""The command line and environment of `vllm serve`. Pure: this module starts nothing.
+"""The command line and the environment of `vllm serve`. This module does not start a process.
 
-All values set here are defaults. An argument or environment variable of the user overrides them.
+All values that this module sets are defaults. An argument or environment variable of the user
+overrides a default.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Install:
 
     @property
     def is_known(self) -> bool:
-        """Whether the version is in `KNOWN_VERSIONS`."""
+        """Whether the installed version of vLLM is in `KNOWN_VERSIONS`."""
         low, high = KNOWN_VERSIONS
         return low <= _release(self.version) < high
 
@@ -100,7 +101,8 @@ def serve_command(
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
-    """Return the vLLM arguments for the engine settings of the job, by name without dashes.
+    """Return the arguments of `vllm serve` for the engine settings of a job, by the argument's name
+    without leading dashes.
 
     >>> job_arguments(TrainJob(max_num_seqs=8))
     {'max-num-seqs': '8'}
@@ -110,7 +112,8 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
 
 
 def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[str, str]:
-    """Return the environment for vLLM's process. Inherited variables override the defaults."""
+    """Return the environment variables for vLLM's process. Inherited variables override the
+    defaults."""
     defaults = {
         # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",
@@ -127,7 +130,8 @@ def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[st
 
 
 def tool_parser(chat_template: str | None) -> str | None:
-    """Return the name of vLLM's parser for the tool calls of a chat template, or None.
+    """Return the name of vLLM's parser for the tool call format of a chat template. Return None if
+    no parser is known.
 
     >>> tool_parser("{{ '<tool_call>' }}")
     'hermes'
@@ -138,7 +142,8 @@ def tool_parser(chat_template: str | None) -> str | None:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
-    """Parse long flags into vLLM's name of the flag -> its value, or None if it has no value.
+    """Parse command line arguments. Return the value of each long flag by vLLM's name of the flag.
+    A flag without a value has the value None.
 
     The name has no leading dashes, no `no-`, and hyphens instead of underscores.
 
@@ -181,7 +186,7 @@ def _defaults(
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Return (major, minor) of a version. Parts that are not numbers count as 0.
+    """Return the major and minor number of a version. A part that is not a number counts as 0.
 
     >>> _release("0.27.1+cpu")
     (0, 27)

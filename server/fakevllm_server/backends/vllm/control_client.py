@@ -1,4 +1,5 @@
-"""HTTP client for vLLM's own routes: health, weight updates, and what the probes need.
+"""HTTP client for the control of a vLLM: health, weight updates, and the requests of the capability
+probes.
 
 Every call has a timeout.
 """
@@ -43,31 +44,34 @@ class ControlClient:
         await self._http.close()
 
     async def get(self, path: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> VllmResponse:
-        """Send a GET. A connection error or timeout is a response with status 0."""
+        """Send a GET request to vLLM and return the response. After a connection error or a
+        timeout, the returned response has status 0."""
         return await self._send("GET", path, None, timeout_s)
 
     async def post(
         self, path: str, body: Json | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> VllmResponse:
-        """Send a POST. A connection error or timeout is a response with status 0."""
+        """Send a POST request to vLLM and return the response. After a connection error or a
+        timeout, the returned response has status 0."""
         return await self._send("POST", path, body, timeout_s)
 
     async def is_healthy(self) -> bool:
         return (await self.get("/health", HEALTH_TIMEOUT_S)).is_ok
 
     async def pause(self) -> None:
-        """Pause vLLM. It runs no engine step until `resume`, and keeps its requests.
+        """Pause vLLM. A paused vLLM runs no engine step until `resume`, and keeps its running
+        requests.
 
         Raises the errors of `load_weights`.
         """
         await self._require("/pause?mode=keep", PAUSE_TIMEOUT_S)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load weights into a paused vLLM, then resume it.
+        """Load new weights into a paused vLLM, then resume vLLM.
 
-        The pause prevents an engine step with a mixture of old and new weights. If loading fails,
-        vLLM stays paused. Raises ActionFailed if vLLM reports a failure, and BackendError if vLLM
-        does not respond.
+        Because of the pause, no engine step computes with a mixture of old and new weights. If
+        loading fails, vLLM stays paused. Raises ActionFailed if vLLM reports a failure, and
+        BackendError if vLLM does not respond.
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._require("/collective_rpc", RELOAD_TIMEOUT_S, body)
@@ -92,13 +96,14 @@ class ControlClient:
         return (await self.get("/is_paused")).json.get("is_paused") is True
 
     async def update_version(self, version: int) -> bool:
-        """Tell vLLM the version of its weights. Return False if this vLLM does not record it."""
+        """Send vLLM the version of its weights. Return False if this vLLM does not record
+        versions."""
         body = {"new_version": str(version)}
         return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
-        """Send a POST and return the response with status 200. Raises the errors of
-        `load_weights`."""
+        """Send a POST request and return the response, which has status 200. For another status,
+        raises the errors of `load_weights`."""
         response = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if response.status == 0:

@@ -1,6 +1,7 @@
-"""The chat template and the default sampling, read from vLLM's model folder.
+"""The chat template and the default sampling parameters, read from vLLM's model folder.
 
-Neither can be read if `model` is a name that vLLM downloads from the Hugging Face hub.
+If the model is a Hugging Face name that vLLM downloads, there is no local folder and neither can be
+read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> st
 
 
 def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
-    """Return the sampling settings that vLLM uses for a request without sampling settings."""
+    """Return the default sampling parameters, which vLLM uses for a request that sets none."""
     source = flags.get("generation-config") or "auto"
     folder = model if source == "auto" else source
     settings: Json = {}

@@ -1,11 +1,11 @@
-"""A process between the server and vLLM that leaves no process of vLLM behind.
+"""The process supervisor: a process between the server and vLLM that ends all processes of vLLM.
 
     python -m fakevllm_server.backends.vllm.process_supervisor -- PROGRAM [ARGUMENT...]
 
 The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
-that it starts belong to that group. The supervisor passes SIGTERM on to PROGRAM. It ends the whole
-group when PROGRAM ends, or when the supervisor's standard input closes because the server was
-killed. The supervisor's exit code is that of PROGRAM.
+that PROGRAM starts belong to this group. The supervisor passes SIGTERM on to PROGRAM. The
+supervisor ends the whole group when PROGRAM ends, or when its own standard input closes because the
+server was killed. The exit code of the supervisor is the exit code of PROGRAM.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ POLL_INTERVAL_S = 0.02
 
 
 def main() -> int:
-    """Run the program in `sys.argv` and return its exit code, or 128 + the signal that ended it."""
+    """Run the program in `sys.argv`, and end all its processes. Return the program's exit code, or
+    128 + the number of the signal that ended the program."""
     command = sys.argv[1:]
     if command[:1] != ["--"] or not command[1:]:
         print("usage: process_supervisor -- PROGRAM [ARGUMENT...]", file=sys.stderr)
@@ -55,7 +56,8 @@ def main() -> int:
 
 
 def _wait_for_exit_or_eof(pid: int) -> bool:
-    """Return True once the process has ended, or False once standard input has closed."""
+    """Wait until the program has ended or standard input has closed. Return True if the program has
+    ended, and False if standard input has closed."""
     process = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -69,10 +71,11 @@ def _wait_for_exit_or_eof(pid: int) -> bool:
 
 
 def _end_group() -> None:
-    """End all other processes of the group: first with SIGTERM, then with SIGKILL.
+    """End all other processes of the supervisor's process group: first with SIGTERM, then with
+    SIGKILL.
 
-    Python's resource trackers get SIGKILL last, because they clean up after the other processes. A
-    process that survives SIGKILL hangs in the kernel, and nothing can end it.
+    Resource trackers of Python get SIGKILL last, because they clean up after the other processes. A
+    process that survives SIGKILL hangs in the kernel, and cannot be ended.
     """
     started_at = time.monotonic()
     _send_signal(_other_processes(), signal.SIGTERM)
@@ -84,10 +87,10 @@ def _end_group() -> None:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Return whether the process is Python's resource tracker.
+    """Return whether a process is a resource tracker of Python.
 
-    The tracker removes the shared memory of killed processes. The tracker ignores SIGTERM, and ends
-    by itself when the processes that use it have ended.
+    A resource tracker removes the shared memory of killed processes. The tracker ignores SIGTERM,
+    and ends by itself when all processes that use the tracker have ended.
     """
     try:
         return b"resource_tracker" in (Path("/proc") / str(pid) / "cmdline").read_bytes()
@@ -96,7 +99,7 @@ def _is_resource_tracker(pid: int) -> bool:
 
 
 def _other_processes() -> list[int]:
-    """Return the ids of the live processes in this process's group, except this process."""
+    """Return the ids of all other live processes in the supervisor's process group."""
     return [process for process in live_processes(GROUP, os.getpgrp()) if process != os.getpid()]
 
 

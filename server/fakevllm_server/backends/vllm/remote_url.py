@@ -1,4 +1,4 @@
-"""Validation of `--rollout-url`, the URL of a vLLM that the server did not start. Pure."""
+"""Validation of `--rollout-url`, the URL of a vLLM that the server did not start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PATHS = ("", "/", "/v1", "/v1/")
 
 
 def base_url(url: str) -> str:
-    """Return the URL without its path.
+    """Check the URL of a vLLM server, and return the URL without its path.
 
     Raises BackendRefused for a URL that cannot be a vLLM server. The message contains no part of
     the URL, because the URL may contain a password.
@@ -33,8 +33,8 @@ def base_url(url: str) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """Return the host, and the port if the URL has a port. Raises BackendRefused for the same URLs
-    as `base_url`.
+    """Return the host of a URL, with the port if the URL has a port. Raises BackendRefused for a
+    URL that cannot be a vLLM server.
 
     >>> host_and_port("http://gpu-box:8000")
     'gpu-box:8000'
@@ -43,7 +43,8 @@ def host_and_port(url: str) -> str:
 
 
 def _problem(parts: SplitResult) -> str | None:
-    """Return why the URL is refused, or None. Raises ValueError for an invalid port."""
+    """Return the reason why a URL cannot be a vLLM server, or None if it can. Raises ValueError for
+    an invalid port."""
     if parts.scheme not in SCHEMES:
         return "it does not begin with http:// or https://"
     if "@" in parts.netloc:

@@ -1,4 +1,4 @@
-"""One HTTP response of vLLM, and tolerant access to its JSON."""
+"""One HTTP response of vLLM, and functions that read its JSON without raising an error."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class VllmResponse:
 
     @property
     def json(self) -> Json:
-        """The body as a JSON object. Any other body gives an empty object."""
+        """The response body as a JSON object, or an empty object if the body is not a JSON
+        object."""
         return parse_object(self.body)
 
     @property
     def detail(self) -> str:
-        """The reason for a failure, on one line of at most `MAX_DETAIL_CHARS` characters."""
+        """The reason for a failure, taken from the response body, on one line of at most
+        `MAX_DETAIL_CHARS` characters."""
         error = self.json.get("error")
         message = as_object(error).get("message") or error or self.body.decode(errors="replace")
         prefix = f"HTTP {self.status}: " if self.status else ""
@@ -46,10 +48,10 @@ def parse_object(text: bytes | str) -> Json:
 
 
 def as_object(value: object) -> Json:
-    """Return `value` if it is an object, else {}."""
+    """Return `value` if it is a JSON object (dict), else {}."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return `value` if it is a list, else []."""
+    """Return `value` if it is a JSON list, else []."""
     return cast(list[Any], value) if isinstance(value, list) else []

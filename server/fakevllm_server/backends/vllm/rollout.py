@@ -1,6 +1,6 @@
 """vLLM as a Rollout: a child process on a Unix socket, or a vLLM server at `--rollout-url`.
 
-A server at a URL is called external below, because this server did not start it.
+This module calls a vLLM server at a URL an external vLLM.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class VllmRollout:
         """Number of publishes in a row that failed after the pause."""
 
     async def launch(self) -> Endpoint:
-        """Start vLLM or connect to it, and probe it.
+        """Start vLLM, or connect to an external vLLM. Then probe the capabilities of this vLLM.
 
         Raises BackendRefused if the user must correct a setting, and BackendError if vLLM does not
         become ready for another reason.
@@ -73,7 +73,8 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace vLLM's weights between calls. Raises BackendError if that fails.
+        """Replace vLLM's weights. First, running calls have up to `DRAIN_BOUND_S` seconds to
+        finish. Raises BackendError if the weights cannot be replaced.
 
         * If vLLM could not be paused, it continues with the old weights.
         * If a child process fails after the pause, it is ended, because its weights are unknown.
@@ -96,7 +97,8 @@ class VllmRollout:
         return await self._client.is_healthy()
 
     async def lost(self) -> str:
-        """Wait until vLLM has ended or hangs, and return what happened. End a hung vLLM."""
+        """Wait until vLLM has ended or hangs. Return a message that describes the failure. A child
+        process that hangs is ended."""
         if self._client is None:
             return "vLLM is not running"
         hung = asyncio.ensure_future(self._wait_until_hung(self._client))
@@ -116,7 +118,8 @@ class VllmRollout:
     async def close(self) -> None:
         """End the child process, or disconnect from an external vLLM.
 
-        A cancelled close continues in the background, and the next close waits for its end.
+        If this call is cancelled, closing continues in the background, and the next call of `close`
+        waits until it has finished.
         """
         if self._closing is None or self._closing.done():
             self._closing = asyncio.ensure_future(self._close())
@@ -193,7 +196,7 @@ class VllmRollout:
         )
 
     async def _pause(self, client: ControlClient) -> None:
-        """Pause vLLM. If that fails, try to resume it, and raise BackendError."""
+        """Pause vLLM. If the pause fails, try to resume vLLM, and raise BackendError."""
         self._is_changing = True
         try:
             await client.pause()
@@ -210,9 +213,9 @@ class VllmRollout:
             ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
-        """Handle a failed pause, after which it is unknown whether vLLM is paused. End a child
-        process, so that the server starts it again. Mark an external vLLM as failed, so that the
-        server connects to it again. Return the error to raise."""
+        """Handle a failed pause, after which it is unknown whether vLLM is paused. A child process
+        is ended, so that the server starts vLLM again. An external vLLM is marked as failed, so
+        that the server connects to this vLLM again. Return the error to raise."""
         if self._spec.url is None:
             await self.close()
             return BackendError(
@@ -223,7 +226,7 @@ class VllmRollout:
         return BackendError(f"{self._name} was not paused for new weights: {failure}")
 
     async def _push(self, client: ControlClient, folder: Path, version: int) -> None:
-        """Load weights into vLLM. If that fails, try once more."""
+        """Load new weights into vLLM. If loading fails, try once more."""
         try:
             await client.load_weights(folder, version)
         except BackendError as failure:
@@ -233,8 +236,8 @@ class VllmRollout:
             await client.load_weights(folder, version)
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
-        """Handle a failed publication: end a child process, or count the failure of an external
-        vLLM. Return the error to raise."""
+        """Handle a failed publication of weights. A child process is ended. For an external vLLM,
+        the failure is counted. Return the error to raise."""
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")
@@ -278,14 +281,15 @@ def _size(file: Path) -> int:
 
 
 def _read_from(file: Path, position: int) -> str:
-    """Return the text of a log from a byte position on."""
+    """Return the text of a log file from a byte position to the end."""
     with file.open("rb") as log_file:
         log_file.seek(position)
         return log_file.read().decode(errors="replace")
 
 
 def find_install() -> Install:
-    """Find the vLLM of this Python without importing it. Raises BackendRefused if there is none."""
+    """Return the vLLM that is installed for this Python, without importing vllm. Raises
+    BackendRefused if vLLM is not installed."""
     try:
         version = importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:

@@ -10,7 +10,7 @@ The simulation keeps these properties of vLLM:
 * While it is paused, the simulation samples nothing.
 * After a failed reload, the content of every answer is HALF_LOADED.
 
-Each `Fault` is one wrong setup or one failure of vLLM.
+Each `Fault` makes the simulation behave like a vLLM with one wrong setting or one failure.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SimulatedVllm:
         self._resumed.set()
 
     def app(self) -> web.Application:
-        """Return the HTTP application."""
+        """Return the HTTP application of the simulated vLLM."""
         app = web.Application()
         app.add_routes(
             [
@@ -186,8 +186,8 @@ def _server_error(message: str) -> web.Response:
 
 
 def policy(temperature: float) -> list[float]:
-    """Return the logprobs of the whole vocabulary, from the most to the least likely token. They do
-    not depend on the prompt."""
+    """Return the logprobs of all tokens of the vocabulary, from the most to the least likely token.
+    The logprobs do not depend on the prompt."""
     logits = [-0.25 * token / temperature for token in range(VOCABULARY)]
     total = math.log(sum(map(math.exp, logits)))
     return [logit - total for logit in logits]

@@ -1,4 +1,5 @@
-"""Known causes of a failed start of vLLM, recognized in its log, each with a fix. Pure."""
+"""Known causes of a failed start of vLLM, each with a fix. A cause is recognized by the text of
+vLLM's log."""
 
 from __future__ import annotations
 

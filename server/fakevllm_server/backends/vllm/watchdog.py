@@ -26,7 +26,7 @@ CANARY = {"prompt": "a", "max_tokens": 1}
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The state of vLLM at one moment."""
+    """The observed state of vLLM at one moment."""
 
     at: float
     """Seconds on a monotonic clock."""
@@ -41,15 +41,16 @@ class Observation:
 
 
 class Watchdog:
-    """The decision whether one vLLM hangs, from its observations in order of time. Pure."""
+    """The decision whether a vLLM hangs, made from the observations of this vLLM in order of
+    time."""
 
     def __init__(self, now: float) -> None:
         self._last_healthy_at = now
         self._last_progress_at = now
 
     def observe(self, state: Observation) -> str | None:
-        """Add an observation. If vLLM hangs, return how it hangs, as the predicate of a sentence;
-        otherwise return None."""
+        """Add an observation. If vLLM hangs, return a description of the hang, as the predicate of
+        a sentence. Otherwise return None."""
         if state.is_healthy:
             self._last_healthy_at = state.at
         if state.has_progressed or state.is_paused or not state.num_running:
@@ -65,8 +66,8 @@ class Watchdog:
 async def wait_until_hung(
     client: ControlClient, num_running: Callable[[], int], is_paused: Callable[[], bool]
 ) -> str:
-    """Observe vLLM every `POLL_INTERVAL_S` seconds until it hangs. Return a description of how it
-    hangs."""
+    """Observe vLLM every `POLL_INTERVAL_S` seconds until vLLM hangs. Return a description of the
+    hang."""
     watchdog, progress = Watchdog(time.monotonic()), _ProgressProbe(client)
     try:
         while True:
@@ -83,10 +84,10 @@ async def wait_until_hung(
 
 
 class _ProgressProbe:
-    """A test whether the engine samples.
+    """A test of whether vLLM's engine makes progress in sampling.
 
-    It compares vLLM's counters with the previous ones. If they have not increased, or if there are
-    no counters, it requests a completion of one token.
+    The test compares vLLM's progress counters with their previous values. If no counter has
+    increased, or if there are no counters, the test requests a completion of one token.
     """
 
     def __init__(self, client: ControlClient) -> None:
@@ -116,7 +117,8 @@ class _ProgressProbe:
 
 
 def sum_progress_counters(metrics: bytes) -> float | None:
-    r"""Return the sum of all progress counters, or None if there are none.
+    r"""Return the sum of all progress counters on vLLM's /metrics page, or None if the page has no
+    such counters.
 
     >>> sum_progress_counters(b'vllm:generation_tokens_total{engine="0"} 12.0\nother 3')
     12.0

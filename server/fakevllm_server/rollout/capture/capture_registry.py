@@ -10,4 +10,4 @@ CAPTURES: dict[str, type[CallCapture]] = {
     "/v1/chat/completions": ChatCapture,
     "/v1/completions": CompletionsCapture,
 }
-"""Calls at other paths are not captured."""
+"""Capture class by path. Calls at other paths are not captured."""

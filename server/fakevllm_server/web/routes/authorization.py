@@ -35,7 +35,7 @@ _MODEL_PATHS = ("/v1/", "/e/")
 
 def caller_of(state: ServerState, scope: Scope) -> str:
     """Return the owner of the API key that a request sends, or "" if the server requires no keys.
-    The owner may use the episodes that were claimed with this key."""
+    An owner may use the episodes that were claimed with the owner's key."""
     return state.config.keys.owner_of(api_key_of(header_map(scope)))
 
 

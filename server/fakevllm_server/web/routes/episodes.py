@@ -145,7 +145,7 @@ def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
 
 
 def _claim_refusal(state: ServerState, request: ClaimEpisodeRequest) -> str | None:
-    """Return why the episode cannot be claimed now; None if it can be claimed.
+    """Return the reason why the episode cannot be claimed now; None if it can be claimed.
 
     Raises HTTPException (400) for a request that can never succeed.
     """
@@ -178,7 +178,8 @@ def _scalar_reward(request: EndEpisodeRequest) -> float:
     """Return the reward of an ended episode.
 
     Raises HTTPException (400) for a reward that is not one number, or for a wrong task id. The
-    check comes before the episode is closed, so the client can end it again with a correct reward.
+    check comes before the episode is closed, so the client can repeat the request with a correct
+    reward.
     """
     output = request.workflow_output
     if not request.task_id or output.metadata.get("task_id") != request.task_id:

@@ -1,7 +1,8 @@
 """Calls to the model: endpoints of the wire formats, and small engine routes that are relayed.
 
-A call belongs to a sibling (by its header), to a claimed episode (by its path or key), or to
-neither. Calls of siblings and episodes are captured for training. Other calls are only answered.
+A header names the sibling to which a call belongs. The call's path or key names a claimed episode.
+Other calls belong to neither. Calls of siblings and episodes are captured for training. Calls that
+belong to neither are only answered.
 """
 
 from __future__ import annotations
@@ -160,10 +161,11 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait until an engine answers calls and its gate is open. Count the call as running at the
-    gate while the block runs.
+    """Wait until an engine answers calls and the engine's gate is open. Count the call as running
+    while the `with` block runs.
 
-    `failed` is the client that failed the call before. Raises WireError (503) after HOLD_S seconds.
+    `failed` is the client of the engine that failed the call before. Raises WireError (503) after
+    HOLD_S seconds.
     """
     async with AsyncExitStack() as gate:
         try:
@@ -187,7 +189,7 @@ async def _enter_gate(
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Await `work`. If the client disconnects first, cancel it, and with it the engine's
+    """Await `work`. If the client disconnects first, cancel `work`, which ends the engine's
     request."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
@@ -242,7 +244,7 @@ def _episode_of_call(
 
 
 def _with_model(checked: CheckedBody, model: str | None) -> CheckedBody:
-    """Return the body with the name of the served model: an agent may send any name."""
+    """Return the body with the name of the served model, because an agent may send any name."""
     if checked.body is None or model is None or checked.body.get("model") == model:
         return checked
     raw, body = rewrite_body(checked.raw, model=model), checked.body | {"model": model}

@@ -51,7 +51,7 @@ class VerboseReply(BaseModel):
 
 
 def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
-    """Return the inspection routes. `latest_call` is None if the server does not keep it."""
+    """Return the inspection routes. `latest_call` is None if the server does not keep a call."""
     routes = APIRouter(route_class=StrictRoute)
     for part in (_batch_routes(state), _token_routes(state), _trainer_routes()):
         routes.include_router(part)
@@ -108,7 +108,7 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 
 def _batch_routes(state: ServerState) -> APIRouter:
-    """Return the routes about the batch that is being collected."""
+    """Return the routes that show the batch that is being collected."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")
@@ -168,7 +168,7 @@ TRAINER_PATHS = (
 
 
 def _trainer_routes() -> APIRouter:
-    """Return the routes that AgentJet's own trainer calls on its server.
+    """Return the routes that AgentJet's own trainer calls on AgentJet's server.
 
     On this server, these routes refuse every call, in the protocol's format. The trainer of this
     server is its child process, and no client may set the engine's state or the batch.

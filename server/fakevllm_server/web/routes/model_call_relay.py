@@ -1,9 +1,9 @@
 """One call of a client in its wire format, and how it is sent to the engine.
 
-The engine gets a chat completions or completions request. It gets the client's original request, on
-its own route for the client's format, in two cases: if we cannot translate the request, and if the
-engine refused the translated request. An error message repeats parts of the request, so the request
-that is refused must be the one that the client wrote.
+The engine usually gets a chat completions or completions request. In two cases, the engine gets the
+client's original request on the engine's own route for the client's format: if the request cannot
+be translated, or if the engine refused the translated request. An error message repeats parts of
+the request, so the request that is refused must be the one that the client wrote.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """One call of a client. Its methods send it to the engine and the answer to the client."""
+    """One call of a client. Methods send the call to the engine, and the answer to the client."""
 
     adapter: Adapter
     """Adapter of the client's wire format."""
@@ -81,9 +81,9 @@ class ClientCall:
         await self._request_with_retry(engine, exchange, request)
 
     def captured(self, save: SaveCall) -> Attempt:
-        """Return a function that makes one attempt to answer the call, and captures its tokens.
-        Each attempt captures from the start. An attempt with a complete answer passes the captured
-        call to `save`."""
+        """Return a function that makes one attempt to answer the call and captures the call's
+        tokens. Each attempt captures from the start. An attempt with a complete answer passes the
+        captured call to `save`."""
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
             if self.adapter.upstream_path not in CAPTURES:  # the route samples no tokens
@@ -139,9 +139,9 @@ class ClientCall:
         exchange: Exchange,
         request: Callable[[ErrorPredicate], Awaitable[None]],
     ) -> None:
-        """Send the request. If the engine refuses it because prompt and token limit together exceed
-        the context, send it once more without the token limit. If the second request is refused
-        too, the client gets the first error."""
+        """Send the request to the engine. If the engine refuses the request because prompt and
+        token limit together exceed the context, send the request once more without the token limit.
+        If the second request is refused too, the client gets the first error."""
         unlimited = drop_token_limits(exchange.body)
 
         def raises_refused(status: int, body: Json) -> bool:
@@ -159,9 +159,10 @@ class ClientCall:
         await self._send_refusal(engine, first)
 
     def _open(self, engine: EngineClient) -> Exchange | WireError:
-        """Return the exchange of the call, with the job's sampling settings and without a token
-        limit that exceeds the context. If the call cannot be translated, return an error. The
-        client gets this error only if the engine has no route for the client's format."""
+        """Return the exchange that translates the call, with the job's sampling settings and
+        without a token limit that exceeds the context. If the call cannot be translated, return an
+        error. The client gets this error only if the engine has no route for the client's format.
+        """
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
             exchange = self.adapter.open(parsed, engine.info)
@@ -183,8 +184,8 @@ class ClientCall:
         return self.adapter.path != self.adapter.upstream_path
 
     def _translation(self, exchange: Exchange) -> Exchange | None:
-        """Return the exchange that translates the answer; None if the client gets the engine's own
-        bytes."""
+        """Return the exchange that translates the answer; None if the answer needs no
+        translation."""
         return exchange if self._is_translated else None
 
     def _request_body(self, exchange: Exchange) -> bytes:

@@ -38,16 +38,17 @@ class _StrictRequest(Request):
         """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
         refused, because they would break the run log or a reply.
 
-        Raises json.JSONDecodeError; orjson's error is a subclass of it.
+        Raises json.JSONDecodeError. The error of orjson is a subclass of this error.
         """
         return orjson.loads(await self.body())
 
 
 class StrictRoute(APIRoute):
-    """A route that reads strict JSON, and answers an invalid body with status 422 and one line.
+    """A route that reads strict JSON, and answers an invalid body with status 422 and a message of
+    one line.
 
-    Unlike FastAPI's own 422, the line does not repeat the body, because the body may be impossible
-    to write as JSON.
+    Unlike FastAPI's own 422, the message does not repeat the body, because the body may be
+    impossible to write as JSON.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -70,8 +71,8 @@ def add_handlers(app: FastAPI) -> None:
 
 
 def _journal_unavailable(_: Request, error: Exception) -> Response:
-    """Answer 503 instead of acknowledging a request that a crash could lose. The client may send
-    the request again; it counts once."""
+    """Return a 503 instead of acknowledging a request that a crash could lose. The client may send
+    the request again; the repeated request counts once."""
     detail = f"The request cannot be written to the journal now ({error}). Try again later."
     return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
 

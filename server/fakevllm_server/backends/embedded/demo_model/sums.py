@@ -30,7 +30,8 @@ class Sum:
         return f"What is {self.left} plus {self.right}?"
 
     def replies(self, answer: int) -> list[str]:
-        """Return three replies that state `answer`, in the three forms that the model has learnt."""
+        """Return three replies that state `answer`, in the three forms that the model has
+        learnt."""
         return [
             f"The answer is {answer}.",
             f"It is {answer}.",

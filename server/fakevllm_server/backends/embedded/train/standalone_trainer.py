@@ -52,7 +52,8 @@ class StandaloneTrainer:
         self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
-        """Stop the trainer. A running step ends after its present micro-batch, without an update."""
+        """Stop the trainer. A running step ends after its present micro-batch, without an
+        update."""
         self._closing = True
 
     async def boot(self, job: TrainJob) -> str:

@@ -209,7 +209,8 @@ class PolicyTrainer:
     def _reference_log_probs(
         self, step: StepPieces, passes: Passes
     ) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities of each piece's trained tokens under the starting weights."""
+        """Return the log-probabilities of each piece's trained tokens under the starting
+        weights."""
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()

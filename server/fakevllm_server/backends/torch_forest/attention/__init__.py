@@ -8,5 +8,6 @@
     dense.py              one mask of nodes times nodes; the reference for tests
     padded_rows.py               no sharing: calls one by one
 
-A method takes a model and a plan, and returns the hidden states on which the LM head runs.
+A method is a function of a model and a plan (the forest as tensors). The function returns the
+hidden states from which the LM head predicts trained tokens.
 """

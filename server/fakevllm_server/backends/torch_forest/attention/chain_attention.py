@@ -1,20 +1,22 @@
 """Attention along the heavy chains of a forest: the fastest method on a CPU.
 
-The heaviest child is stored next to its parent. From every node that is not a heaviest child, a run
-of consecutive nodes therefore leads down to a leaf. This run is a chain. Each node is in exactly
-one chain, and a chain is a plain causal sequence. A node's ancestors outside its chain are upper
-parts of other chains, and the node attends to each of these parts completely:
+The heaviest child of a node is the child with the largest subtree. The nodes are numbered so that
+the heaviest child directly follows its parent. A chain starts at a node that is not a heaviest
+child, and follows heaviest children down to a leaf. Its nodes are therefore consecutive. Each node
+is in exactly one chain, and a chain is a plain causal sequence. A node's ancestors outside its
+chain are upper parts of other chains, and the node attends to each of these parts completely:
 
     within a chain    causal attention of the chain to itself
     at a branch       all nodes below the lighter children attend to the chain down to the branch
 
-So there is no mask, no copy of keys, and no computed pair that is unused. A node is at most
-log2(nodes) chains away from its root, and has one partial result per chain. The partial results are
-combined by their softmax denominators, as flash attention combines its tiles. A forest without
-branches is one causal pass.
+This method needs no mask and no copy of keys, and computes no pair of nodes in vain. The path from
+the root to a node passes through at most 1 + log2(number of nodes) chains. The attention of the
+node has one partial result for each of these chains. The partial results are combined by their
+softmax denominators, as flash attention combines its tiles. A forest without branches needs one
+causal pass.
 
-The kernels are those that `scaled_dot_product_attention` uses on a CPU. They are called by name,
-because only then do they return the denominators.
+The kernels are the kernels that `scaled_dot_product_attention` uses on a CPU. They are called
+directly by name, because `scaled_dot_product_attention` does not return the softmax denominators.
 """
 
 from __future__ import annotations
@@ -65,13 +67,14 @@ class CrossBlock:
 
 
 def is_available(device: torch.device) -> bool:
-    """Return whether torch has the kernels that this method needs on `device`."""
+    """Return whether torch has the kernels that chain attention needs on `device`."""
     return device.type == "cpu" and _forward is not None and _backward is not None
 
 
 def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
-    """Return the chains as [first, last), and for each branch the block in which the nodes below
-    the lighter children attend to the chain."""
+    """Return the chains of a forest as ranges of nodes [first, last). Also return one block of full
+    attention for each branch: in this block, the nodes below the lighter children attend to the
+    chain down to the branch."""
     chains: list[tuple[int, int]] = []
     cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
@@ -88,8 +91,8 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 
 class ChainLayout:
-    """A Layout that computes chains. Layers with a window that is shorter than a call use the
-    segment layout."""
+    """A Layout that computes attention by chains. Layers whose attention window is shorter than a
+    call use the segment layout instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -111,7 +114,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Group chains of similar lengths into kernel launches."""
+    """Group chains of similar lengths into batches, and return the batches. Each batch is one
+    kernel launch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:
@@ -143,16 +147,16 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 
 class _ChainAttention(torch.autograd.Function):
-    """Attention over all ancestors, combined from one partial softmax for each kernel launch. The
-    backward kernel takes the output and the denominator of the whole softmax, so every launch
-    returns its exact share of the gradients.
-    """
+    """An autograd function: the attention of each node to all its ancestors. The output is combined
+    from the partial softmax of each kernel launch. In the backward pass, each launch gets the
+    output and the denominator of the whole softmax, and therefore returns its exact share of the
+    gradients."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: ChainLayout
     ) -> Tensor:
-        """Return the attention output. All tensors are [heads, nodes, size]."""
+        """Return the attention output of all nodes. All tensors are [heads, nodes, size]."""
         heads, nodes, size = value.shape
         # Node-major in memory, as the layers before and after need it.
         out = query.new_empty(nodes, heads, size, dtype=_accumulation_dtype(query.dtype)).transpose(
@@ -218,8 +222,8 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _select(values: Tensor, batch: ChainBatch) -> Tensor:
-    """Select the batch's nodes: [heads, nodes, …] -> [chains, heads, longest, …]. The result is a
-    view if `first_node` is set."""
+    """Return the values at the nodes of a batch: [heads, nodes, …] -> [chains, heads, longest, …].
+    If the batch's `first_node` is set, the result is a view and no copy."""
     num_chains, longest = batch.nodes.shape
     if batch.first_node is not None:
         rows = values[:, batch.first_node : batch.first_node + num_chains * longest]
@@ -229,8 +233,8 @@ def _select(values: Tensor, batch: ChainBatch) -> Tensor:
 
 
 def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
-    """Write the batch's `values` [chains, heads, longest, …] into `target` [heads, nodes, …]. Each
-    node is in one chain, so nothing is written twice."""
+    """Write the `values` of a batch, [chains, heads, longest, …], into `target`, [heads, nodes, …].
+    Each node is in exactly one chain, so no entry is written twice."""
     if batch.first_node is not None:
         _select(target, batch).copy_(values)
         return
@@ -242,5 +246,6 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    """Run the model with attention by chains. Return the hidden states from which the LM head
+    predicts trained tokens, [heads, hidden]."""
     return head_states(model, plan, ChainLayout(plan))

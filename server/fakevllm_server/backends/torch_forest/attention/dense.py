@@ -1,6 +1,7 @@
 """Attention under one mask of nodes times nodes: the reference of the tests, fast for tiny trees.
 
-The method computes masked pairs too, at full cost in time and memory.
+The method also computes the pairs of nodes that the mask hides. Time and memory are quadratic in
+the number of nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:
-    """A Layout with one boolean mask."""
+    """A Layout that computes attention under one boolean mask of all pairs of nodes."""
 
     def __init__(self, plan: Plan) -> None:
         self._pos = plan.pos
@@ -37,12 +38,14 @@ class DenseLayout:
         )
 
     def visible(self, window: int | None) -> Tensor:
-        """Return [nodes, nodes] of bool: whether the query (row) attends to the key (column)."""
+        """Return the attention mask of a forest, [nodes, nodes] of bool: whether the query node
+        (row) attends to the key node (column)."""
         if window is None:
             return self._visible
         return self._visible & (self._pos[:, None] - self._pos[None, :] < window)
 
 
 def dense(model: Any, plan: Plan) -> Tensor:
-    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    """Run the model with attention under one mask. Return the hidden states from which the LM head
+    predicts trained tokens, [heads, hidden]."""
     return head_states(model, plan, DenseLayout(plan))

@@ -1,8 +1,9 @@
 """FlexAttention over the depth-first intervals of the forest: the method for GPUs.
 
-The block mask is computed from the subtree ends of whole blocks. That takes some ten milliseconds
-and no memory for a hundred thousand nodes, whereas torch would evaluate every pair. The kernel is
-compiled once for all lengths, because a compilation per length takes longer than a step.
+The block mask is computed from the subtree ends of whole blocks of nodes. For a hundred thousand
+nodes, this takes about ten milliseconds and almost no memory. Torch's own function would evaluate
+every pair of nodes. The kernel is compiled once for all lengths, because a compilation for each
+length would take longer than a training step.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ BLOCK = 128
 
 
 class FlexLayout:
-    """A Layout of nodes padded to whole blocks. Each padding node is a tree of its own."""
+    """A Layout that computes attention by FlexAttention. The nodes are padded to whole blocks, and
+    each padding node is a separate tree."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -53,8 +55,9 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Return the block mask of a forest. `tout` (subtree ends) and `pos` are [nodes], a multiple of
-    `size`. With a window, the mask may list a block in which all pairs are masked."""
+    """Return FlexAttention's block mask of a forest. `tout` has the subtree end of each node, and
+    `pos` has the position of each node. The number of nodes is a multiple of the block size `size`.
+    With a window, the mask may list a block in which all pairs of nodes are masked."""
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
@@ -90,9 +93,10 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
 
 
 def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of key blocks of each query block, and all key blocks, sorted so that the
-    key blocks that the query block attends to come first. `blocks` is [query blocks, key blocks] of
-    bool."""
+    """Return FlexAttention's two tensors for a table of blocks. The first tensor has, for each
+    query block, the number of key blocks to which it attends. The second tensor has, for each query
+    block, the indices of all key blocks, with the attended key blocks first. `blocks` is [query
+    blocks, key blocks] of bool: whether the query block attends to the key block."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
     return counts[None, None], order[None, None]
@@ -105,6 +109,7 @@ def _compiled(device_type: str) -> Any:
 
 
 def flex(model: Any, plan: Plan) -> Tensor:
-    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    """Run the model with FlexAttention. Return the hidden states from which the LM head predicts
+    trained tokens, [heads, hidden]."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

@@ -1,8 +1,8 @@
-"""Attention without sharing: each call is a row of its own, padded on the right. It works with
-every causal model.
+"""Attention without sharing: each call is a separate row, padded on the right. The method works
+with every causal model.
 
-Calls share nothing, and transformers only runs plain forward passes. The LM head still runs once
-for each node that predicts a token.
+Calls share no tokens, and the model runs plain forward passes. The LM head still runs only once for
+each node that predicts a token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MAX_PADDING = 1.1
 
 
 def rows(model: Any, plan: Plan) -> Tensor:
-    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    """Run the model with one row for each call. Return the hidden states from which the LM head
+    predicts trained tokens, [heads, hidden]."""
     body = body_of(model)
     flat: list[Tensor] = []
     flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
@@ -42,7 +43,8 @@ def rows(model: Any, plan: Plan) -> Tensor:
 
 
 def _batches(plan: Plan) -> Sequence[Sequence[int]]:
-    """Group the calls that have trained tokens into batches of similar lengths."""
+    """Group the calls that have trained tokens into batches of similar lengths, and return the
+    batches."""
     trained = [call for call, number in enumerate(plan.num_trained) if number]
     lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
     batches: list[list[int]] = []

@@ -34,15 +34,15 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the fastest attention that shares prefixes on `device`."""
+    """Return the name of the fastest attention method that shares prefixes on `device`."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the methods that share prefixes, in order of preference: the fastest on `device`, then
-    the one that needs no special kernel."""
+    """Return the names of attention methods that share prefixes, in order of preference: first the
+    fastest method on `device`, then the method that needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
@@ -52,8 +52,8 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
-    """Return the fastest method for this piece. `sharing_attention` is the method that the device
-    and the attention check allow. The method `rows`, which shares nothing, is chosen if `rho` is
-    below MIN_RHO. It needs `rho` times the piece's memory, so it exceeds the budget by a factor of
-    at most MIN_RHO."""
+    """Return the name of the fastest attention method for a piece with the sharing factor `rho`. If
+    `rho` is at least MIN_RHO, the method is `sharing_attention`, which the device and the attention
+    check allow. Otherwise the method is `rows`, which shares no prefixes. Because `rows` computes
+    `rho` times as many tokens, it may exceed the memory budget by a factor of up to MIN_RHO."""
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

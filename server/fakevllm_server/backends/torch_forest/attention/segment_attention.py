@@ -1,4 +1,6 @@
-"""Attention per trie segment: its nodes are the queries, the nodes of its path are the keys.
+"""Attention for one segment of the forest at a time. A segment is a maximal range of nodes without
+a branch. The nodes of the segment are the queries, and all nodes from the root to the end of the
+segment are the keys.
 
 This method runs on every device and in layers with a window. Siblings of equal length share a
 kernel launch. Keys and values of a path are copied for every launch; the method `chains` avoids
@@ -24,7 +26,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments of one length with the same parent: one kernel launch."""
+    """Segments with the same parent and the same length, which are computed in one kernel
+    launch."""
 
     ancestors: Slices
     """Common ancestors, from the root."""
@@ -52,7 +55,8 @@ class SegmentLayout:
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
-    """Yield the segments in batches of equal parent and equal length."""
+    """Yield the segments of a forest in batches. All segments of a batch have the same parent and
+    the same length."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
         batches[segment.parent, segment.end - segment.start].append(segment.start)
@@ -72,8 +76,8 @@ def _attend(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Return the attention output of the batch, [heads, segments * length, size]. Query, key and
-    value are [heads, nodes, size]."""
+    """Return the attention output of a batch of segments, [heads, segments * length, size]. The
+    arguments query, key and value contain all nodes of the forest, [heads, nodes, size] each."""
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
     # all its tokens.
@@ -105,7 +109,7 @@ def _attend(
 
 
 def _last_nodes(path: Slices, number: int) -> Slices:
-    """Return the last `number` nodes of a path."""
+    """Return the last `number` nodes of a path, as ranges of consecutive nodes."""
     kept: list[tuple[int, int]] = []
     for start, end in reversed(path):
         if number <= 0:
@@ -116,13 +120,15 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
-    """Return [length, num_ancestors + length] of bool: causal, aligned to the lower right corner,
-    and within the window."""
+    """Return the attention mask of a segment, [length, num_ancestors + length] of bool. Each of the
+    segment's `length` nodes attends to the nodes before it and to itself, and with a window only to
+    nodes less than `window` positions back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
     return mask if window is None else mask.triu(num_ancestors - window + 1)
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    """Run the model with attention by segments. Return the hidden states from which the LM head
+    predicts trained tokens, [heads, hidden]."""
     return head_states(model, plan, SegmentLayout(plan))

@@ -1,9 +1,9 @@
 """The hook into transformers: an attention implementation that takes a layout as an argument.
 
-A model set to this implementation computes as with `sdpa`. Only in a forward pass with
-`forest=LAYOUT` does the layout decide which nodes a node attends to. The layout is an argument of
-the forward pass, so a layer that gradient checkpointing computes again during the backward pass
-gets the same layout.
+A model with this attention implementation normally computes as with `sdpa`. In a forward pass with
+the argument `forest=LAYOUT`, the layout decides to which nodes each node attends. Because the
+layout is an argument, a layer that gradient checkpointing computes again in the backward pass gets
+the same layout.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ IMPLEMENTATION = "fakevllm_forest"
 
 
 class Layout(Protocol):
-    """An attention over the nodes of a forest. A node attends to its ancestors and itself; in
-    layers with a window, only to those less than `window` positions back."""
+    """A computation of attention over the nodes of a forest. A node attends to its ancestors and
+    itself. In a layer with a window, a node attends only to the nodes among these that are less
+    than `window` positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        """Return the attention output, [1, heads, nodes, size]. The arguments have the same shape;
-        keys and values have fewer heads under grouped-query attention."""
+        """Return the attention output, [1, heads, nodes, size]. The arguments have the same shape,
+        except that with grouped-query attention keys and values have fewer heads."""
         ...
 
 
@@ -44,8 +45,8 @@ def forest_attention(
     forest: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention function with the signature that transformers calls. Inputs are
-    [batch, heads, tokens, size]; the output is [batch, tokens, heads, size]."""
+    """Compute attention with the signature that transformers calls. The inputs are [batch, heads,
+    tokens, size]. The returned output is [batch, tokens, heads, size]."""
     if forest is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -67,8 +68,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """Return the model that consists of body and LM head, without peft's wrapper. Adapters that
-    peft put into the layers stay there."""
+    """Return the causal language model (body and LM head) without the wrapper of the peft library.
+    Adapters inside the layers stay in the model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -78,19 +79,23 @@ def body_of(model: Any) -> Any:
 
 
 def install_attention(model: Any) -> None:
-    """Make `model` accept a layout. Without a layout it computes as with `sdpa`."""
+    """Set the attention implementation of `model`, so that its forward pass accepts a layout.
+    Without a layout the model computes as with `sdpa`."""
     causal = causal_model(model)
     if causal.config._attn_implementation != IMPLEMENTATION:
         causal.set_attn_implementation(IMPLEMENTATION)
 
 
 def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
-    """Return the hidden states on which the LM head runs, [heads, hidden]."""
+    """Run the model on the nodes of a plan with the given layout. Return the hidden states from
+    which the LM head predicts trained tokens, [heads, hidden]."""
     return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 
 def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
-    """Return the last hidden state of every node, [nodes, hidden]. `ids` and `pos` are [nodes]."""
+    """Run the model's body on all nodes with the given layout. Return the last layer's hidden state
+    of every node, [nodes, hidden]. `ids` has the token ids and `pos` the positions of the nodes,
+    [nodes] each."""
     install_attention(model)
     # transformers passes a mask of four dimensions on unchanged. Without one, it would take jumps
     # of the positions for packed sequences and build a mask of nodes times nodes. The layouts read
@@ -107,5 +112,6 @@ def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
 
 
 def repeat_kv(states: Tensor, query: Tensor) -> Tensor:
-    """Repeat keys or values [1, key heads, nodes, size] for every head of the query."""
+    """Return keys or values, [1, key heads, nodes, size], repeated so that every query head has its
+    own."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], 1)
