@@ -303,7 +303,7 @@ async def test_two_verl_trainers_are_independent_and_two_ranks_make_the_step_of_
     assert_transformers_load(two_ranks.folder / "together")
 
     await two_ranks.engine.save(two_ranks.folder / "saved")
-    with pytest.raises(BackendRefused, match="of 2 workers, and 1 run"):
+    with pytest.raises(BackendRefused, match="by 2 workers, but 1 run"):
         await trainer.engine.restore(two_ranks.folder / "saved")
 
 
