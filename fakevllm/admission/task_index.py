@@ -57,10 +57,11 @@ class TaskIndex:
         return fingerprint(key) if key and self._keys else None
 
     def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
-        """Return the ids of these tasks that this owner may not register.
+        """Return those ids of `tasks` that `owner` may not register.
 
-        An owner may not register the id of a task that belongs to another valid API key, or the id
-        of a dataset row that differs from the task. If `owner` is None, the result is empty.
+        An id is refused in two cases: a task with this id belongs to another valid API key, or a
+        dataset row has this id and another content than the task. If `owner` is None, the result is
+        empty.
         """
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
 

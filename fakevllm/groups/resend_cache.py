@@ -253,7 +253,8 @@ def _kept_answer(entry: ResendEntry, response: SentResponse, now: float) -> Kept
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
-    """Ask the HTTP protocol to call `on_lost` when the scope's connection is lost."""
+    """Make uvicorn's protocol object call `on_lost` when the connection of this ASGI scope is
+    lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost

@@ -121,8 +121,8 @@ class HookWorker:
         return await asyncio.shield(task)
 
     async def _call(self, call: Json) -> Json:
-        """Run a call and return its reply. Repeat the call once if the hook of another call ended
-        the process."""
+        """Run a call and return its reply. Repeat the call once if the hook process ended because
+        of another call that ran in it."""
         reason = ""
         for _ in range(2):
             try:

@@ -51,7 +51,8 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """Explicit feedback on an answer that an app got, or a request that followed the answer.
+    """What came back about an answer: explicit feedback, or the next request, which counts as
+    implicit feedback.
 
     >>> Feedback(kind="feedback", request_id="g1", answer={"content": "7"}, thumbs="up").thumbs
     'up'

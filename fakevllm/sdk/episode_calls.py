@@ -73,9 +73,9 @@ def begin(
     """Claim an episode, wait without a time limit until the server grants the claim, and return the
     claim.
 
-    The server grants a claim when its engine is ready and an episode is free. If the claim has a
-    throttle policy, it must also be this task's turn. Each claim has an idempotency key, so the
-    request can safely be sent again after its reply was lost.
+    The server grants a claim when its engine is ready and the limit of running episodes is not
+    reached. If the claim has a throttle policy, it must also be this task's turn. Each claim has an
+    idempotency key, so the request can safely be sent again after its reply was lost.
 
     Raises SwarmServerOfflineError if the engine is off after the client has seen it run, either
     earlier (`has_seen_engine`) or during the wait. Such an engine was stopped: a restarted server

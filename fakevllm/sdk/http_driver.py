@@ -48,12 +48,14 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """A driver that runs server calls for threads. Any number of threads may share it.
+    """Sends the SDK's requests over HTTP, and blocks the calling thread until the reply arrives.
 
-    Each running request has an HTTP client of its own. In a pool shared by threads, httpcore may
-    close a connection that looks idle (too many, too old) while it passes the connection to a
-    request. The request then fails with `Bad file descriptor` or hangs until its timeout. A shared
-    pool is also slow, because each request examines every connection.
+    Any number of threads may share one driver.
+
+    Each running request has an HTTP client of its own. In a pool shared by threads, one thread
+    may close a connection as surplus or expired while another thread receives it for a request.
+    The request then fails with `Bad file descriptor` or hangs until its timeout. A shared pool
+    is also slow, because each request examines every connection.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:

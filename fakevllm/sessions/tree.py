@@ -206,7 +206,8 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the id of a session that a side call opened by quoting this request's question.
+        """Return the id of the session that this request should join: a session that was opened by
+        an earlier side call which quotes this request's question.
 
         The result is None if there is no such session, or if the session has a main call already.
         """

@@ -68,9 +68,9 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 class RelayExchange:
     """The exchange for a format that the upstream also uses: bytes are relayed unchanged.
 
-    There are two exceptions, because clients would retry for ever after a stream without an end.
-    An event that no client can parse is replaced by an error. A stream that ends without a
-    finish_reason gets one.
+    Bytes are changed in two cases, because a client would retry without end after a stream that
+    does not end properly. An event that no client can parse is replaced by an error. If a stream
+    ends without a finish_reason, a chunk with a finish_reason is added.
     """
 
     def __init__(self, body: Json) -> None:

@@ -260,8 +260,10 @@ class StepRunner:
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Return the coverage metrics of the groups, with a separate count of the trained tokens of
-    feedback samples."""
+    """Return the share of the groups' sampled tokens that is trained, and why the others are not.
+
+    The trained tokens of feedback samples are counted apart.
+    """
     metrics = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:
         return metrics

@@ -24,7 +24,7 @@ class PolicyLoss(NamedTuple):
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:
-    """Return the PolicyLoss of a loss that clips no token."""
+    """Wrap losses per token as a PolicyLoss in which no token is clipped."""
     return PolicyLoss(per_token, torch.zeros_like(per_token), torch.zeros_like(per_token))
 
 
