@@ -41,6 +41,10 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@\\*]*")
 _DEFAULT_PORT = re.compile(r"http://.*:80$|https://.*:443$")
 _ORIGINS_OF_ANY_PAGE = ("*", "null")
 """Values that let pages of every site use the proxy: sandboxed frames have the origin null."""
+DEFAULT_NUM_CALLS = 1536
+"""More than the calls that one API key may have open by default, so that the slow readers of one
+key do not hold all slots."""
+
 log = logging.getLogger("fakevllm.config.model")
 
 
@@ -143,7 +147,7 @@ class LimitsSection(Section):
     """Maximum number of concurrent requests; 0 means no limit."""
     num_open_per_key: int = Field(default=1024, ge=0)
     """Maximum number of concurrent requests with one API key; 0 means no limit."""
-    num_calls: int = Field(default=1536, ge=1)
+    num_calls: int = Field(default=DEFAULT_NUM_CALLS, ge=1)
     """Maximum number of calls that the proxy has open at the server; further calls wait, leads
     before siblings."""
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()

@@ -13,9 +13,6 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 
-DEFAULT_NUM_CALLS = 1536
-"""More than the calls that one API key may have open by default, so that the slow readers of one
-key do not hold all slots."""
 SIBLINGS_PER_SLOT = 3
 """Maximum number of siblings per slot, including siblings that wait for a slot. Above it, groups
 get fewer siblings. The memory and the waiting times of apps therefore stay bounded with many

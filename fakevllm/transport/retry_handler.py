@@ -10,9 +10,10 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from fakevllm.config.model import DEFAULT_NUM_CALLS
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
-from fakevllm.transport.call_slots import DEFAULT_NUM_CALLS, CallSlots
+from fakevllm.transport.call_slots import CallSlots
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog
