@@ -1,4 +1,4 @@
-"""HTTP code shared by proxy and swarm server: API formats, errors, keys and the swarm protocol.
+"""HTTP code that the proxy and the swarm server share: API formats, errors, keys, swarm protocol.
 
 Nothing in this package does I/O: no module opens a socket, reads a clock or runs an event loop.
 

@@ -1,9 +1,11 @@
-"""The interfaces of an API format. To add a format, write one file and add one entry to ADAPTERS.
+"""The interfaces that an API format implements.
 
-There are two upstream formats: vLLM's chat completions and completions. Requests in all other
-formats are translated to chat completions, and their responses back, by one Exchange per request. A
-request that cannot be translated is sent to the engine's own route for its format. Such a request
-gets a single answer, which is not trained.
+To add a format, write one file, and add one entry to the table ADAPTERS in `registry`.
+
+There are two upstream formats: vLLM's chat completions and completions. An Exchange translates one
+request in any other format to chat completions, and translates the response back. A request that
+cannot be translated is sent to the engine's own route for the request's format. Such a request gets
+a single answer, which is not trained.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from fakevllm_adapters.protocol.errors import WireError
 
 Json = dict[str, Any]
 History = Sequence[tuple[Json, Json]]
-"""Earlier requests in the app's format, each with the assistant message that answered it, oldest
-first."""
+"""Pairs of an earlier request in the app's format and the assistant message that answered the
+request. The oldest pair comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A parsed answer of the model, from a stream or from a whole response.
+    """A model's answer, parsed from a stream or from a whole response.
 
     >>> Answer({"role": "assistant", "content": "Hi"}, "stop").text
     'Hi'
@@ -63,14 +65,13 @@ class NotTranslated(Exception):
     """
 
     error: WireError | None = None
-    """Error to send if the engine has no such route; None means a general error."""
+    """Error for the client if the engine lacks a route for the format. None: a general error."""
 
 
 class Exchange(Protocol):
-    """The translation of one request and of its response.
+    """A translator of one request and of its response.
 
-    An exchange holds the state of one stream. Create one exchange for each request, and do not
-    share it.
+    An exchange holds the state of one response stream. Create a new exchange for each request.
     """
 
     body: Json
@@ -86,7 +87,7 @@ class Exchange(Protocol):
         ...
 
     def can_show(self, answer: Answer) -> bool:
-        """Return whether the app's format can express an answer of the upstream."""
+        """Return True if the app's format can express this answer of the upstream."""
         ...
 
     def event(self, event: bytes) -> bytes:
@@ -105,12 +106,15 @@ class Exchange(Protocol):
         ...
 
     def end_with_error(self, error: Json) -> bytes:
-        """Return the last events of a stream that failed; `error` is vLLM's error body."""
+        """Return the events that end a failed stream in the app's format.
+
+        `error` is the error body in vLLM's form.
+        """
         ...
 
 
 class Adapter(Protocol):
-    """An API format. An adapter has no state; each request opens an Exchange."""
+    """An API format. An adapter has no state; `open` creates an Exchange for each request."""
 
     name: str
     path: str
@@ -123,23 +127,23 @@ class Adapter(Protocol):
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
         """Translate a request, and return the exchange that translates the response.
 
-        `earlier` is the conversation that the body's `previous_response_id` refers to; None if the
-        id is unknown. Raises NotTranslated.
+        `earlier` is the conversation that the body's `previous_response_id` refers to. It is None
+        if the id is unknown. Raises NotTranslated if no exact translation exists.
         """
         ...
 
     def refusal(self, status: int, body: Json) -> Json:
-        """Return vLLM's error body, translated to this format."""
+        """Translate an error body from vLLM's form to this format; `status` is its HTTP status."""
         ...
 
     # The methods below read and write bodies in the upstream's format.
 
     def question(self, body: Json) -> str:
-        """Return the text of the last user message, or ""."""
+        """Return the text of the last user message, or "" if there is none."""
         ...
 
     def opening(self, body: Json) -> str:
-        """Return the text of the first user message, or ""."""
+        """Return the text of the first user message, or "" if there is none."""
         ...
 
     def seed(self, body: Json) -> int | None:
@@ -147,18 +151,18 @@ class Adapter(Protocol):
         ...
 
     def sibling_body(self, body: Json, index: int, temperature: float) -> Json:
-        """Return the request body of sibling `index`: one of several answers to the same request.
+        """Return the request body from which sibling `index` is sampled.
 
-        Sibling 0 is sampled from the app's own request.
+        Siblings are several answers to the same request. For index 0, return the app's own body.
         """
         ...
 
     def parse_answer(self, body: Json) -> Answer:
-        """Return the answer in a whole response. Raises ValueError if the response is malformed."""
+        """Parse a response that is not streamed. Raises ValueError if the response is malformed."""
         ...
 
     def parse_stream(self, events: Sequence[bytes]) -> Answer:
-        """Return the answer in all events of a stream.
+        """Parse the answer from all events of a stream.
 
         Raises ValueError if the stream has an error event or is incomplete.
         """

@@ -1,6 +1,6 @@
-"""The adapter of /v1/chat/completions: build siblings' requests, parse answers, and relay bytes.
+"""The adapter of /v1/chat/completions. It builds siblings' requests, parses answers, relays bytes.
 
-The request body is never rebuilt, so that unknown fields reach the engine.
+Fields of a request that this module does not know reach the engine unchanged.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ PATH = "/v1/chat/completions"
 
 
 _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
-"""The end of an answer. Inside a JSON string, these quotes would be escaped."""
+"""Pattern of the end of an answer. Inside a JSON string, the pattern's quotes would be escaped."""
 _CHOICE = re.compile(rb'"choices":\s*\[\s*\{')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
 def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
-    """Return the bytes that end a stream for the app if the upstream's stream had no `[DONE]`.
+    """Return the bytes that end the app's stream if the upstream's stream ended without `[DONE]`.
 
-    `events` are the events that arrived. If one of them has a finish_reason, the answer is complete
-    and the stream ends normally. Otherwise the stream ends with an error.
+    `events` are the events that arrived. If any event has a finish_reason, the answer is complete
+    and the app's stream ends normally. Otherwise the app's stream ends with an error.
     """
     is_whole = any(_ENDING.search(event) for event in events)
     return exchange.event(DONE) if is_whole else exchange.end_with_error(internal_error().body)
 
 
 def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
-    """Return the finish_reason for a complete stream in which the engine sent no finish_reason.
+    """Return "stop", the finish_reason of a complete stream without a finish_reason of its own.
 
-    Raises ValueError if the stream broke off or had no choice.
+    Raises ValueError if the stream ended without `[DONE]` or had no choice.
     """
     if DONE not in events or not has_choice:
         raise ValueError("the stream ended without a finish_reason")
@@ -66,10 +66,10 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange for a format that the upstream also uses: bytes are relayed unchanged.
+    """The exchange that relays bytes unchanged, for a format that the upstream also uses.
 
-    Bytes are changed in two cases, because a client would retry without end after a stream that
-    does not end properly. An event that no client can parse is replaced by an error. If a stream
+    A client would retry without end after a stream that does not end properly. Bytes are therefore
+    changed in two cases. An event that no client can parse is replaced by an error. If a stream
     ends without a finish_reason, a chunk with a finish_reason is added.
     """
 
@@ -134,14 +134,14 @@ class RelayExchange:
 
 
 def _is_true(value: object) -> bool:
-    """Return the value of a flag as vLLM reads the flag; for example, the text "false" is false."""
+    """Return True if vLLM reads the value of a flag as true, such as the text "yes"."""
     if isinstance(value, str):
         return value.lower() in ("true", "t", "1", "yes", "y", "on")
     return value is True or value == 1
 
 
 class ChatAdapter:
-    """The adapter of chat completions, and the base of the adapters that translate to them."""
+    """The adapter of chat completions, and the base class of all other adapters."""
 
     name = "chat"
     path = PATH
@@ -206,10 +206,10 @@ class ChatAdapter:
 
 
 def build_answer(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
-    """Build an Answer from fields of the upstream; `name` is the answer's id.
+    """Build an Answer from fields of the upstream's response. `name` is the answer's id.
 
-    Raises ValueError or TypeError for values that no engine sends, because the ledger could not
-    store them.
+    Raises ValueError or TypeError for values that no engine sends, because the ledger (the proxy's
+    database of requests) could not store such values.
     """
     if not (finish_reason is None or isinstance(finish_reason, str)):
         raise ValueError("a finish_reason is a word")
@@ -225,9 +225,9 @@ def _is_count(number: object) -> bool:
 
 
 def _seed_in(body: Json) -> int | None:
-    """Return the seed of a request as vLLM reads the field; None if vLLM refuses the field.
+    """Return the seed of a request as vLLM reads the field `seed`.
 
-    vLLM also accepts 5.0 and "5" as the seed 5.
+    vLLM also accepts 5.0 and "5" as the seed 5. Return None if vLLM would refuse the value.
     """
     value: object = body.get("seed")
     if isinstance(value, float) and not value.is_integer():
@@ -242,9 +242,8 @@ def _seed_in(body: Json) -> int | None:
 def _counted_up(seed: int, index: int) -> int:
     """Return `seed + index`, the seed of sibling `index`.
 
-    A sum above the highest 64-bit integer wraps around to the lowest.
-
-    The value -1 means no seed, and is returned unchanged: siblings without a seed already differ.
+    A sum above the highest signed 64-bit integer wraps around to the lowest. The value -1 means no
+    seed. It is returned unchanged, because siblings without a seed already differ.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)
@@ -287,7 +286,10 @@ def _user_texts(messages: Iterable[Any]) -> Iterator[str]:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's content: the string, or the joined text parts of a list."""
+    """Return the text of a message's content.
+
+    The content is a string, or a list of parts whose texts are joined.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, list):

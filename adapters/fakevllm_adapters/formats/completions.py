@@ -1,4 +1,4 @@
-"""The adapter of /v1/completions: build siblings' requests, and parse answers."""
+"""The adapter of /v1/completions, which builds siblings' requests and parses answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATH = "/v1/completions"
 
 
 class CompletionsAdapter(ChatAdapter):
-    """The adapter of completions, whose sampling fields are those of chat completions."""
+    """The adapter of completions. Completions have the same sampling fields as chat completions."""
 
     name = "completions"
     path = PATH
@@ -52,7 +52,7 @@ class CompletionsAdapter(ChatAdapter):
 
 
 def _firsts(body: Json) -> Iterator[Json]:
-    """Yield the choices with index 0 among the choices of all chunks."""
+    """Yield the choices with index 0 of a response or of a chunk."""
     choices = body.get("choices")
     if not isinstance(choices, list):
         return

@@ -16,4 +16,4 @@ ADAPTERS: dict[str, Adapter] = {
 }
 
 TOKEN_COUNTERS: dict[str, Adapter] = {"count_tokens": CountTokensAdapter()}
-"""Formats that only count tokens. The server translates their requests; the proxy relays them."""
+"""Formats that only count tokens. The server translates such requests; the proxy relays them."""

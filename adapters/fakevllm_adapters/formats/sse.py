@@ -1,4 +1,4 @@
-"""Server-sent events as bytes: split a stream into events, parse an event, encode an event.
+"""Functions that split a stream into server-sent events, and parse and encode an event.
 
 Events keep their exact bytes, so that a received event can be relayed unchanged.
 """
@@ -22,7 +22,7 @@ _LONGEST_SEPARATOR = 4
 
 
 class SseDecoder:
-    """A decoder that splits a byte stream into events, independent of the chunk boundaries.
+    """A decoder that splits a byte stream into events, whatever the chunk boundaries are.
 
     >>> decoder = SseDecoder()
     >>> decoder.feed(b"data: 1\\n\\ndata"), decoder.feed(b": 2\\n\\n")
@@ -37,7 +37,7 @@ class SseDecoder:
         """The last bytes of the incomplete event's chunks, in which a separator may begin."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the events that `chunk` completes, each with its separator."""
+        """Return the events that the new chunk completes, each with the separator after it."""
         is_whole = chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2
         if is_whole and not self._seam and b"\r" not in chunk:  # the usual case
             return [chunk]
@@ -51,12 +51,12 @@ class SseDecoder:
         return events
 
     def rest(self) -> bytes:
-        """Return the received bytes of the event that is still incomplete."""
+        """Return the bytes received so far of the event that is still incomplete."""
         return b"".join(self._begun)
 
 
 def _cut(buffer: bytes) -> list[bytes]:
-    """Split a buffer into its events and the rest after the last event."""
+    """Split a buffer into its events. The last element is the rest after the last event."""
     if b"\r" not in buffer:  # the usual case, several times as fast
         *whole, rest = buffer.split(b"\n\n")
         return [*(event + b"\n\n" for event in whole), rest]
@@ -65,7 +65,10 @@ def _cut(buffer: bytes) -> list[bytes]:
 
 
 def data_of(event: bytes) -> bytes | None:
-    """Return the joined `data:` lines of an event; None for comments and the final `[DONE]`."""
+    """Return the content of an event's `data:` lines, joined with line breaks.
+
+    Return None for an event without data, such as a comment, and for the final `[DONE]`.
+    """
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         data = event[6:-2]  # the usual case, several times as fast
         return data if data != b"[DONE]" else None
@@ -77,7 +80,7 @@ def data_of(event: bytes) -> bytes | None:
 
 
 def parse_event(event: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of an event; None if the event has no JSON object.
+    """Return the JSON object of an event, or None if the event has no JSON object.
 
     Raises ValueError for malformed JSON.
     """

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """The differences between one vLLM version's responses and those of other versions.
+    """Properties of one vLLM version's responses that differ between versions.
 
-    A field describes the Responses format unless the field's text begins with "Messages".
+    A field describes the Responses format unless the field's docstring begins with "Messages".
     """
 
     has_prompt_cache_fields: bool
@@ -67,7 +67,7 @@ count as new."""
 
 
 def dialect_of(version: str | None) -> Dialect:
-    """Return the dialect of an engine's version; unknown versions count as new.
+    """Return the dialect of the vLLM version of an engine. Unknown versions count as new.
 
     >>> dialect_of("0.27.1") is OLD, dialect_of("0.33.0+cpu") is NEW, dialect_of(None) is NEW
     (True, True, True)

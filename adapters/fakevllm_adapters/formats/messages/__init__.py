@@ -1,5 +1,5 @@
 """Anthropic's Messages format, as vLLM serves it, over chat completions.
 
-`schema` validates bodies as vLLM does, `request` translates them, `answer` and `stream` translate
-the chat completion back. `adapter` combines them.
+`schema` validates request bodies as vLLM does, and `request` translates them to chat completions.
+`answer` and `stream` translate the response back. `adapter` combines these modules.
 """

@@ -36,8 +36,11 @@ class MessagesAdapter(ChatAdapter):
     path = PATH
 
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
-        """Return the exchange of a Messages request. Raises MalformedBody for a body that vLLM
-        refuses."""
+        """Return the translator of a Messages request and of its response.
+
+        Raises MalformedBody for a body that vLLM refuses, and NotTranslated for any other body that
+        has no exact translation.
+        """
         request = parse(MessagesBody, body)
         return MessagesExchange(
             chat_body(request), bool(request.stream), dialect_of(engine.version)
@@ -48,7 +51,7 @@ class MessagesAdapter(ChatAdapter):
 
 
 class MessagesExchange:
-    """The translation of one Messages request and of its response."""
+    """A translator of one Messages request and of its response."""
 
     def __init__(self, body: Json, streamed: bool, dialect: Dialect) -> None:
         self.body = body
@@ -79,9 +82,10 @@ class CountTokensAdapter(ChatAdapter):
     upstream_path = "/tokenize"
 
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
-        """Return the exchange of a count_tokens request.
+        """Return the translator of a count_tokens request and of its response.
 
-        Raises MalformedBody for a body that vLLM refuses.
+        Raises MalformedBody for a body that vLLM refuses, and NotTranslated for any other body that
+        has no exact translation.
         """
         return CountExchange(tokenize_body(parse(CountBody, body)), dialect_of(engine.version))
 
@@ -90,9 +94,10 @@ class CountTokensAdapter(ChatAdapter):
 
 
 class CountExchange:
-    """The translation of one count_tokens request and of its response.
+    """A translator of one count_tokens request and of its response.
 
-    The response is never streamed; the stream methods only complete the interface.
+    The response is never streamed. The class has the methods for streams only because the interface
+    Exchange requires them.
     """
 
     streamed = False

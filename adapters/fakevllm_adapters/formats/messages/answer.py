@@ -47,15 +47,18 @@ def as_list(value: object) -> list[Any]:
 
 
 def reasoning_of(message: Json) -> object:
-    """Return the reasoning of a message or delta; older engines call it `reasoning_content`."""
+    """Return the reasoning of a message or delta, from `reasoning` or `reasoning_content`.
+
+    Older engines use the key `reasoning_content`.
+    """
     reasoning = message.get("reasoning")
     return message.get("reasoning_content") if reasoning is None else reasoning
 
 
 def usage_counts(chat_usage: object) -> Json:
-    """Return the usage of a chat completion with the keys of Anthropic's `usage`.
+    """Translate the usage of a chat completion to Anthropic's `usage`.
 
-    vLLM's prompt_tokens include cached tokens. Anthropic's input_tokens exclude them.
+    vLLM's prompt_tokens include cached tokens. Anthropic's input_tokens exclude cached tokens.
     """
     counts = as_object(chat_usage)
     details = as_object(counts.get("prompt_tokens_details"))
@@ -73,7 +76,7 @@ def usage_counts(chat_usage: object) -> Json:
 
 
 def message_of(completion: Json) -> Json:
-    """Return the message of Anthropic's format for a chat completion.
+    """Translate a chat completion to a message of Anthropic's format.
 
     Raises ValueError if the completion has no answer, or if the arguments of a tool call are not a
     JSON object. vLLM answers with 500 in these cases.
@@ -100,9 +103,9 @@ def message_of(completion: Json) -> Json:
 
 
 def has_valid_calls(message: Json) -> bool:
-    """Return whether the arguments of all tool calls in a message are JSON objects.
+    """Return True if the arguments of every tool call in a message are a JSON object.
 
-    The arguments of a call that the token limit cut off are not a JSON object.
+    The arguments are no JSON object if the token limit cut off the call.
     """
     try:
         to_json({"content": _content(message)})
@@ -112,11 +115,10 @@ def has_valid_calls(message: Json) -> bool:
 
 
 def to_json(value: Json) -> bytes:
-    """Return a value as JSON text, encoded in the same way as by vLLM's web layer.
+    """Return a value as JSON text in UTF-8, encoded exactly like the responses of vLLM's web layer.
 
-    Unlike orjson, this function also writes integers of more than 64 bits.
-
-    Raises ValueError for values that JSON cannot express.
+    Unlike orjson, this function also writes integers of more than 64 bits. Raises ValueError for
+    values that JSON cannot express.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -126,10 +128,10 @@ def to_json(value: Json) -> bytes:
 
 
 def refusal_of(status: int, body: Json) -> Json:
-    """Return vLLM's error body in Anthropic's form.
+    """Translate an error body from vLLM's form to Anthropic's form.
 
-    The errors of vLLM's web layer (malformed body, unknown key, unknown path) stay unchanged,
-    because vLLM does not translate them on this route either.
+    The errors of vLLM's web layer (malformed body, unknown key, unknown path) are returned
+    unchanged, because vLLM does not translate them at /v1/messages either.
     """
     error = as_object(body.get("error"))
     if not error or error.get("type") == "Bad Request":
@@ -138,9 +140,9 @@ def refusal_of(status: int, body: Json) -> Json:
 
 
 def stream_error(body: Json, dialect: Dialect) -> Json:
-    """Return the error event of a Messages stream for an error of the upstream.
+    """Translate an error of the upstream to the error event of a Messages stream.
 
-    `body` is an error body of any of vLLM's layers.
+    `body` is an error body of vLLM, either of its web layer or of its serving classes.
     """
     content = body.get("error", body.get("detail"))
     error = as_object(content) or {"message": str(content)}

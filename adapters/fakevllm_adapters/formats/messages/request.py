@@ -25,11 +25,13 @@ prompt text."""
 
 
 def chat_body(request: MessagesBody) -> Json:
-    """Translate a request to a chat completions request. Raises NotTranslated.
+    """Translate a Messages request to a chat completions request.
+
+    Raises NotTranslated if no exact translation exists.
 
     `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores `metadata`.
-    The two transfer parameters would let an app control from where the engine reads data and where
-    it sends data.
+    The two transfer parameters would let an app control from where the engine reads data and to
+    where the engine sends data.
     """
     body: Json = {
         "model": request.model,
@@ -51,8 +53,10 @@ def chat_body(request: MessagesBody) -> Json:
 
 
 def tokenize_body(request: CountBody) -> Json:
-    """Return the body for the engine's route /tokenize, translated from a request to count tokens.
-    Raises NotTranslated."""
+    """Translate a count_tokens request to a request for the engine's route /tokenize.
+
+    Raises NotTranslated if no exact translation exists.
+    """
     body: Json = {"model": request.model, "messages": _messages(request)}
     if request.chat_template_kwargs is not None:
         body["chat_template_kwargs"] = request.chat_template_kwargs
@@ -73,10 +77,11 @@ def _output(request: MessagesBody) -> Json:
 
 
 def _tools(tools: Sequence[AnthropicTool] | None, choice: AnthropicToolChoice | None) -> Json:
-    """Return the fields `tools` and `tool_choice` of the chat request, or {} without tools.
+    """Return the chat request's fields `tools` and `tool_choice`, or {} if there are no tools.
 
     vLLM's chat route refuses an empty list of tools, and a tool choice without tools. vLLM's
-    Messages route accepts both. Raises NotTranslated if a tool is required and none is offered.
+    Messages route accepts both. Raises NotTranslated if the request requires a tool call but offers
+    no tools.
     """
     if not tools:
         if choice and choice.type in ("any", "tool"):
@@ -112,9 +117,10 @@ def _function(tool: AnthropicTool) -> Json:
 
 
 def _messages(request: MessagesBody | CountBody) -> list[Json]:
-    """Translate the messages to chat messages.
+    """Translate the system prompt and the messages of a request to chat messages.
 
-    All system text comes first, because most chat templates require that order.
+    All system text goes into the first message, because most chat templates require a system
+    message to be first.
     """
     system = "".join(_system_texts(request))
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
@@ -150,7 +156,8 @@ def _texts(blocks: Sequence[AnthropicContentBlock]) -> Iterator[str]:
 def _chat_messages(source: AnthropicMessage) -> list[Json]:
     """Translate one message to a list of chat messages.
 
-    Each tool result of the message becomes a chat message of its own. These come first.
+    Each tool result in a user message becomes a separate chat message. The chat messages with tool
+    results come first.
     """
     if isinstance(source.content, str):
         return [{"role": source.role, "content": source.content}]
@@ -197,9 +204,10 @@ def _call(block: AnthropicContentBlock, index: int) -> Json:
 
 
 def _tool_answer(block: AnthropicContentBlock) -> list[Json]:
-    """Translate a tool result to a tool message, followed by a user message with the images.
+    """Translate a tool result to a tool message with the text of the result.
 
-    Tool messages can only hold text.
+    Images of the result follow in a user message, because a tool message cannot hold images. Tool
+    references of the result follow in a second tool message.
     """
     items: list[Json] = block.content if isinstance(block.content, list) else []
     text = block.content if isinstance(block.content, str) else _joined(items)

@@ -1,7 +1,7 @@
-"""The schemas of the bodies of /v1/messages and /v1/messages/count_tokens, equal to vLLM's schemas.
+"""Request schemas of /v1/messages and /v1/messages/count_tokens, equal to vLLM's schemas.
 
 The fields are in vLLM's order, because an error response lists problems in the order of fields. The
-classes have vLLM's names, because some problems quote the names of classes. Unknown fields are
+classes have vLLM's names, because some error messages quote class names. Unknown fields are
 accepted and ignored.
 """
 
@@ -18,10 +18,10 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 
 
 class MalformedBody(NotTranslated):
-    """Error for a body that vLLM refuses.
+    """Error for a request body that vLLM would refuse.
 
-    `error` is the response that vLLM would send. The client gets `error` if the engine has no
-    Messages route.
+    `error` is the response that vLLM would send. The client gets this response if the engine itself
+    has no Messages route.
     """
 
     def __init__(self, error: WireError) -> None:
@@ -134,7 +134,10 @@ class CountBody(BaseModel):
 
 
 def parse(schema: type[BodyT], body: Json) -> BodyT:
-    """Return a body validated against a schema. Raises MalformedBody if the body is invalid."""
+    """Validate a body, and return it as an instance of `schema`.
+
+    Raises MalformedBody if the body is invalid.
+    """
     try:
         return schema.model_validate(body)
     except ValidationError as error:
@@ -145,9 +148,9 @@ def parse(schema: type[BodyT], body: Json) -> BodyT:
 
 
 def _without_union_members(problem: Json) -> Json:
-    """Return a validation problem without the names of union members in its location.
+    """Return a validation problem whose location contains only keys and indices of the body.
 
-    Pydantic adds these names, but they are not keys of the body.
+    Pydantic also writes the names of union members into the location. These names are removed.
     """
     place = [part for part in problem["loc"] if part != "str" and "list[" not in str(part)]
     return problem | {"loc": place}

@@ -25,7 +25,7 @@ from fakevllm_adapters.formats.vllm_versions import Dialect
 
 
 def encode(event: Json) -> bytes:
-    """Encode an event as a server-sent event that is named for the event's type."""
+    """Encode an event as a server-sent event whose name is the event's type."""
     name = str(event["type"]).encode()
     return b"event: " + name + b"\ndata: " + orjson.dumps(event) + b"\n\n"
 
@@ -34,7 +34,7 @@ PING = encode({"type": "ping"})
 
 
 class ContentBlocks:
-    """The content blocks of a streamed message, of which at most one is open."""
+    """The content blocks of a streamed message. At most one block is open at a time."""
 
     def __init__(self) -> None:
         self._index = 0
@@ -44,14 +44,14 @@ class ContentBlocks:
         """Ids of the calls by their index."""
 
     def thinking(self, text: str) -> Iterator[Json]:
-        """Yield the events that add text to the thinking block. Open the block if necessary."""
+        """Yield the events that add text to the thinking block, and that open it if necessary."""
         yield from self._continued({"type": "thinking", "thinking": ""})
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> Iterator[Json]:
-        """Yield the events that add text to the text block. Open the block if necessary.
+        """Yield the events that add text to the text block, and that open it if necessary.
 
-        While a tool call is open, keep the text for the next block, and yield nothing.
+        While a tool call is open, store the text for the next block and yield nothing.
         """
         if self._is("tool_use"):
             self._waiting += text
@@ -60,8 +60,10 @@ class ContentBlocks:
         yield self._delta({"type": "text_delta", "text": text})
 
     def call(self, piece: Json) -> Iterator[Json]:
-        """Yield the events that add a piece to a tool call. As in vLLM, each call ends before the
-        next."""
+        """Yield the events that add a piece of a streamed tool call.
+
+        As in vLLM, the block of a call is closed before the next call begins.
+        """
         function = as_object(piece.get("function"))
         index = str(piece.get("index"))
         name, arguments = function.get("name"), function.get("arguments")
@@ -74,7 +76,10 @@ class ContentBlocks:
             yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def close(self) -> Iterator[Json]:
-        """Yield the events that close the open block and send the waiting text as a block."""
+        """Yield the events that close the open block.
+
+        Text that arrived during a tool call is then sent as a block, which is closed too.
+        """
         yield from self._stopped()
         if self._waiting:
             text, self._waiting = self._waiting, ""
@@ -110,7 +115,7 @@ class ContentBlocks:
 
 
 class MessageStream:
-    """The translation of one stream of chat chunks to a stream of Messages events."""
+    """A translator of one stream of chat chunks to a stream of Messages events."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -123,7 +128,10 @@ class MessageStream:
         self._ended = False
 
     def event(self, event: bytes) -> bytes:
-        """Translate an event of the upstream to events for the app. A comment becomes a ping."""
+        """Translate an event of the upstream's stream to zero or more events for the app.
+
+        A comment event becomes a ping event.
+        """
         if self._ended or not event.strip():
             return b""
         try:
@@ -141,9 +149,9 @@ class MessageStream:
         return PING if data_of(event) is None else b""
 
     def end_with_error(self, error: Json) -> bytes:
-        """Return the error event that ends the stream; no bytes if the stream has ended already.
+        """Return the error event that ends the stream, or b"" if the stream has ended already.
 
-        As in vLLM, no stop events are sent for the open block and the message.
+        As in vLLM, the stop events of the open block and of the message are not sent.
         """
         if self._ended:
             return b""
@@ -199,8 +207,8 @@ class MessageStream:
     def _finish(self) -> Iterator[Json]:
         """Yield the events that close the open block, and then the final `message_delta`.
 
-        This method is called at the usage chunk and at the stream's end; the second call yields
-        nothing.
+        This method is called at the usage chunk and again at the end of the stream. The second call
+        yields nothing.
         """
         if self._sent_usage:
             return

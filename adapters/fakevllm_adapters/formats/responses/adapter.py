@@ -1,7 +1,7 @@
 """The adapter of /v1/responses, as vLLM serves it, over chat completions.
 
-Items keep the ids that the upstream gave to tool calls. A call therefore has the same id in the
-app's history and in the ledger.
+Response items keep the ids that the upstream gave to tool calls. A tool call therefore has the same
+id in the app's history and in the proxy's ledger of requests.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ from fakevllm_adapters.protocol.errors import WireError, error_body, internal_er
 
 FAILED = "failed"
 BLANK = b" "
-"""White space before the JSON of a response that is not streamed. Every tested client skips it."""
+"""A space that keeps the connection open, before the JSON of a response that is not streamed. Every
+tested client skips the space."""
 
 
 class ResponsesExchange:
-    """The translation of one Responses request and of its response."""
+    """A translator of one Responses request and of its response."""
 
     def __init__(self, request: ResponsesRequest, body: Json, engine: EngineInfo) -> None:
         self._dialect = dialect_of(engine.version)
@@ -94,8 +95,8 @@ class ResponsesExchange:
     def end_with_error(self, error: Json) -> bytes:
         """Return the events that end the stream with `response.failed`, as OpenAI's API does.
 
-        Clients take `response.failed` as the end of the stream, and show its message. vLLM instead
-        closes the connection without an event.
+        On this event, clients end the stream and show the error's message. vLLM instead closes the
+        connection without an event.
         """
         self._fail(error)
         return self._written()
@@ -132,9 +133,9 @@ class ResponsesExchange:
                 self._finish_reason = choice.get("finish_reason") or self._finish_reason
 
     def _open(self) -> bool:
-        """Send the first two events of the stream, unless an earlier call has sent them.
+        """Write the first two events of the stream, unless they have been written already.
 
-        Return whether this call sent them.
+        Return True if the events were written now.
         """
         if self._is_open:
             return False
@@ -165,9 +166,10 @@ class ResponsesExchange:
         self._write([Event("response.failed", {"response": resource})])
 
     def _is_cut(self, finish_reason: object, usage: Json) -> bool:
-        """Return whether the token limit cut off the answer.
+        """Return True if the token limit cut off the answer.
 
-        Old versions of vLLM report `tool_calls` as finish_reason even if the limit cut off a call.
+        If the limit cuts off a tool call, old versions of vLLM nevertheless report the
+        finish_reason `tool_calls`. The number of tokens then decides.
         """
         if finish_reason != "tool_calls" or self._dialect.marks_incomplete:
             return finish_reason == "length"
@@ -215,9 +217,9 @@ def _unknown_response(response_id: object) -> NotTranslated:
 
 
 def _error(body: Json) -> Json:
-    """Build the error of a failed response.
+    """Translate vLLM's error body to the `error` field of a failed response.
 
-    Clients decide by the error's code whether to retry. Codex, for example, retries unless the code
+    The error's code tells clients whether to retry. Codex, for example, retries unless the code
     says that the request was wrong.
     """
     content: Any = body.get("error")

@@ -21,9 +21,9 @@ Input = str | list[Any]
 
 
 def messages_of(instructions: str | None, request_input: Input) -> list[Json]:
-    """Return the chat messages for the instructions and the input of a request.
+    """Translate the instructions and the input of a request to chat messages.
 
-    Raises NotTranslated.
+    Raises NotTranslated if no exact translation exists.
     """
     messages: list[Json] = []
     if instructions:
@@ -40,7 +40,10 @@ def messages_of(instructions: str | None, request_input: Input) -> list[Json]:
 
 
 def continues(request_input: Input) -> bool:
-    """Return whether the model is to continue the last message instead of answering it."""
+    """Return True if the model must continue the last message instead of answering it.
+
+    This is the case if the last input item is a message or reasoning with the status unfinished.
+    """
     last: Any = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict):
         return False
@@ -55,7 +58,7 @@ def input_items(request_input: Input) -> list[Any]:
 
 
 def answer_as_input(message: Json) -> list[Json]:
-    """Return an assistant message of the chat format as the items that an app would send back."""
+    """Translate an assistant message to the input items by which an app would send it back."""
     items: list[Json] = []
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
@@ -71,12 +74,12 @@ def answer_as_input(message: Json) -> list[Json]:
 
 
 def with_history(body: Json, earlier: History) -> Json:
-    """Return `body` with the earlier conversation put before `input`, and without
-    previous_response_id.
+    """Return `body` with the earlier conversation inserted at the start of its `input`.
 
-    `earlier` has one pair for each earlier request, oldest first: the body, and the assistant
-    message (chat format) that answered the request. The instructions of earlier requests are left
-    out. Raises NotTranslated.
+    The field previous_response_id is removed. `earlier` has one pair for each earlier request,
+    oldest first. A pair consists of the request body and of the assistant message, in the chat
+    format, that answered the request. The instructions of earlier requests are left out. Raises
+    NotTranslated if the `input` of a request is neither a text nor a list.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'
@@ -154,10 +157,9 @@ _READERS: dict[str, Callable[[list[Json], Json], None]] = {
 
 
 def _set(messages: list[Json], key: str, text: str) -> None:
-    """Set `key` of the current assistant message to `text`.
+    """Set `key` of the last message to `text`, or append a new assistant message with the key.
 
-    The current assistant message is the last message, if it is an assistant message that does not
-    have the key yet. Otherwise, a new assistant message is appended.
+    The last message is used if it is an assistant message that does not have the key yet.
     """
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and last.get(key) is None:
@@ -167,9 +169,10 @@ def _set(messages: list[Json], key: str, text: str) -> None:
 
 
 def _only_text(parts: object, types: Sequence[str]) -> str:
-    """Return the text of a list of content parts that has exactly one part, a text.
+    """Return the text of the only part in a list of content parts.
 
-    Raises NotTranslated for any other list: vLLM would keep only the first of several parts.
+    Raises NotTranslated if the part is no text, or if the list has another number of parts. Of
+    several parts, vLLM would keep only the first.
     """
     if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
         raise NotTranslated("an assistant's item without a text, or with several")

@@ -1,6 +1,7 @@
 """The output items of a response, with the same keys as vLLM's items.
 
-vLLM serializes the types of openai 3.52. Those types define the order of the keys and the nulls.
+vLLM serializes the types of the Python package openai 3.52. These types define the order of the
+keys, and which keys are null.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ IN_PROGRESS = "in_progress"
 
 
 def new_id(prefix: str) -> str:
-    """Make an id as vLLM does: the prefix and 16 hex digits."""
+    """Return a random id in vLLM's form, which is the prefix followed by 16 hex digits."""
     return prefix + secrets.token_hex(8)
 
 
@@ -55,8 +56,10 @@ def call_item(item_id: str, call_id: str, name: CallName, arguments: str, status
 def output_items(
     message: Json, logprobs: list[Json] | None, tools: Tools, dialect: Dialect, is_cut: bool
 ) -> list[Json]:
-    """Translate an assistant message to items; `is_cut` says that the token limit ended the
-    message."""
+    """Translate an assistant message to output items.
+
+    `is_cut` is True if the token limit ended the message.
+    """
     items: list[Json] = []
     last = INCOMPLETE if is_cut and dialect.marks_incomplete else COMPLETED
     calls: list[Json] = message.get("tool_calls") or []
@@ -75,7 +78,7 @@ def output_items(
 
 
 def logprobs_of(choice: Json) -> list[Json] | None:
-    """Return the logprobs of a choice in the Responses format, or None if there are no logprobs."""
+    """Translate a choice's logprobs to the Responses format. Return None if there are none."""
     logprobs = choice.get("logprobs")
     content: Any = cast(Json, logprobs).get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
@@ -88,7 +91,7 @@ def logprobs_of(choice: Json) -> list[Json] | None:
 
 
 def streamed_logprobs(logprobs: Sequence[Json]) -> list[Json]:
-    """Return logprobs in the form of a stream's deltas, without the bytes of tokens."""
+    """Return logprobs in the form of a stream's deltas, which omit the bytes of each token."""
     return [
         _without_bytes(token)
         | {"top_logprobs": [_without_bytes(top) for top in token["top_logprobs"]]}

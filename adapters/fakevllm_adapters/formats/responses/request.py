@@ -1,7 +1,7 @@
-"""Responses requests: their schema, equal to vLLM's, and their translation to chat requests.
+"""The schema of Responses requests, equal to vLLM's, and their translation to chat requests.
 
-The chat request has the fields that vLLM itself derives. A field that vLLM ignores at /v1/responses
-is left out, even if /v1/chat/completions would honour it.
+The chat request has the fields that vLLM itself derives from a Responses request. A field that vLLM
+ignores at /v1/responses is left out, even if vLLM honours the field at /v1/chat/completions.
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ class PromptCacheOptions(BaseModel):
 
 
 class ResponsesRequest(BaseModel):
-    """The validated fields of a request.
+    """The validated fields of a Responses request.
 
-    The class has three kinds of fields: those that the response repeats, those that decide the
-    form of the response, and fields that are copied to the chat request and that vLLM refuses
-    if they are null.
+    The class has three kinds of fields. Some are repeated in the response. Some decide the form of
+    the response. Others are copied to the chat request, and are here because vLLM refuses null as
+    their value.
     """
 
     input: Input
@@ -144,7 +144,10 @@ def parse_request(body: Json) -> ResponsesRequest:
 
 
 def chat_request(request: ResponsesRequest, body: Json, tools: Tools, dialect: Dialect) -> Json:
-    """Translate a request to a chat completions request. Raises NotTranslated."""
+    """Translate a Responses request to a chat completions request.
+
+    Raises NotTranslated if no exact translation exists.
+    """
     names = PASSED_ON + (PASSED_ON_NEW if dialect.has_prompt_cache_fields else ())
     chat = {name: body[name] for name in names if body.get(name) is not None}
     chat["messages"] = messages_of(request.instructions, request.input)
@@ -169,7 +172,11 @@ def chat_request(request: ResponsesRequest, body: Json, tools: Tools, dialect: D
 
 
 def request_tools(request: ResponsesRequest, dialect: Dialect) -> Tools:
-    """Return the tools of a request. Raises NotTranslated for tools the engine must handle."""
+    """Return the tools of a request.
+
+    Raises NotTranslated for tools that only the engine's own route can handle, and for an
+    unsupported `tool_choice`.
+    """
     tools = tools_of(request.tools)
     if dialect.offers_custom_tools and any(tool["type"] == "custom" for tool in tools.repeated):
         raise NotTranslated("a custom tool")

@@ -1,4 +1,4 @@
-"""The `response` object: the request's fields as vLLM understands them, and the answer."""
+"""The `response` object, which has the request's fields as vLLM reads them, and the answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from fakevllm_adapters.formats.responses.tools import Tools
 from fakevllm_adapters.formats.vllm_versions import Dialect
 
 LOWEST_TEMPERATURE = 0.01
-"""Lowest temperature above 0 with which vLLM samples. The response reports the value used."""
+"""Lowest temperature above 0 with which vLLM samples. The response reports the temperature that was
+used."""
 
 
 @dataclass(slots=True)
 class Resource:
-    """The `response` object of one request, completed from the upstream's answer as it arrives."""
+    """The `response` object of one request. It is updated while the upstream's answer arrives."""
 
     response_id: str
     created_at: int
@@ -31,7 +32,7 @@ class Resource:
     """`kv_transfer_params` and `ec_transfer_params` of the answer."""
 
     def update_from(self, upstream: Json) -> None:
-        """Read model, prompt length and transfer parameters from a chat completion or chunk."""
+        """Update model, prompt length and transfer parameters from a chat completion or chunk."""
         self.model = upstream.get("model") or self.model
         usage: Json = upstream.get("usage") or {}
         num_prompt = usage.get("prompt_tokens")
@@ -45,10 +46,10 @@ class Resource:
 
     @property
     def max_output_tokens(self) -> int | None:
-        """Maximum number of output tokens; None if neither of the two limits is known.
+        """Maximum number of output tokens, or None if it is unknown.
 
-        The limits are the request's own limit and the tokens that the context leaves. The lower of
-        the known limits is returned.
+        This is the request's own limit or the number of tokens that the context leaves, whichever
+        is lower. If only one of these limits is known, that limit is returned.
         """
         limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:
@@ -56,7 +57,7 @@ class Resource:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def as_json(self, status: str, output: list[Json], usage: Json | None) -> Json:
-        """Return the object with its keys in vLLM's order."""
+        """Return the `response` object as JSON data with the keys in vLLM's order."""
         request, dialect = self.request, self.dialect
         cut = {"reason": "max_output_tokens"} if status == INCOMPLETE else None
         fields: Json = {
@@ -117,7 +118,7 @@ class Resource:
 
 
 def usage_counts(usage: Json, dialect: Dialect) -> Json:
-    """Return the usage of a chat completion with the keys of the Responses format."""
+    """Translate the usage of a chat completion to the `usage` of the Responses format."""
     prompt: Json = usage.get("prompt_tokens_details") or {}
     completion: Json = usage.get("completion_tokens_details") or {}
     num_prompt, num_new = usage.get("prompt_tokens") or 0, usage.get("completion_tokens") or 0

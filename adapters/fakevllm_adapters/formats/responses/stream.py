@@ -32,16 +32,16 @@ ITEM_ADDED, ITEM_DONE = "response.output_item.added", "response.output_item.done
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a Responses stream without its number."""
+    """An event of a Responses stream, without its sequence number."""
 
     kind: str
     fields: Json
     appended: Json = field(default_factory=dict[str, Any])
-    """Keys that vLLM writes after all others. The others are in alphabetical order."""
+    """Keys that vLLM writes last. All other keys are written in alphabetical order."""
 
 
 class EventWriter:
-    """An encoder that numbers the events of a stream."""
+    """An encoder of a stream's events that adds the sequence numbers."""
 
     def __init__(self) -> None:
         self._next_number = 0
@@ -187,7 +187,10 @@ class _CallItem:
 
 
 class ItemStream:
-    """The items of a stream. Call `take` for each delta of the chat stream, then call `close`."""
+    """The output items of a stream.
+
+    Call `take` for each delta of the chat stream. At the end of the stream, call `close`.
+    """
 
     def __init__(self, dialect: Dialect, tools: Tools) -> None:
         self._dialect = dialect
@@ -198,7 +201,7 @@ class ItemStream:
 
     @property
     def output(self) -> list[Json]:
-        """The items for the `response` object in the stream's last event."""
+        """Output items in the form of the `response` object in the stream's last event."""
         items = [item.in_resource() for item in self._items]
         if self._dialect.resource_has_all_logprobs and self._logprobs:
             for item in items:
@@ -208,7 +211,10 @@ class ItemStream:
         return items
 
     def take(self, delta: Json, logprobs: Sequence[Json]) -> Iterator[Event]:
-        """Yield the events for a delta: first for reasoning, then for text, then for tool calls."""
+        """Yield the events for a delta of the chat stream.
+
+        Events for reasoning come first, then events for text, then events for tool calls.
+        """
         self._logprobs += logprobs
         reasoning = delta.get("reasoning")
         if reasoning is None:
@@ -224,7 +230,7 @@ class ItemStream:
     def close(self, is_cut: bool) -> Iterator[Event]:
         """Yield the events that close the open item.
 
-        `is_cut` says that the token limit ended the answer within this item.
+        `is_cut` is True if the token limit ended the answer within this item.
         """
         status = INCOMPLETE if is_cut and self._dialect.marks_incomplete else COMPLETED
         yield from self._close(status)

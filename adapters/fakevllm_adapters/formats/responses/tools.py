@@ -63,7 +63,7 @@ _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """The name of a called function in the response."""
+    """The name and the namespace by which the response names a called function."""
 
     name: str
     namespace: str | None = None
@@ -71,7 +71,7 @@ class CallName:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request.
+    """The tools of a request, in the chat format and as the response repeats them.
 
     >>> tools_of([{"type": "function", "name": "look"}, {"type": "web_search"}]).functions
     [{'type': 'function', 'function': {'name': 'look'}}]
@@ -84,12 +84,17 @@ class Tools:
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
-        """Return the name of a called function for the response, from its name in the chat
-        completion."""
+        """Return the response's name of a called function, given its name in the chat completion.
+
+        The chat completion's name of a function in a namespace includes the namespace.
+        """
         return self._names.get(name, CallName(name))
 
     def choice(self, tool_choice: object) -> object:
-        """Return `tool_choice` in the chat format. Raises NotTranslated."""
+        """Translate `tool_choice` to the chat format.
+
+        Raises NotTranslated if the choice names an unknown function or has an unsupported form.
+        """
         if isinstance(tool_choice, dict) and cast(Json, tool_choice).get("type") == "function":
             name = cast(Json, tool_choice).get("name")
             if any(tool["function"]["name"] == name for tool in self.functions):
@@ -99,14 +104,17 @@ class Tools:
         raise NotTranslated(f"tool_choice {tool_choice!r}")
 
     def repeated_choice(self, tool_choice: object) -> object:
-        """Return `tool_choice` in the form in which the response repeats the field."""
+        """Return the field `tool_choice` for the response, which repeats the request's choice."""
         if isinstance(tool_choice, dict):
             return {"name": cast(Json, tool_choice)["name"], "type": "function"}
         return tool_choice if self.repeated else "none"
 
 
 def tools_of(tools: list[Any]) -> Tools:
-    """Return the tools of a request. Raises NotTranslated."""
+    """Parse the tools of a request.
+
+    Raises NotTranslated for a tool of an unknown type or without a required field.
+    """
     functions: list[Json] = []
     names: dict[str, CallName] = {}
     for tool in tools:
@@ -121,7 +129,10 @@ def tools_of(tools: list[Any]) -> Tools:
 
 
 def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
-    """Yield the functions of a tool, each with its namespace or None."""
+    """Yield the functions of a tool as pairs of function and namespace.
+
+    The namespace is None for a function that stands alone.
+    """
     checked = _checked(tool)
     if checked["type"] == "function":
         yield checked, None
