@@ -1,8 +1,10 @@
 """HTTP at the level of ASGI: requests, responses, access checks and limits, without a framework.
 
-`access_guard` decides before any route runs whether a request may proceed: host, origin, API key,
-size and number of concurrent calls. `limits` and `client_body` bound what one request may demand.
-Refusals are vLLM's errors.
+Before any route runs, `access_guard` checks a request's host, origin and API key, and the number of
+concurrent calls. It also limits the size of the body. `limits` and `client_body` limit the work
+that one request may cause.
+Refused requests get errors in vLLM's form.
 
-These modules await the callables that they receive. They never open a socket or start a task.
+These modules await only the ASGI callables that they receive. They open no socket and start no
+task.
 """

@@ -1,11 +1,12 @@
 """Access checks and size limits that every request passes before any route runs.
 
-A page on another site can make its visitor's browser POST to 127.0.0.1. It can also point its own
-domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both attacks.
+A web page on another site can make its visitor's browser POST to 127.0.0.1. The site can also point
+its own domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both
+attacks.
 
 Every path requires an API key, except the paths in `open_paths`. The check uses the path by which
-the request is routed, because a URL assembled from headers can be forged. Routes that affect other
-clients require the key of an admin.
+the server routes the request, because a URL that is assembled from headers can be forged. Routes
+that affect other clients require the key of an admin.
 """
 
 from __future__ import annotations
@@ -42,26 +43,26 @@ _HOST = re.compile(r"[\w.\-:\[\]]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The access rules of a server. The method `refusal` applies the rules to a request."""
+    """The access rules of a server, which the method `refusal` applies to a request."""
 
     keys: KeyRing = field(default_factory=KeyRing)
     """Keys that are valid for every path."""
     hosts: Collection[str] = LOOPBACK
     """Host names without ports that a request's `Host` may have."""
     hosts_setting: str = "the allowed hosts"
-    """User's name for the setting that adds a host. Error messages quote it."""
+    """Name of the setting with which the user adds a host. Error messages quote the name."""
     accepts_origin: Callable[[str, str], bool] = lambda _origin, _path: False
-    """Predicate of (origin, path) for the origins of other hosts that may use a path."""
+    """Function of (origin, path) that returns True if another host's origin may use the path."""
     on_refused_origin: Callable[[str, str], str] = lambda _origin, _path: ""
-    """Function of (origin, path) that is called for each request refused because of its origin. It
-    returns the remedy for the error message, or "" if there is none."""
+    """Function of (origin, path) that is called for each request refused because of its origin. The
+    function returns a remedy for the error message, or "" if there is no remedy."""
     open_paths: Collection[str] = OPEN_PATHS
     """Paths that need no key."""
     admin_paths: Collection[str] = frozenset()
     """Paths that need the key of an admin."""
     accepts_extra_key: Callable[[str | None, str], bool] = lambda _key, _path: False
-    """Predicate of (key, path) that accepts keys valid only for some paths, such as the keys of
-    claimed episodes."""
+    """Function of (key, path) that returns True if the path accepts a key that is not in `keys`,
+    such as the key of a claimed episode."""
     invalid_key_error: Callable[[str | None, str], WireError] = lambda _key, _path: unauthorized()
     """Function of (key, path) that builds the error for a missing or invalid key."""
     limits: Limits = field(default_factory=Limits)
@@ -76,10 +77,10 @@ class Guard:
         key: str | None,
         name: str | None = None,
     ) -> WireError | None:
-        """Return the error for a request that may not proceed, or None.
+        """Return the error with which to refuse a request, or None if the request may proceed.
 
-        `host` and `origin` are the request's headers. `key` and `name` are its credentials: an API
-        key, and the user name that the client sent with the key.
+        `host` and `origin` are headers of the request. `key` is the request's API key. `name` is
+        the user name that the client sent with the key.
         """
         if _HOST.fullmatch(host) is None or _hostname_of(f"//{host}") not in self.hosts:
             return _forbidden(
@@ -98,9 +99,10 @@ class Guard:
         return None
 
     def is_counted(self, method: str, path: str) -> bool:
-        """Return whether a request counts towards the limit on open calls.
+        """Return True if a request counts towards the limit on open calls.
 
-        The requests that count are those that cause work for an engine.
+        POST requests count, because they cause work for an engine. POST requests for paths that
+        need no key do not count.
         """
         return method == "POST" and path not in self.open_paths
 
@@ -154,9 +156,9 @@ class GuardMiddleware:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address to listen on is reachable only from this machine.
+    """Return True if only this machine can reach a server that listens on this host address.
 
-    The result for every name except `localhost` is False, because such a name may resolve to any
+    The result for a host name other than `localhost` is False, because the name may resolve to any
     address.
     """
     try:
@@ -166,9 +168,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
-    """Wrap `receive` so that it raises a 413 for a body of more than `limit` bytes.
+    """Wrap an ASGI `receive` so that it raises a 413 for a body of more than `limit` bytes.
 
-    The wrapper also limits bodies that the web framework reads.
+    The web framework reads bodies through the wrapper too, so the limit applies to every route.
     """
     size = 0
 
@@ -192,7 +194,7 @@ def _text(headers: dict[bytes, bytes], name: bytes) -> str | None:
 def _hostname_of(url: str) -> str:
     """Return the lower-case host name of a URL, or "" if the text is not a URL.
 
-    No host has the name "".
+    The result "" is safe to compare with allowed hosts, because no host has the name "".
     """
     try:
         return (urlsplit(url).hostname or "").lower()
@@ -201,9 +203,9 @@ def _hostname_of(url: str) -> str:
 
 
 def _for_admins(path: str, owner: str) -> WireError:
-    """Return the 403 for a client's key on a path that is only for admins.
+    """Return the 403 for a request with a client's key to a path that only admins may use.
 
-    The error has the form of the swarm protocol, because engines have no such routes.
+    The error has the swarm protocol's form and not vLLM's, because engines have no such paths.
     """
     detail = (
         f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "

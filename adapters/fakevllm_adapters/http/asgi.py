@@ -1,6 +1,6 @@
 """Functions that read requests and write responses directly through ASGI, for the hot paths.
 
-They await only the `receive` and `send` callables that they get, and open no connection.
+The functions await only the `receive` and `send` callables that they get, and open no connection.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NOT_RELAYED = {
     "server",
     REASON_HEADER.lower(),
 }
-"""Headers of one connection only, those that our own server writes, and the reason header, which
-is for proxies and never for apps."""
+"""Response headers that are not relayed. Some are valid for one connection only, and some are
+written by our own server. The reason header is for proxies and never for apps."""
 
 
 _FOR_ENGINES = {b"content-type": "Content-Type", b"x-request-id": "X-Request-Id"}
@@ -44,7 +44,7 @@ not among them."""
 
 
 class ClientDisconnected(Exception):
-    """Error: the client has disconnected, so nobody waits for the response."""
+    """Error raised when the client has disconnected, so that nobody waits for the response."""
 
 
 class AsgiEndpoint:
@@ -67,17 +67,17 @@ def header_map(scope: Scope) -> dict[bytes, bytes]:
 
 
 def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
-    """Return the client's headers that are relayed to an engine."""
+    """Return those of the client's request headers that are relayed to an engine."""
     return {
         name: headers[key].decode("latin-1") for key, name in _FOR_ENGINES.items() if key in headers
     }
 
 
 def json_object(raw: bytes) -> dict[str, Any] | None:
-    """Parse a request body; return None if it is not a JSON object.
+    """Return the JSON object in a request body, or None if the body is not a JSON object.
 
-    The relay sends a body that is not a JSON object to the engine unchanged, because the engine
-    then describes the problem in its own error message.
+    Relay a body that is not a JSON object to the engine unchanged. The engine then describes the
+    problem in its own error message.
     """
     try:
         value: Any = orjson.loads(raw)
@@ -87,9 +87,10 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def error_object(raw: bytes) -> dict[str, Any] | None:
-    """Parse an upstream's error body.
+    """Return the JSON object in an upstream's error body.
 
-    Return None if the body is not a JSON object, or has values that orjson cannot write.
+    Return None if the body is not a JSON object, or if orjson cannot write the object again because
+    of deep nesting.
     """
     body = json_object(raw)
     try:
@@ -100,9 +101,10 @@ def error_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def is_final_status(status: int) -> bool:
-    """Return whether an engine's response to a call may have this status.
+    """Return True if an engine's final response to a call may have this HTTP status.
 
-    Redirects, statuses without a body, and statuses that HTTP does not define are excluded.
+    The result is False for redirects, for statuses without a response body, and for statuses that
+    HTTP does not define.
     """
     return status in (200, 201, 202, 203) or 400 <= status < 600
 
@@ -110,8 +112,8 @@ def is_final_status(status: int) -> bool:
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
     """Receive and return the whole request body.
 
-    Raises WireError (413) for more than `limit` bytes, and ClientDisconnected if the client
-    disconnects before the end of the body.
+    Raises WireError (413) if the body has more than `limit` bytes. Raises ClientDisconnected if the
+    client disconnects before the end of the body.
     """
     chunks: list[bytes] = []
     size = 0
@@ -136,13 +138,16 @@ def too_large(limit: int) -> WireError:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return once the client has disconnected. Call it only after the body was read."""
+    """Return once the client has disconnected.
+
+    Read the request body before the call, because this function discards what the client sends.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    """Send a whole response; its content-length is added to the headers."""
+    """Send a whole response with these headers and a content-length header."""
     lengths = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": lengths})
     await send({"type": "http.response.body", "body": body})
@@ -154,14 +159,15 @@ async def send_json(send: Send, status: int, value: object) -> None:
 
 
 def reason_headers(reason: OutageReason | None) -> Headers:
-    """Return a list with the reason header, or an empty list if there is no reason."""
+    """Return a list with the header for an outage's reason. The list is empty for None."""
     return [] if reason is None else [(REASON_HEADER.lower().encode(), reason.encode())]
 
 
 async def send_error(send: Send, error: WireError, *, with_reason: bool = False) -> None:
-    """Send an error response, with `Retry-After` if the error has one.
+    """Send an error response, with a `Retry-After` header if the error has a retry time.
 
-    Only the swarm server sets `with_reason`: a proxy never shows the reason header to an app.
+    `with_reason` adds the header with the machine-readable reason. Only the swarm server sets this
+    flag, because a proxy never shows the reason header to an app.
     """
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
@@ -177,7 +183,7 @@ async def start_stream(send: Send, status: int, headers: Headers) -> None:
 
 
 async def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> None:
-    """Send a part of a streamed response; `last` ends the response."""
+    """Send a part of a streamed response. `last` is True for the part that ends the response."""
     await send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 

@@ -1,4 +1,7 @@
-"""Check the request bodies of clients against the limits, and remove forbidden fields. Pure."""
+"""Check the request bodies of clients against the limits, and remove forbidden fields.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ upstream to a gateway between the proxy and the engine."""
 
 @dataclass(frozen=True, slots=True)
 class CheckedBody:
-    """A client's body within the limits and without forbidden fields."""
+    """A client's request body that is within the limits and has no forbidden fields."""
 
     raw: bytes
-    """The client's own bytes. They are rewritten only if a field was removed."""
+    """The client's own bytes, or a rewritten body if a field was removed."""
     body: Json | None
-    """The parsed body; None if `orjson` does not read it as an object. The engine then words the
-    error."""
+    """The parsed body, or None if `orjson` cannot read the body as an object. In that case, the
+    engine decides whether to accept the body, and words the error."""
     removed: tuple[str, ...] = ()
     """Names of the removed fields."""
 
@@ -38,10 +41,10 @@ class CheckedBody:
 def check_body(
     raw: bytes, limits: Limits, num_siblings: int = 1, allowed: Collection[str] = ()
 ) -> CheckedBody:
-    """Return a client's body without the forbidden fields, after checking the body's limits.
+    """Check a client's request body against the limits, and remove the forbidden fields.
 
-    Fields in `allowed` are kept. `num_siblings` is the number of requests that will be sampled from
-    the body. Raises WireError (400) if the body exceeds a limit.
+    Forbidden fields in `allowed` are kept. `num_siblings` is the number of requests that will be
+    sampled from the body. Raises WireError (400) if the body exceeds a limit.
     """
     refusal = limits.depth_refusal(raw)
     if refusal is not None:
@@ -57,9 +60,9 @@ def check_body(
 
 
 def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -> bytes:
-    """Return the JSON object `raw` without the fields `without`, and with the fields `changed`.
+    """Return the JSON text `raw` without the fields `without`, and with the fields `changed`.
 
-    `raw` must be readable by orjson. Python's json parses and writes it nevertheless, because
+    `raw` must be an object that orjson can read. Even so, Python's json does the work, because
     orjson turns integers beyond 64 bits into floats. The engine's error would then quote a number
     that the client has not sent.
     """
@@ -70,9 +73,10 @@ def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -
 def without_forbidden_fields(
     body: Json, allowed: Collection[str] = ()
 ) -> tuple[Json, tuple[str, ...]]:
-    """Return the body without forbidden fields, and the names of the removed fields.
+    """Return a pair: the body without forbidden fields, and the names of the removed fields.
 
-    If there are no forbidden fields, the returned body is the same object as the argument.
+    Forbidden fields in `allowed` are kept. If no field is removed, the returned body is the same
+    object as the argument.
     """
     removed = tuple(name for name in body if name in FORBIDDEN_FIELDS and name not in allowed)
     if not removed:
@@ -81,10 +85,11 @@ def without_forbidden_fields(
 
 
 def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
-    """Return a body that orjson cannot parse as an object, without its forbidden fields.
+    """Remove the forbidden fields from a body that orjson cannot parse as an object.
 
-    vLLM reads bodies with Python's json, which accepts more than orjson: NaN, a lone surrogate, a
-    byte order mark, UTF-16. Such a body is relayed unchanged unless it has forbidden fields.
+    vLLM reads bodies with Python's json. Unlike orjson, it accepts NaN, lone surrogates, a byte
+    order mark and UTF-16. Such a body is therefore relayed, and is changed only if it has forbidden
+    fields.
     """
     try:
         value: Any = json.loads(raw)

@@ -1,4 +1,4 @@
-"""Limits on concurrent calls, in total and per API key. Pure."""
+"""Limits on concurrent calls, in total and per API key. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ RETRY_AFTER_S = 2
 
 
 class OpenCalls:
-    """A count of the open calls, in total and per key, with a limit on each. 0 means no limit."""
+    """Counts of the open calls, in total and per API key, each with a limit.
+
+    A limit of 0 means that there is no limit.
+    """
 
     def __init__(
         self,
@@ -21,8 +24,12 @@ class OpenCalls:
         most_per_key: int = 0,
         counted_as: Callable[[str], str] = fingerprint,
     ) -> None:
-        """`counted_as` returns the name under which the calls of a key are counted. Keys with one
-        name share a limit. A key must keep its name while its calls are open."""
+        """Set the limits: `most` open calls in total, and `most_per_key` open calls per key.
+
+        The function `counted_as` returns the name under which the calls of a key are counted. Keys
+        with the same name share a limit. The name of a key must not change while the key has open
+        calls, because `leave` would then subtract from the wrong count.
+        """
         self._counted_as = counted_as
         self._most = most
         self._most_per_key = most_per_key
@@ -30,9 +37,9 @@ class OpenCalls:
         self._by_key: Counter[str] = Counter()
 
     def enter(self, key: str | None) -> WireError | None:
-        """Count a new call, or return a 429 if a limit is reached.
+        """Count a new call and return None, or return a 429 error if a limit is reached.
 
-        A counted call must be ended with `leave`.
+        Every counted call must be ended with `leave`.
         """
         name = self._counted_as(key) if key else ""
         if 0 < self._most <= self._num:

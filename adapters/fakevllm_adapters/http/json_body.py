@@ -1,4 +1,7 @@
-"""Request bodies parsed as JSON, with vLLM's error texts for malformed ones. Pure."""
+"""Parse request bodies as JSON, with vLLM's error texts for malformed bodies.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ MAX_DEPTH = 250
 
 
 def parse_json(raw: bytes) -> Any:
-    """Return the value of a JSON body. Raises WireError (400) if the body is not valid JSON.
+    """Parse a JSON body. Raises WireError (400) if orjson does not accept the body as JSON.
 
-    Every route refuses what orjson refuses: NaN, lone surrogates, numbers too long to read.
+    Unlike Python's json, orjson refuses NaN, lone surrogates, and numbers that are too long. Bodies
+    with deep nesting are refused too.
     """
     if is_deeper(raw, MAX_DEPTH):
         raise bad_json(0, f"Nested deeper than {MAX_DEPTH} levels")

@@ -1,4 +1,4 @@
-"""Nesting depth of a JSON text, measured without parsing it. Pure."""
+"""Measure the nesting depth of a JSON text without parsing the text. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _PEAK = [
 
 
 def is_deeper(raw: bytes, depth: int) -> bool:
-    """Return whether the arrays and objects of a JSON text nest deeper than `depth`.
+    """Return True if the arrays and objects of a JSON text nest deeper than `depth` levels.
 
-    The result is right for every valid text in UTF-8. Other texts may count as deeper than they
-    are.
+    The result is right for every valid JSON text in UTF-8. For any other text, the result may be
+    True even if the text does not nest so deep.
 
     >>> is_deeper(b'[{"a": "[[["}]', 2), is_deeper(b"[[[]]]", 2)
     (False, True)
@@ -39,10 +39,10 @@ def is_deeper(raw: bytes, depth: int) -> bool:
 
 
 def _peaks_above(brackets: bytes, depth: int) -> bool:
-    """Return whether the brackets reach a level above `depth`.
+    """Return True if a text of nothing but brackets nests deeper than `depth` levels.
 
-    A body may consist of 30 MB of brackets. Eight brackets are therefore handled at a time, and no
-    Python code runs inside the loop.
+    A body may consist of 30 MB of brackets. The loop therefore takes eight brackets at a time and
+    runs without Python bytecode.
     """
     bits = brackets.translate(_AS_BITS)
     bits += b"0" * (-len(bits) % _BITS)

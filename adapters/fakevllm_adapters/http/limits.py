@@ -1,7 +1,7 @@
-"""Limits on one request: its headers, its nesting, and the fields that multiply work. Pure.
+"""Limits on a request's headers, on its nesting, and on the fields that multiply work.
 
-The defaults are far beyond what apps need. They stop small requests that cause much work. Every
-limit can be set. Refusals have vLLM's form.
+The limits stop small requests that cause much work. Each limit is a setting with a default far
+beyond what apps need. Refused requests get errors in vLLM's form. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ front of this one may have checked the other value."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a request. Each is the highest accepted value."""
+    """The limits on a request. Each limit is the highest value that is accepted."""
 
     body_bytes: int = MAX_BODY_BYTES
     num_headers: int = 256
@@ -46,9 +46,9 @@ class Limits:
     """Number of entries in `allowed_token_ids`. The default exceeds the vocabulary of any model."""
 
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
-        """Return the 400 for headers beyond the limits, or None.
+        """Return a 400 error if the headers exceed a limit, else None.
 
-        A header that may occur only once is refused if it is repeated.
+        The repetition of a header that may occur only once is an error too.
         """
         if len(headers) > self.num_headers:
             return _bad_request(f"The request has more than {self.num_headers} headers.")
@@ -61,7 +61,7 @@ class Limits:
         return None
 
     def depth_refusal(self, raw: bytes) -> WireError | None:
-        """Return the 400 for a body that nests too deep, or None."""
+        """Return a 400 error if the JSON of a body nests too deep, else None."""
         if is_deeper(raw, self.json_depth):
             return _bad_request(
                 "There was an error parsing the body: "
@@ -70,10 +70,10 @@ class Limits:
         return None
 
     def body_refusal(self, body: Json, num_siblings: int = 1) -> WireError | None:
-        """Return the 400 for the first field beyond its limit, or None.
+        """Return a 400 error for the first field that exceeds its limit, or None if no field does.
 
         `num_siblings` is the number of requests that will be sampled from the body, each with `n`
-        choices. The engine refuses fields of a wrong type.
+        choices. Fields of a wrong type are not checked here, because the engine refuses them.
         """
         n = _count(body.get("n")) * _num_prompts(body.get("prompt"))
         # never below 1: the app is not responsible for the number of siblings
@@ -117,7 +117,10 @@ class Limits:
 
 
 def _num_prompts(prompt: object) -> int:
-    """Count the prompts of a body: a list of token ids is one prompt, any other list several."""
+    """Return the number of prompts in the field `prompt`.
+
+    A text and a list of token ids are one prompt each. Any other list has one prompt per element.
+    """
     if not isinstance(prompt, list):
         return 1
     listed = cast(list[object], prompt)
@@ -125,7 +128,7 @@ def _num_prompts(prompt: object) -> int:
 
 
 def _count(value: object) -> int:
-    """Return the field `n` as pydantic reads it; 1 for a value that pydantic refuses."""
+    """Return the field `n` as pydantic reads the value, or 1 if pydantic refuses the value."""
     try:
         return int(value) if isinstance(value, (int, float, str)) else 1
     except (ValueError, OverflowError):

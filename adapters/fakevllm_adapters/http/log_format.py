@@ -1,4 +1,4 @@
-"""The log format of proxy and server: text lines, or one JSON object per line."""
+"""The log format of proxy and server, which is either text lines or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ its message."""
 
 
 class JsonLines(logging.Formatter):
-    """A formatter of one JSON object per line: time, level, logger, message, extras, traceback.
+    """A log formatter that writes each record as one line with a JSON object.
+
+    The object has the time, level, logger and message, the `extra` fields, and any traceback.
 
     >>> record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "step": 3})
     >>> record.created = 0.5
@@ -38,9 +40,9 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logging(kind: LogFormat) -> None:
-    """Set up the logging of the process; call it once.
+    """Set up the logging of the process. Call this function once, when the process starts.
 
-    Uvicorn's logs have the same format if uvicorn gets no log configuration of its own.
+    Uvicorn's logs get the same format unless uvicorn is given its own log configuration.
     """
     logging.basicConfig(level=logging.INFO, format=HUMAN)
     if kind == "json":

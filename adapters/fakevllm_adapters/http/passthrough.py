@@ -1,6 +1,7 @@
-"""vLLM's routes that are relayed unchanged.
+"""The routes of vLLM whose requests are relayed unchanged.
 
-vLLM's other routes (development, scale-out, administration) are not relayed: they are not for apps.
+vLLM's routes for development, scale-out and administration are not relayed, because they are not
+meant for apps.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 
 
 def path_with_query(path: str, query: bytes) -> str:
-    """Return the path and the query of a request, for the same request to the upstream.
+    """Return the URL path with the query, for relaying a request to the upstream.
 
-    Raises WireError (404) if the decoded path could lead to another route, such as a path with
-    `..`.
+    Raises WireError (404) if the decoded path could lead to another route, for example because of
+    `..` in the path.
     """
     if _PLAIN.fullmatch(path) is None:
         raise WireError(404, {"detail": "Not Found"})

@@ -1,4 +1,7 @@
-"""One-line messages for validation errors of pydantic: field, problem and value. Pure."""
+"""One-line messages for pydantic's validation errors, with the field, the problem and the value.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ did not write them."""
 
 
 def one_line(problems: Iterable[Any]) -> str:
-    """Return one line that describes the validation errors: the first error of each field.
+    """Return one line that describes validation errors. It has only the first error of each field.
 
     >>> one_line([{"type": "missing", "loc": ("body", "a"), "msg": "Field required", "input": {}}])
     'a: Field required'
@@ -47,9 +50,9 @@ def closest_name(name: str, known: Iterable[str]) -> str | None:
 
 
 def validated(model: type[M], **fields: Any) -> M:
-    """Return a pydantic model with these fields.
+    """Return an instance of a pydantic model with these fields.
 
-    Raises ValueError, with a message of one line, if the fields are invalid.
+    Raises ValueError with a one-line message if the fields are invalid.
     """
     try:
         return model(**fields)

@@ -1,9 +1,9 @@
-"""The training job: its settings, its YAML spellings, and the checks before anything starts.
+"""The settings of a training job, the two forms of its YAML, and the checks before a run starts.
 
-`model` has the settings, `ajet_settings` those that AgentJet's jobs share. `yaml_reader` reads a
-`job:` mapping or, with `ajet_yaml`, AgentJet's YAML. `validation`, `loss_spec` and
-`reward_settings` refuse jobs that contradict themselves. Each error is one line that names the
-setting as the user spelt it.
+`model` defines the settings. `ajet_settings` defines the settings that AgentJet's jobs have too.
+`yaml_reader` reads a `job:` mapping or, with `ajet_yaml`, AgentJet's YAML. `validation`,
+`loss_spec` and `reward_settings` refuse jobs whose settings contradict each other. Each error is
+one line that names the setting as the user spelt it.
 
-This folder reads no files and computes no loss.
+The modules of this folder read no files and compute no loss.
 """

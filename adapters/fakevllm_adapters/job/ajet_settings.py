@@ -1,6 +1,6 @@
-"""The settings of a TrainJob that AgentJet's jobs have too, by AgentJet's names.
+"""The settings of a training job that AgentJet's jobs have too, under AgentJet's names.
 
-docs/job.md says what each setting does with which engine.
+docs/job.md describes the effect of each setting with each engine.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ CollectionMethod = Literal[
 
 
 def list_as_text(value: object) -> object:
-    """Join a list with commas; return any other value unchanged."""
+    """Return a list as a text with commas between the elements. Return other values unchanged."""
     return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
 
 
 class RunSection(BaseModel):
-    """The run's names and the outputs of its curves."""
+    """The names of a training run, and the outputs to which its metrics are written."""
 
     base_yaml_config: str | None = None
-    """YAML file with settings for all that the job itself does not set. The SDK reads it."""
+    """YAML file with values for the settings that the job itself does not set. The SDK reads the
+    file."""
     experiment_dir: str | None = None
     project_name: str | None = None
     experiment_name: str | None = None
@@ -42,8 +43,8 @@ class RunSection(BaseModel):
 class LengthSection(BaseModel):
     """Maximum lengths in tokens.
 
-    A job sets either all four lengths or none of them. There is one exception: a job with
-    overlong_buffer_len may set only max_response_length.
+    A job must set either all four lengths or none of them. As an exception, a job with the length
+    penalty (overlong_buffer_len) may set only max_response_length.
     """
 
     max_prompt_length: int | None = Field(default=None, ge=1)
@@ -51,8 +52,8 @@ class LengthSection(BaseModel):
     max_response_length: int | None = Field(default=None, ge=1)
     """Length from the first sampled token to the end of the episode, over all its calls."""
     max_response_length_in_one_turn: int | None = Field(default=None, ge=1)
-    """Length of one answer. It limits the calls in episodes of active clients, and is their token
-    limit if a call sets none."""
+    """Length of one answer. This length limits the calls in episodes of active clients. A call
+    without a token limit of its own gets this limit."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Length of the prompt and all answers together."""
 
@@ -60,8 +61,8 @@ class LengthSection(BaseModel):
     def max_answer_length(self) -> int | None:
         """Maximum length of the answer to one call, in tokens.
 
-        If the job sets no limit per turn, max_response_length is the maximum, because the response
-        of an episode with a single call is that call's answer.
+        This is max_response_length_in_one_turn if the job sets it, else max_response_length. In an
+        episode with a single call, the response is the answer to that call.
         """
         return self.max_response_length_in_one_turn or self.max_response_length
 
@@ -85,7 +86,7 @@ class EngineSection(BaseModel):
 
 
 class CollectionSection(BaseModel):
-    """Rules by which the episodes of active clients form a step."""
+    """Settings for collecting the episodes of a training step from clients that run agents."""
 
     swarm_mode: bool = True
     """Whether clients run the episodes."""
@@ -96,4 +97,4 @@ class CollectionSection(BaseModel):
 
 
 class SwarmSections(RunSection, LengthSection, EngineSection, CollectionSection):
-    """All settings of a TrainJob that AgentJet's jobs have too."""
+    """All settings of a training job that AgentJet's jobs have too."""

@@ -1,8 +1,9 @@
-"""Settings of a job read from AgentJet's YAML. Pure.
+"""Read the settings of a training job from AgentJet's YAML.
 
-A stock AgentJet client sends the whole configuration, with every default filled in. Only the
-section `ajet` is read, because verl's sections repeat its values. A key that would change training
-and is not read causes a warning, unless its value describes what fakevllm does in any case.
+An unmodified AgentJet client sends its whole configuration, with every default filled in. Only the
+section `ajet` is read, because verl's sections repeat the values of `ajet`. A key that would change
+training in AgentJet but is not read causes a warning. There is no warning if the key's value
+describes what fakevllm does anyway. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ AJET_KEYS = {
 _OLDER_KEYS = {"use_kl_in_reward": "ajet.trainer_common.algorithm.use_kl_in_reward"}
 """Keys that older versions of AgentJet use for a setting."""
 _CHOSEN_BY_AJET = {"experiment_dir": "auto", "experiment_name": "read_yaml_name"}
-"""Values with which AgentJet chooses the setting itself. They count as not set."""
+"""Values that let AgentJet choose the setting itself. A setting with such a value counts as not
+set."""
 _LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
 _KL_LOSS_SETTINGS = ("kl_loss_coef", "kl_loss_type")
 _SHOWN_CHARS = 80
@@ -68,7 +70,7 @@ _POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")
 
 
 class IgnoredKey(NamedTuple):
-    """A key of AgentJet's YAML that would change training and is not read."""
+    """A key of AgentJet's YAML that would change training in AgentJet but is not read here."""
 
     key: str
     silent: tuple[object, ...]
@@ -113,10 +115,10 @@ IGNORED_KEYS = (
 
 
 def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
-    """Return the settings of AgentJet's YAML by TrainJob's names, and warnings.
+    """Return the settings in AgentJet's YAML under TrainJob's names, and a list of warnings.
 
-    There is one warning for each key that would change training and is not read. Raises
-    ValueError, in one line, if the YAML is not a job of AgentJet's.
+    There is one warning for each key that would change training but is not read. Raises ValueError
+    with a one-line message if the YAML is not an AgentJet job.
     """
     if not isinstance(whole.get("ajet"), dict) or not whole["ajet"]:
         raise ValueError("expected a mapping below `ajet`, with all of AgentJet's settings")
@@ -133,8 +135,8 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
     """Yield the names of the settings whose value in the YAML must not be used.
 
-    Such a value is null, leaves the choice to AgentJet, or belongs to a feature that is switched
-    off.
+    The reason may be that the value is null, that it leaves the choice to AgentJet, or that it
+    belongs to a feature that is switched off.
     """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1
@@ -157,8 +159,10 @@ def _warnings(whole: Settings) -> Iterator[str]:
 
 
 def _at(whole: Settings, key: str) -> Any:
-    """Return the value at a dotted key, or None. Raises ValueError if a section of the key is not a
-    mapping."""
+    """Return the value at a key with dots, such as `ajet.model.path`, or None if it is missing.
+
+    Raises ValueError if a section in the key is not a mapping.
+    """
     *sections, last = key.split(".")
     mapping = whole
     for depth, section in enumerate(sections):

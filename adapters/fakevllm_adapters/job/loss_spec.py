@@ -1,4 +1,4 @@
-"""The policy loss of a job and its settings, by verl's names. Invalid settings raise ValueError."""
+"""The policy loss of a training job, with settings that have the same names as in verl."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REJECTIONS = (
 
 
 class LossDefaults(NamedTuple):
-    """The settings that a loss uses if the job does not set them."""
+    """Values of a loss's settings that apply if the job does not set them."""
 
     clip_ratio_low: float
     clip_ratio_high: float
@@ -60,10 +60,10 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """A policy loss with its settings, by verl's names.
+    """A policy loss and its settings, which have the same names as in verl.
 
-    The constructor raises ValueError, with a message of one line, for settings that contradict each
-    other.
+    The constructor raises ValueError with a one-line message if a setting is malformed or if
+    settings contradict each other.
     """
 
     name: str = "vanilla"
@@ -85,12 +85,14 @@ class LossSpec:
     tau_neg: float = 1.05
     """sapo's temperature for all other advantages."""
     bypass_mode: bool = True
-    """Whether the engine's log-probabilities are the old policy's. If False, the trainer computes
-    the old policy's."""
+    """Whether the engine's log-probabilities are used as those of the old policy. If False, the
+    trainer computes the log-probabilities of the old policy."""
     rollout_is: str | None = None
-    """Importance sampling: weight by the ratio of trainer to engine, per `token` or `sequence`."""
+    """Importance sampling, which weights each `token` or `sequence` by the ratio of the trainer's
+    probability to the engine's. None means no weights."""
     rollout_is_threshold: str = "2.0"
-    """`HIGH` truncates larger weights. `LOW_HIGH` sets weights outside to 0 (IcePop)."""
+    """Bounds of the importance weights. `HIGH` truncates larger weights. `LOW_HIGH` sets weights
+    outside these bounds to 0 (IcePop)."""
     rollout_is_batch_normalize: bool = False
     """Whether the weights are divided by their mean over the step."""
     rollout_rs: str | None = None
@@ -104,8 +106,8 @@ class LossSpec:
     def of(job: TrainJob) -> LossSpec:
         """Return the policy loss that a job's settings describe.
 
-        Raises ValueError, with a message of one line, for settings that contradict each other, and
-        for a setting without effect in this job.
+        Raises ValueError with a one-line message if settings contradict each other, or if a setting
+        has no effect in this job.
         """
         defaults = loss_defaults(job.loss)
         _refuse_unread(job, job.loss_agg_mode or defaults.loss_agg_mode)
@@ -152,16 +154,17 @@ class LossSpec:
 
     @property
     def couples_tokens(self) -> bool:
-        """Whether a token's loss depends on the other tokens of its unit (the setting `loss_unit`).
+        """Whether a token's loss depends on the other tokens of the same sequence.
 
-        If true, the trainer must not split a unit.
+        The setting `loss_unit` decides what counts as one sequence, such as a call or an episode.
+        If the result is True, the trainer must not split a sequence.
         """
         is_sequence = "seq_" in (self.rollout_rs or "") or self.rollout_is == "sequence"
         return self.name in COUPLED or is_sequence
 
     @property
     def couples_step(self) -> bool:
-        """Whether a token's loss depends on all other tokens of the training step."""
+        """Whether each token's loss depends on all other tokens of the training step."""
         return self.rollout_is is not None and self.rollout_is_batch_normalize
 
     @property
@@ -171,8 +174,10 @@ class LossSpec:
 
     @property
     def rejection_bounds(self) -> dict[str, Bounds]:
-        """Bounds by the names of the rejection rules in `rollout_rs`. Raises ValueError for
-        malformed settings."""
+        """Bounds for each rejection rule in the setting `rollout_rs`, by the rule's name.
+
+        Raises ValueError if `rollout_rs` or `rollout_rs_threshold` is malformed.
+        """
         names = _parts(self.rollout_rs or "")
         if not names:
             return {}
@@ -189,13 +194,13 @@ class LossSpec:
 
 
 def loss_defaults(name: str) -> LossDefaults:
-    """Return the default settings of a loss. Raises ValueError for an unknown loss."""
+    """Return the default settings of the loss `name`. Raises ValueError if the loss is unknown."""
     _one_of("loss", name, LOSS_DEFAULTS)
     return LOSS_DEFAULTS[name]
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raise ValueError for a setting that differs from its default and has no effect in the job."""
+    """Raise ValueError if the job changes a setting from its default although it has no effect."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")
@@ -241,7 +246,11 @@ def _rejection_bounds(name: str, text: str) -> Bounds:
 
 
 def _bounds(setting: str, text: str) -> Bounds:
-    """Return the bounds in a text of the form `HIGH` or `LOW_HIGH`. Raises ValueError."""
+    """Parse bounds from a text of the form `HIGH` or `LOW_HIGH`.
+
+    Raises ValueError if the text has another form, or unless 0 < LOW <= HIGH. `setting` is the name
+    of the setting for the error message.
+    """
     try:
         numbers = [float(part) for part in str(text).split("_")]
         low, high = (None, *numbers) if len(numbers) == 1 else numbers

@@ -29,9 +29,9 @@ def _number_as_text(value: object) -> object:
 
 
 def _flag_as_word(value: object) -> object:
-    """Return the value of `filter_groups` for verl's boolean `filter_groups.enable`.
+    """Translate verl's boolean `filter_groups.enable` to a value of the setting `filter_groups`.
 
-    A value that is not a boolean is returned unchanged.
+    True becomes "collect" and False becomes "keep". Any other value is returned unchanged.
     """
     return ("collect" if value else "keep") if isinstance(value, bool) else value
 
@@ -42,10 +42,10 @@ Threshold = Annotated[str, BeforeValidator(_number_as_text)]
 
 
 class TrainJob(SwarmSections):
-    """A training job.
+    """All settings of a training job.
 
-    `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields.
-    `job/yaml_reader.py` reads the YAML.
+    The section `[job]` in fakevllm.toml and the arguments of `AgentJetJob` have the same fields.
+    `job/yaml_reader.py` reads the job's YAML.
     """
 
     model_config = ConfigDict(
@@ -142,8 +142,8 @@ class TrainJob(SwarmSections):
     tau_pos: float = Field(default=1.0, gt=0)
     tau_neg: float = Field(default=1.05, gt=0)
     bypass_mode: bool = True
-    """Whether the engine's log-probabilities are the old policy's. If False, the trainer computes
-    the old policy's."""
+    """Whether the engine's log-probabilities are used as those of the old policy. If False, the
+    trainer computes the log-probabilities of the old policy."""
     rollout_is: Literal["token", "sequence"] | None = None
     """Importance sampling between trainer and engine, per token or per sequence."""
     rollout_is_threshold: Threshold = "2.0"
@@ -172,15 +172,17 @@ class TrainJob(SwarmSections):
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the job penalizes the KL divergence from the starting weights, the reference
-        model."""
+        """Whether the job penalizes the KL divergence from the reference model.
+
+        The reference model has the weights with which the run started.
+        """
         return self.kl_loss_coef > 0 or self.use_kl_in_reward
 
     def as_yaml(self) -> str:
-        """Return the job's YAML, without the settings whose value is the default.
+        """Return the job as YAML, without the settings that have their default value.
 
-        As a result, an older server that does not know a new setting still accepts a job that does
-        not use the setting.
+        An older server does not know new settings. The server therefore still accepts a job from a
+        newer client, unless the job uses a new setting.
         """
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
@@ -195,17 +197,17 @@ class TrainJob(SwarmSections):
 
         @property
         def lora_target_modules(self) -> str:
-            """The setting `target_modules` by AgentJet's name."""
+            """Value of the setting `target_modules`, under AgentJet's name."""
             return self.target_modules
 
     @staticmethod
     def from_yaml(text: str) -> TrainJob:
-        """Return the job in a YAML text, without the warnings that `parse_job` returns."""
+        """Read a job from a YAML text, like `parse_job`, but discard the warnings."""
         return parse_job(text).job
 
 
 class ParsedJob(NamedTuple):
-    """A job read from YAML, with warnings about keys that were ignored."""
+    """A training job read from YAML, with warnings about keys that were ignored."""
 
     job: TrainJob
     warnings: list[str]
@@ -213,9 +215,10 @@ class ParsedJob(NamedTuple):
 
 
 def parse_job(text: str) -> ParsedJob:
-    """Return the job in a YAML text with the key `job`, or with AgentJet's key `ajet`.
+    """Read a training job from a YAML text with the key `job`, or with AgentJet's key `ajet`.
 
-    Raises ValueError, in one line, for any other text and for invalid settings.
+    Raises ValueError with a one-line message if settings are invalid, or unless the text has
+    exactly one of these keys.
     """
     raw = parse_job_yaml(text)
     try:

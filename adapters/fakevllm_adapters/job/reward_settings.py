@@ -9,12 +9,13 @@ DISCOUNTS = frozenset({"reinforce_plus_plus"})
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Return whether the job uses each of its reward settings, by the setting's name.
+    """Return a dict that says which reward settings have an effect in the job.
 
-    Each value is a pair: a boolean that is true if the job uses the setting, and a text that names
-    the other setting without which the first setting has no effect.
+    The keys are names of settings. Each value is a pair. The first element is True if the setting
+    has an effect. The second element is a text that names another setting, which the setting needs
+    to have an effect.
 
-    Raises ValueError, in one line, for settings that contradict each other.
+    Raises ValueError with a one-line message for settings that contradict each other.
     """
     _check_overlong(job)
     is_shaped = (job.overlong_buffer_len is not None, "it is for overlong_buffer_len")

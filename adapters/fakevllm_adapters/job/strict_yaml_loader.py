@@ -1,9 +1,9 @@
-"""A YAML loader for settings: mappings, lists and scalars only.
+"""A YAML loader for settings, which accepts only mappings, lists and scalars.
 
 The loader refuses YAML features that settings do not need and that attackers can use. Aliases can
-expand a kilobyte to a gigabyte. Tags raise whatever their constructors raise. Deep nesting reaches
-the interpreter's recursion limit. The loader also refuses duplicate keys, because YAML libraries
-silently take the last one.
+expand a kilobyte to a gigabyte. Tags call constructors that may raise any exception. Deep nesting
+reaches the interpreter's recursion limit. The loader also refuses duplicate keys, because YAML
+libraries silently take the last value.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class _Loader(yaml.SafeLoader):
 
 
 def loads(text: str) -> Any:
-    """Return the value of a YAML text.
+    """Parse a YAML text, and return its value.
 
-    Raises yaml.YAMLError for a text that is not YAML, and ValueError for aliases, tags, duplicate
-    keys, nesting beyond MAX_DEPTH, and lone surrogates.
+    Raises yaml.YAMLError if the text is not YAML. Raises ValueError for aliases, tags, duplicate
+    keys, nesting deeper than MAX_DEPTH, and lone surrogates.
     """
     depth = 0
     parse = cast(Callable[..., Iterator[Any]], yaml.parse)  # pyright: ignore[reportUnknownMemberType]

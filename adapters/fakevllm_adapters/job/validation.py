@@ -1,4 +1,4 @@
-"""Checks of a whole job before anything is started. Pure."""
+"""Checks of a whole training job before a run starts. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ full weights; at this rate or below they stay near zero."""
 
 
 def check_job(job: TrainJob) -> TrainJob:
-    """Check a job, and return it unchanged.
+    """Check a training job, and return the job unchanged.
 
     Raises ValueError for settings that contradict each other or cannot work. The message is one
     line and says how to correct the job.
@@ -60,10 +60,10 @@ def _check_lengths(job: TrainJob) -> None:
 
 
 def _is_for_overlong(job: TrainJob, missing: list[str]) -> bool:
-    """Return whether the job sets max_response_length only for the overlong penalty.
+    """Return True if the job sets max_response_length only for the penalty on long answers.
 
-    In this case, max_response_length is the length at which the overlong buffer ends. It does not
-    limit any answer.
+    In this case, max_response_length is the answer length at which the penalty equals
+    overlong_penalty_factor. It does not limit any answer.
     """
     alone = len(missing) == len(LENGTH_SETTINGS) - 1 and job.max_response_length is not None
     return alone and job.overlong_buffer_len is not None

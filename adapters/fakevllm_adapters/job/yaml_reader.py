@@ -1,5 +1,7 @@
-"""Read a job's YAML: a mapping `job:` with TrainJob's names, or AgentJet's mapping `ajet:`.
-Pure."""
+"""Read a training job's YAML, with the mapping `job:` or with AgentJet's mapping `ajet:`.
+
+The mapping `job:` has TrainJob's names of the settings. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ _TARGETS, _AJET_TARGETS = "target_modules", "lora_target_modules"
 
 @dataclass(frozen=True, slots=True)
 class RawJob:
-    """The settings of a job's YAML before validation."""
+    """The settings in a job's YAML, which are not validated yet."""
 
     settings: Settings
     keys: Mapping[str, str]
@@ -29,9 +31,10 @@ class RawJob:
 
 
 def parse_job_yaml(text: str) -> RawJob:
-    """Return the settings in a job's YAML, without validating them.
+    """Return the settings in a job's YAML without validating them.
 
-    Raises ValueError, in one line, unless the text is a YAML mapping with the key `job` or `ajet`.
+    Raises ValueError with a one-line message unless the text is a YAML mapping that has exactly one
+    of the keys `job` and `ajet`.
     """
     whole = _mapping_of(text)
     if len({"job", "ajet"} & whole.keys()) != 1:
@@ -47,10 +50,10 @@ def parse_job_yaml(text: str) -> RawJob:
 
 
 def merge_target_modules(value: Any) -> Any:
-    """Return the settings with AgentJet's `lora_target_modules` renamed to `target_modules`.
+    """Rename the setting `lora_target_modules`, which is AgentJet's name, to `target_modules`.
 
-    A value that is not a dict is returned unchanged. Raises ValueError if both names are set to
-    different values.
+    A `value` that is not a dict of settings is returned unchanged. Raises ValueError if the two
+    names have different values.
 
     >>> merge_target_modules({"lora_target_modules": "q_proj"})
     {'target_modules': 'q_proj'}
@@ -69,8 +72,9 @@ def describe_errors(
 ) -> str:
     """Return one line that describes every validation error.
 
-    Each setting is named as the user spelt it. `settings` has the names of all settings. `keys`
-    maps a setting's name to the user's spelling if the two differ.
+    Each setting is named as the user spelt it. `settings` has the names of all settings, of which
+    the closest is suggested for an unknown name. `keys` maps the name of a setting to the user's
+    spelling if the spelling differs from the name.
     """
     return "; ".join(
         _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)
