@@ -56,13 +56,11 @@ from fakevllm_server.types.sampling import Sampling, Token
 Result = TypeVar("Result")
 
 MAX_WAITING = 4096
-"""Maximum number of waiting requests, more than the clients of one engine keep open. Beyond it a
-503 is better than a queue in which every request times out.
-"""
+"""Maximum number of waiting requests, which is more than the clients of one engine keep open.
+Further requests get status 503, which is better than a queue in which every request times out."""
 CACHE_MEMORY_SHARE = 0.15
-"""Maximum share of the device's memory for keys and values. In addition the trainer holds four
-times the weights.
-"""
+"""Maximum share of the device's memory for keys and values. In addition, the trainer needs four
+times the memory of the weights."""
 DRAIN_BOUND_S = 5.0
 """Seconds that a publish waits for running requests."""
 
@@ -83,12 +81,13 @@ class EngineConfig:
     OpenMP waits at every barrier."""
     drain_bound_s: float = DRAIN_BOUND_S
     lockstep: bool = False
-    """Whether requests are decoded one at a time. The other rows of a batch change the bits of a
-    row's sums."""
+    """Whether requests are decoded one at a time, so that results are reproducible. In a batch, the
+    other rows change the rounding of a row's sums."""
 
 
 class EmbeddedEngine:
-    """The embedded engine: a TokenEngine and TrainEngine on one torch thread. The constructor
+    """The embedded engine, which samples and trains one model on one torch thread. The class
+    implements the interfaces TokenEngine (sampling) and TrainEngine (training). The constructor
     raises BackendError for a model that the engine cannot serve."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -215,9 +214,9 @@ class EmbeddedEngine:
         )
 
     async def export(self, folder: Path) -> None:
-        """Write the trained model to a folder, in the dtype of computation and with adapters
-        merged. If this dtype is bfloat16, the merge rounds the adapters. `publish` does not round
-        adapters."""
+        """Write the trained model to a folder. The weights have the dtype of computation, and LoRA
+        adapters are merged into the weights. With bfloat16 the merge rounds the adapters, whereas
+        `publish` does not round adapters."""
         source, dtype = self._folder.path, self._dtype
         await self._run_once(
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
@@ -233,7 +232,8 @@ class EmbeddedEngine:
 
     def _ready_trainer(self) -> PolicyTrainer:
         """Return the trainer, and create the trainer on first use. An engine that only serves
-        therefore holds no second copy of the weights. Call this method on the engine thread."""
+        therefore holds no second copy of the weights. Call this method on the engine thread,
+        because only this thread may use torch."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype
@@ -250,8 +250,8 @@ class EmbeddedEngine:
         return await asyncio.wrap_future(self._thread.run(start))
 
     async def _run_once(self, function: Callable[[], Result]) -> Result:
-        """Run a function on the engine thread as a task without pauses, and return the function's
-        result."""
+        """Run a function on the engine thread without a pause, and return the function's result. No
+        token is sampled while the function runs."""
 
         def task() -> Generator[None, None, Result]:
             result = function()
@@ -262,8 +262,8 @@ class EmbeddedEngine:
 
 
 def _max_cells(shape: CacheShape) -> int:
-    """Return the maximum size of the KV cache in positions, summed over all rows. The maximum is
-    CACHE_MEMORY_SHARE of the device's memory."""
+    """Return the maximum number of positions (tokens) in the KV cache, summed over all rows of the
+    batch. Their keys and values fill the share CACHE_MEMORY_SHARE of the device's memory."""
     if shape.device.type == "cuda":
         memory = torch.cuda.mem_get_info(shape.device)[1]
     else:

@@ -32,11 +32,11 @@ from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Token
 
 IDLE_WAIT_S = 1.0
-"""Upper bound of the wait for new items, each of which wakes the thread anyway."""
+"""Maximum seconds that an idle thread waits for new items. A new item ends the wait at once."""
 DECODE_SHARE = 1.0
 """Time for running requests after a piece of a task, as a multiple of the time that the piece took.
-At 1, decoding and training get half of the thread each while both have work. With one token per
-micro-batch, a reply would last as long as the whole step."""
+At 1, decoding and training get half of the thread each while both have work. If only one token were
+sampled per micro-batch, a reply would take as long as the whole step."""
 CRASH_GRACE_S = 0.5
 """Seconds between a crash and the end of the process, in which running requests get their error."""
 CRASH_EXIT_CODE = 70
@@ -71,15 +71,15 @@ class EngineThread:
         self._inbox.put(request)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
-        """Queue a task. Any thread may call this method. The engine thread calls `start()` to
-        create the task."""
+        """Queue a task, and return a future of the task's result. Any thread may call this method.
+        The engine thread calls `start()` to create the task, which is a generator."""
         future: Future[Any] = Future()
         self._inbox.put((start, future))
         return future
 
     def close(self) -> None:
-        """Stop the engine thread: end the running requests with an error, and return when the
-        thread has ended."""
+        """Stop the engine thread, and wait until the thread has ended. Running requests end with an
+        error."""
         self._closing = True
         self._inbox.put(None)
         if self._thread.is_alive():
@@ -103,7 +103,7 @@ class EngineThread:
             os._exit(CRASH_EXIT_CODE)
         self._fail_all(_shutting_down(), BackendError("the engine is shutting down"))
         if self._task is not None:
-            # Its clean-up needs torch, so it must run before the interpreter shuts down.
+            # The clean-up of the task needs torch, so it must run before the interpreter shuts down.
             self._task[0].close()
 
     def _receive(self) -> None:

@@ -55,7 +55,7 @@ def describe_settings(lora: LoraSettings | None) -> str:
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
-    """Return a description in words of the parameters that train, with their number."""
+    """Return a text that describes which parameters train, and how many they are."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if lora is None:
         return f"all {count:,} parameters"
@@ -65,8 +65,9 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
-    """Insert new adapters into the model. The model's outputs stay the same, and only the adapters
-    train from then on. Raises BackendRefused before anything has changed."""
+    """Insert new LoRA adapters into the model. The model's outputs stay the same, and only the
+    adapters train from then on. Raises BackendRefused, before the model has changed, if the
+    settings do not fit the model or peft cannot be imported."""
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
@@ -94,9 +95,9 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of a sample of the weights that do not train. The hash identifies the model to
-    which adapters belong. The shapes of the weights do not suffice, because different models may
-    have the same shapes."""
+    """Return a hash of some values of each weight that does not train. The hash identifies the
+    model to which adapters belong. The shapes of the weights do not suffice, because different
+    models may have the same shapes."""
     digest = hashlib.sha256()
     for name, tensor in sorted(MergedWeights(model).unmerged.items()):
         values = tensor.detach().flatten()[:FINGERPRINT_VALUES].cpu().contiguous()
@@ -107,8 +108,8 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
     """Return the full names of the layers that get an adapter. Raises BackendRefused if a name
-    matches no layer, or if the LM head should get an adapter but shares its weight with the
-    embedding."""
+    matches no linear layer, or if the model has no layer for an adapter. The LM head is refused if
+    it shares its weight with the embedding."""
     network: Any = model
     head = network.get_output_embeddings()
     linear = {name: one for name, one in network.named_modules() if isinstance(one, nn.Linear)}

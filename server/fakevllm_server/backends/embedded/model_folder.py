@@ -24,20 +24,20 @@ from transformers.utils import logging as transformers_logging
 from fakevllm_server.types.backend import BackendError
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p")
-"""Settings that vLLM takes from generation_config.json (`--generation-config auto`), whatever
-`do_sample` says. vLLM also takes `repetition_penalty`; this engine does not use it as a default.
+"""Settings that vLLM takes from generation_config.json (`--generation-config auto`) for any value
+of `do_sample`. vLLM also takes `repetition_penalty`, which this engine does not use as a default.
 """
 BATCHABLE_LAYERS = frozenset({"full_attention", "attention", "sliding_attention"})
 """Layer types that the batched cache supports. Sliding layers are supported only if no completion
 can exceed the window."""
 DEFAULT_MAX_MODEL_LEN = 2048
-"""Tokens; used for a config without a number of positions."""
+"""Context length in tokens for a model whose config does not contain a number of positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model folder that passed the checks. The weights are not part of this object;
-    `load_weights` loads them as often as needed."""
+    """A model folder that passed the checks. The object does not contain the weights. Each call of
+    `load_weights` loads a new copy of the weights."""
 
     path: Path
     config: PreTrainedConfig
@@ -64,8 +64,8 @@ def resolve_model_folder(model: str, allow_hub: bool) -> Path:
 
 
 def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
-    """Read and check a model folder, and return it. Raises BackendError, whose message names the
-    fix, for an unusable folder."""
+    """Read and check a model folder, and return the checked folder. Raises BackendError for an
+    unusable folder. The error message says how to fix the problem."""
     config = read_config(path)
     tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
     if not tokenizer.chat_template:
@@ -88,8 +88,8 @@ def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFold
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """Return the model config of a folder. A trainer without a sampler needs nothing else from the
-    folder except the weights. Raises BackendError for an unusable folder."""
+    """Return the model config of a folder. A trainer without a sampler needs only this config and
+    the weights. Raises BackendError for an unusable folder."""
     transformers_logging.disable_progress_bar()
     if not path.is_dir():
         raise BackendError(

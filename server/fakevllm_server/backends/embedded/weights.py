@@ -19,9 +19,9 @@ def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """A model's weights with the adapters merged. The names are the names that the weights had
-    before the adapters were inserted. Each weight is merged when it is read, so that memory never
-    holds a second copy of the model."""
+    """A mapping from names to a model's weights, with the LoRA adapters merged. The names are the
+    names that the weights had before the adapters were inserted. Each weight is merged when it is
+    read, so that memory never holds a second copy of the model."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         adapters = adapters_of(model)
@@ -32,7 +32,7 @@ class MergedWeights(Mapping[str, Tensor]):
             if not name.startswith("base_layer.")
         }
         self.unmerged: dict[str, Tensor] = {}
-        """The weights without what the adapters add."""
+        """The weights by name, without the contribution of the adapters."""
         self._adapters: dict[str, Any] = {}
         for name, tensor in named_weights(model).items():
             place, is_adapted, rest = name.rpartition(".base_layer.")

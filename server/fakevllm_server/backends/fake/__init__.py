@@ -1,4 +1,5 @@
-"""An engine without torch, for tests and demos: it samples "yes." or "no." and can be trained.
+"""An engine without torch, for tests and demos. The engine samples "yes." or "no." and can be
+trained.
 
 engine.py         the engine, and the entry point of its process
 script.py         directives in a user message that determine the answer

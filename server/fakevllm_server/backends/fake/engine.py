@@ -6,10 +6,10 @@ the first token is sampled. The first token determines all other tokens, which h
 Training updates theta by REINFORCE, so a reward for "yes" makes the mean reward rise. The same seed
 and the same order of requests give the same answers.
 
-A user message may determine the answer: see `script.py`. A forced tool, a JSON schema or a choice
-may constrain the answer. The answer is then the script's value if this value is allowed, and
-otherwise the minimal value that is allowed. Penalties and logit_bias act on the first token as they
-would act on a model's logits.
+A user message may contain a script, which is a text with directives that determine the answer (see
+`script.py`). A forced tool, a JSON schema or a choice may constrain the answer. The answer is then
+the script's value if this value is allowed, and otherwise the minimal allowed value. Penalties and
+logit_bias act on the first token as they would act on a model's logits.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ from fakevllm_server.types.sampling import Sampling, Token
 NUM_BYTES = 256
 """Number of ids that are bytes of UTF-8 text."""
 EOS, TURN, TOOL_CALL = 256, 257, 258
-"""Special ids: end of sequence, begin of a message, begin of a message's tool calls."""
+"""Ids of the special tokens that end a sequence, begin a message, and begin a message's tool calls.
+"""
 MAX_MODEL_LEN = 131072
 START_THETA = -1.0
 MAX_LOGIT = 700.0
 """Largest absolute logit. math.exp of a larger value overflows."""
 MIN_PROBABILITY = 1e-30
-"""Smallest probability, so that its logarithm is finite."""
+"""Smallest probability in a log-probability, so that the logarithm is finite."""
 
 
 class FakeEngine:
-    """The fake engine: a TokenEngine and TrainEngine whose only weight is the number theta."""
+    """The fake engine, whose only weight is the number theta. The class implements the interfaces
+    TokenEngine (sampling) and TrainEngine (training)."""
 
     def __init__(
         self, model_name: str = "fake", seed: int = 0, max_model_len: int = MAX_MODEL_LEN
@@ -245,8 +247,9 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 
 
 def _constrained_text(grammar: Grammar, script: Script) -> str:
-    """Return the text of an answer that a grammar constrains: the script's value if the grammar
-    allows this value, else the minimal value that the grammar allows.
+    """Return the text of an answer that a grammar constrains. The text is the value from the script
+    (the directives in the user message) if the grammar allows this value. Otherwise the text is the
+    minimal value that the grammar allows.
 
     Raises WireError (400) for a grammar that the fake engine does not support.
     """
@@ -282,7 +285,7 @@ def _is_json(text: str) -> bool:
 
 def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
     """Return the messages of a rendered prompt, without the empty assistant message at the prompt's
-    end. A prompt of /v1/completions has no messages; the whole prompt is then returned as one user
+    end. A prompt of /v1/completions has no messages, so the whole prompt is returned as one user
     message."""
     if TURN not in prompt_ids:
         return [Turn("user", _text(prompt_ids), False)]

@@ -29,8 +29,8 @@ _TEXTS = {
 
 
 def minimal_value(schema: Any, root: Any = None, depth: int = 0) -> Any:
-    """Return the minimal value that `schema` allows. `root` is the whole schema, to which
-    references in `schema` refer.
+    """Return the minimal value that `schema` allows. `root` is the whole schema, in which
+    references (`$ref`) in `schema` are looked up.
 
     Raises ValueError for a schema that allows no value, or with keywords that are not supported.
 

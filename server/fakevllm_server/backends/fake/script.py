@@ -1,15 +1,16 @@
-"""Scripts: directives in a user message that determine the fake engine's answer. Pure.
+"""Scripts, which are directives in a user message that determine the fake engine's answer.
 
     [[say TEXT]]              Answer TEXT.
-    [[call NAME {"a": 1}]]    Call a tool. With several directives, call one tool per turn, in
-    order. [[call A {…} & B {…}]]    Call two tools in one turn.
+    [[call NAME {"a": 1}]]    Call a tool.
+    [[call A {…} & B {…}]]    Call two tools in one turn.
     [[slow SECONDS]]          Wait before each token.
     [[crash]]                 Exit the process.
 
-After the last tool call, the answer is the TEXT of [[say TEXT]]. Without this directive, the answer
-is "done". The script is the last user message that contains a directive. The script determines the
-answers until the assistant answers without a tool call. The next tool call is chosen by the number
-of tool results after the script.
+Several [[call …]] directives are executed in order, one directive per turn. After the last tool
+call, the answer is the TEXT of [[say TEXT]]. Without this directive, the answer is "done". The
+script is the last user message that contains a directive. The script determines the answers until
+the assistant answers without a tool call. The number of tool results after the script determines
+which tool call is next.
 """
 
 from __future__ import annotations
@@ -42,10 +43,11 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The answer for the present turn, as the script's directives determine it."""
+    """The answer for the present turn, which the script's directives determine."""
 
     answer: str | None = None
-    """Text to answer if no tool is called; None: the policy answers."""
+    """Text to answer if no tool is called. None means that the engine's policy samples the answer.
+    """
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
     """Tools to call in this turn."""
     delay_s: float = 0.0
@@ -98,8 +100,9 @@ def _has_directive(text: str) -> bool:
 
 
 def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
-    """Return one list of tool calls for each turn, and the text of the message without the call
-    directives. A directive that cannot be parsed stays in the text."""
+    """Return (groups, rest). `groups` has one list of tool calls for each turn. `rest` is the text
+    of the message without the call directives. A directive that cannot be parsed stays in the text.
+    """
     groups: list[list[ToolCall]] = []
     rest = ""
     at = 0
@@ -116,8 +119,8 @@ def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
 
 def _parse_group(text: str, at: int) -> tuple[list[ToolCall], int]:
     """Parse the tool calls of one directive, starting at position `at` of the text. Return the tool
-    calls and the position after the last call. If the directive cannot be parsed, the returned list
-    is empty."""
+    calls, and the position after the directive. If the directive cannot be parsed, the returned
+    list is empty."""
     calls: list[ToolCall] = []
     while name := _NAME.match(text, at):
         at = name.end()

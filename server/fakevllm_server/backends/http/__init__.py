@@ -1,5 +1,6 @@
-"""HTTP of an engine's own process: vLLM's API over a TokenEngine, and control routes over a
-TrainEngine.
+"""The HTTP server of an engine's process. Clients sample by vLLM's API over a TokenEngine (the
+interface for sampling). The swarm server trains by control routes over a TrainEngine (the interface
+for training).
 
 engine_server.py       the process's HTTP server on a Unix socket
 vllm_routes.py         vLLM's public routes

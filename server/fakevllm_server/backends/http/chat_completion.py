@@ -1,5 +1,5 @@
-"""The execution of one chat completions request on a TokenEngine. The input is the validated body.
-The output is the answer or the stream chunks that vLLM would write."""
+"""Execute one chat completions request on a TokenEngine (an engine that samples tokens). The input
+is the validated body. The output is the answer or the stream chunks that vLLM would write."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ _EMPTY_DELTA: Json = {}
 
 
 class ChatCompletion:
-    """One chat completions request. Call either `answer` or `chunks`, once, to sample the answer.
+    """One chat completions request. To sample the answer, call either `answer` or `chunks` exactly
+    once.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -139,8 +140,9 @@ class ChatCompletion:
         return self._with_usage(chunk, len(choice.tokens))
 
     def _with_usage(self, chunk: Json, num_sampled: int) -> Json:
-        """Return the chunk, with the choice's token usage so far if the request has
-        `continuous_usage_stats`. As in vLLM, the key `usage` follows the key `choices`."""
+        """Return the chunk of a stream. If the request has `continuous_usage_stats`, the returned
+        chunk also contains the choice's token usage so far. As in vLLM, the key `usage` follows the
+        key `choices`."""
         if not self._request.wants_continuous_usage:
             return chunk
         usage = usage_counts(len(self._prompt_ids), num_sampled) | {

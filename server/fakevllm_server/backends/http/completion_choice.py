@@ -1,7 +1,8 @@
-"""Sampling of one choice on a TokenEngine: its text piece by piece, and the reason why it ended.
+"""Sample one choice of a request on a TokenEngine (an engine that samples tokens). The choice's
+text is yielded piece by piece.
 
-The functions `requested_…` return optional fields about the choice's tokens, if the request has the
-parameter for the field.
+Each function `requested_…` returns an optional field about the choice's tokens, or None if the
+request does not ask for the field.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def requested_version_spans(request: ChatRequest, tokens: Sequence[Token]) -> li
 def requested_allowed_sets(
     engine: TokenEngine, request: ChatRequest, tokens: Sequence[Token]
 ) -> Json | None:
-    """Return the allowed token set at each position, packed for JSON.
+    """Return the set of allowed tokens at each position, encoded for JSON.
 
     Return None if the request does not ask for the allowed token sets, or if the engine cannot
     report them.
@@ -115,7 +116,7 @@ def requested_allowed_sets(
 
 def _version_spans(tokens: Sequence[Token]) -> list[Json]:
     """Return ranges of consecutive tokens that the same weights sampled. Each range is `{version,
-    start, end}`: the version of the weights, and the token positions [start, end)."""
+    start, end}` with the version of the weights and the token positions [start, end)."""
     spans: list[Json] = []
     for at, token in enumerate(tokens):
         if not spans or spans[-1]["version"] != token.version:

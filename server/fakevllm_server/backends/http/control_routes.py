@@ -1,5 +1,5 @@
-"""Control routes (`/control/…`) over a TrainEngine, for the swarm server that started the
-process."""
+"""Control routes (`/control/…`), by which the swarm server that started this process drives a
+TrainEngine (the interface for training)."""
 
 from __future__ import annotations
 

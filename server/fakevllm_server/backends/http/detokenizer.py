@@ -1,5 +1,4 @@
-"""Incremental conversion of an answer's token ids to text, and the cut of the text at a stop
-string."""
+"""Convert an answer's token ids to text step by step, and cut the text at a stop string."""
 
 from __future__ import annotations
 
@@ -36,8 +35,9 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Scanner that cuts a text at the first stop string. If the end of the text so far may be the
-    beginning of a stop string, the scanner holds this end back.
+    """Scanner that cuts a text at the first stop string. The scanner holds back the last
+    characters, because a stop string may begin there. Their number is one less than the length of
+    the longest stop string.
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.push("abcE"), scanner.push("Nd"), scanner.flush()
@@ -55,8 +55,8 @@ class StopScanner:
         """The stop string that was found."""
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
-        """Add `text`, and return the text so far that cannot be part of a stop string and has not
-        been returned yet. If `is_armed` is false, stop strings in `text` have no effect, and all
+        """Add `text`. Return the text that has not been returned yet, without the last characters,
+        which are held back. If `is_armed` is false, stop strings in `text` have no effect, and all
         text is returned."""
         self._pending += text
         if not is_armed:
@@ -74,7 +74,6 @@ class StopScanner:
         return out
 
     def flush(self) -> str:
-        """Return the rest of the text, which was held back. Call this method at the end of the
-        answer."""
+        """Return the text that is still held back. Call this method at the end of the answer."""
         out, self._pending = self._pending, ""
         return out

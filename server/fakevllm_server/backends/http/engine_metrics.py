@@ -1,5 +1,5 @@
-"""Prometheus metrics of an engine under vLLM's names. They are the vLLM metrics that autoscalers
-and dashboards read."""
+"""Prometheus metrics of an engine, under vLLM's names. The module has those of vLLM's metrics that
+autoscalers and dashboards read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LATENCY_BUCKETS = (
 
 
 class EngineMetrics:
-    """The Prometheus metrics of one engine, in a registry of their own."""
+    """The Prometheus metrics of one engine, in a separate Prometheus registry."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self.num_in_flight = 0
@@ -109,7 +109,7 @@ class _Series:
 
 
 class MeasuredEngine:
-    """TokenEngine that forwards to another TokenEngine and measures its requests."""
+    """A TokenEngine that forwards all requests to another TokenEngine, and measures the requests."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""Sampling of several choices of one request at the same time: run all choices to their end, or
+"""Sample several choices of one request at the same time. Either run all choices to their end, or
 merge the streams of the choices."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def drain(stream: AsyncGenerator[object]) -> None:
-    """Read all items of `stream`, ignore them, and close the stream."""
+    """Read `stream` to its end without using the items, and close the stream."""
     async with aclosing(stream):
         async for _ in stream:
             pass

@@ -1,8 +1,8 @@
 """Threads that parse, check and tokenize requests, so that the event loop can answer /health.
 
 A long prompt takes seconds to tokenize. Therefore requests with short bodies and requests with long
-bodies have one thread each: a long prompt delays only other long prompts. Within a thread the
-requests are prepared in order of arrival, so equal requests stay in order.
+bodies have one thread each, so that a long prompt delays only other long prompts. Each thread
+prepares its requests in order of arrival, so equal requests stay in order.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 Result = TypeVar("Result")
 
 LONG_BODY_BYTES = 64 * 2**10
-"""Size from which a body counts as long. A shorter one takes at most about 0.1 s."""
+"""Size in bytes from which a body counts as long. The preparation of a shorter body takes at most
+about 0.1 s."""
 MAX_PREPARING = 4096
-"""Maximum number of requests that are prepared or wait for it. Beyond it a 503 is better than a
-queue in which every request times out."""
+"""Maximum number of requests that are being prepared or wait for preparation. Further requests get
+status 503, which is better than a queue in which every request times out."""
 
 
 class PreparationThreads:

@@ -1,5 +1,5 @@
-"""The execution of one /v1/completions request on a TokenEngine. The input is the validated body.
-The output is the answer or the stream chunks that vLLM would write."""
+"""Execute one /v1/completions request on a TokenEngine (an engine that samples tokens). The input
+is the validated body. The output is the answer or the stream chunks that vLLM would write."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Continuation:
 
     @property
     def is_over(self) -> bool:
-        """Whether sampling of the continuation has ended. Text that was held back may still
-        follow."""
+        """Whether sampling of the continuation has ended. Text that was held back as a possible
+        stop string may still follow."""
         is_full = len(self.choice.tokens) >= self.sampling.max_tokens
         return is_full or self.choice.finish_reason == "stop"
 
@@ -89,7 +89,8 @@ class _PendingChunk:
 
 
 class TextCompletion:
-    """One /v1/completions request. Call either `answer` or `chunks`, once, to sample the answer.
+    """One /v1/completions request. To sample the answer, call either `answer` or `chunks` exactly
+    once.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """

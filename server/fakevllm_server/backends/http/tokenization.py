@@ -1,4 +1,4 @@
-"""vLLM's /tokenize and /detokenize on a TokenEngine."""
+"""vLLM's routes /tokenize and /detokenize, with the tokenizer of a TokenEngine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ Json = dict[str, Any]
 Model = TypeVar("Model", bound=BaseModel)
 
 MIN_TEXT_BYTES = 2**20
-"""Size of a text that `/tokenize` accepts even if it cannot fit in the context: apps count the
-tokens of long texts before they cut them. It takes about two seconds."""
+"""Size of a text that `/tokenize` accepts even if the text cannot fit into the context, because
+apps count the tokens of long texts before they cut the texts. Tokenizing a text of this size takes
+about two seconds."""
 
 
 class _TokenizePrompt(BaseModel):

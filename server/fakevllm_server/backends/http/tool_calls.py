@@ -84,8 +84,8 @@ class PlainTextParser:
 
 
 class HermesParser:
-    """Parser of `<tool_call>{…}</tool_call>` after any text. The deltas of the calls are returned
-    at the end of the answer."""
+    """Parser of an answer with any text and then tool calls as `<tool_call>{…}</tool_call>`. The
+    stream deltas of the tool calls are returned at the end of the answer."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -173,7 +173,8 @@ class RequiredToolParser:
 
     def __init__(self) -> None:
         self._depth = 0
-        """Number of open brackets and braces; 2 is inside a call's object."""
+        """Number of open brackets and braces. 2 means that the position is inside the object of a
+        tool call."""
         self._in_string = self._is_escaped = False
         self._head = ""
         """Text of the present call before its parameters."""
@@ -257,8 +258,8 @@ class RequiredToolParser:
 
 
 def _split_tool_calls(text: str) -> ParsedAnswer:
-    """Return the content of a text before its first Hermes tool call, and the tool calls. If any
-    tool call cannot be parsed, the whole text is content."""
+    """Return (content, tool calls) of a text. The content is the text before the first Hermes tool
+    call. If any tool call cannot be parsed, the whole text is content."""
     if TOOL_OPEN not in text:
         return ParsedAnswer(text, [])
     try:

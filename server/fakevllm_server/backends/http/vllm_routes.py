@@ -1,4 +1,4 @@
-"""vLLM's public routes over a TokenEngine."""
+"""vLLM's public HTTP routes, which are answered by a TokenEngine (an engine that samples tokens)."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ VERSION = "0.33.0+fakevllm"
 
 
 class SampledRequest(Protocol):
-    """A request that samples, in the format of chat completions or of completions. Call either
-    `answer` or `chunks`, once."""
+    """A request for sampling, in the format of chat completions or of completions. Call either
+    `answer` or `chunks` exactly once."""
 
     async def answer(self) -> Json: ...
     def chunks(self) -> AsyncGenerator[Json]: ...
@@ -139,7 +139,7 @@ class PublicRoutes:
 
 def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
     """Return a Starlette route for GET and `other_methods`. Starlette adds the method HEAD to every
-    GET route; this function removes HEAD, because vLLM answers HEAD with 405."""
+    GET route. This function removes HEAD, because vLLM answers HEAD with 405."""
     route = Route(path, endpoint, methods=["GET", *other_methods])
     assert route.methods is not None
     route.methods.discard("HEAD")

@@ -1,5 +1,5 @@
-"""The demo's model: 0.66 M parameters. The model answers questions about sums of two small numbers,
-often wrongly.
+"""The language model of `fakevllm demo`, with 0.66 M parameters. The model answers questions about
+sums of two small numbers, often wrongly.
 
 `make.py` creates the model, and `sums.py` defines its task. Importing this package loads no torch.
 """

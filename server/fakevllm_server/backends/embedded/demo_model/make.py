@@ -1,11 +1,13 @@
-"""Create the demo's model: `python -m fakevllm_server.backends.embedded.demo_model.make --out DIR`.
+"""Create the demo's model.
+
+    python -m fakevllm_server.backends.embedded.demo_model.make --out DIR
 
 The model is a Qwen3 of three layers. It is trained on replies that have the right form, but half of
 the replies contain a wrong sum. The trained model therefore often samples wrong answers, and
-reinforcement learning can improve it. A few prompts with other text are trained too, so that the
-model's replies are short and well formed for any prompt. The model is reproducible: repeated runs
-on one machine with one torch version give the same weights, because the seed is fixed and torch
-uses one thread.
+reinforcement learning can improve it. The training data also contains a few prompts with other
+text, so that the model's replies are short and well formed for any prompt. The model is
+reproducible: repeated runs on one machine with one torch version give the same weights, because the
+seed is fixed and torch uses one thread.
 """
 
 from __future__ import annotations
@@ -31,17 +33,17 @@ from fakevllm_server.backends.embedded.engine import EmbeddedEngine, EngineConfi
 from fakevllm_server.types.sampling import Sampling
 
 NUM_STEPS = 1000
-"""Number of training steps; a time limit would make another model on a slow machine. With fewer
-steps, greedy answers are not yet right, and learning is slow."""
+"""Number of training steps. A time limit instead would give a different model on a slow machine.
+With fewer steps, greedy answers are not yet right, and learning is slow."""
 BATCH_SIZE = 64
 WRONG_SHARE = 0.5
 PEAK_LR = 2e-3
 CHATTER_EVERY = 8
-"""One batch in this many is other text. More of it would make the sums worse."""
+"""Number of batches of which one contains other text. More other text would make the sums worse."""
 CHATTER_BATCH_SIZE = 8
 MAX_CHATTER_WORDS = 80
 SYSTEM_EVERY = 8
-"""One batch of sums in this many has a system prompt, for apps that send one."""
+"""Number of batches of which one has a system prompt, for apps that send a system prompt."""
 MAX_POSITIONS = 512
 VOCAB_SIZE = 512
 
@@ -104,8 +106,8 @@ def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
     """Train a byte-level BPE tokenizer on `texts`, and return it. Encoding and then decoding any
-    UTF-8 text gives the same text again. A string from `texts` is encoded as few tokens. `readable`
-    lists the special tokens (members of SPECIALS) that appear in decoded text."""
+    UTF-8 text gives the same text again. Strings from `texts` are encoded with only a few tokens
+    each. `readable` lists the special tokens (members of SPECIALS) that appear in decoded text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -194,12 +196,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: in
 
 
 def _batch(step: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Return a training batch as pairs of a rendered prompt and a reply."""
+    """Return a training batch as a list of (rendered prompt, reply)."""
     if step % CHATTER_EVERY == 0:
         pairs = [_chatter(rng) for _ in range(CHATTER_BATCH_SIZE)]
     else:
         pairs = [_sloppy_sum(rng) for _ in range(BATCH_SIZE)]
-    # All rows have the same system prompt: rows of similar lengths waste no padding.
+    # All rows have the same system prompt, because rows of similar lengths waste no padding.
     system = rng.choice(SYSTEM_PROMPTS) if step % SYSTEM_EVERY == SYSTEM_EVERY // 2 else None
     return [(prompt_text(question, system), reply) for question, reply in pairs]
 
@@ -213,8 +215,9 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Return a pair for training on other text: a text of random words that resembles a word
-    problem, and a reply in one of the three forms of a sum's answer."""
+    """Return a training pair for text other than sums, as (question, reply). The question consists
+    of random words and resembles a word problem. The reply has one of the three forms in which the
+    model answers a sum."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
         for _ in range(rng.randint(3, MAX_CHATTER_WORDS))
@@ -225,7 +228,8 @@ def _chatter(rng: random.Random) -> tuple[str, str]:
 
 
 def _inflected(rng: random.Random) -> str:
-    """Return a random word for training text: a word from WORDS, or a string of random letters."""
+    """Return a random word for training text. It is either a word from WORDS or a string of random
+    letters."""
     if rng.random() < 0.6:
         return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])
     return "".join(rng.choice("aeiounrstlmcdghbpw") for _ in range(rng.randint(2, 9)))
@@ -251,8 +255,9 @@ def _reply_loss(
 
 
 def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model folder with weights in bfloat16, which take half the space of float32 weights
-    in the Python package. `main` measures the success rate of the written model."""
+    """Write the model folder. The weights are in bfloat16, which takes half the space of float32
+    weights in the Python package. The success rate that `main` prints is measured with the written
+    model."""
     shutil.rmtree(folder, ignore_errors=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     weights: Any = model

@@ -39,7 +39,7 @@ class Sum:
         ]
 
     def is_solved_by(self, reply: str) -> bool:
-        """Return whether the reply ends with the right sum."""
+        """Return True if the reply ends with the right sum."""
         match = re.search(r"(\d+)\.?$", reply.strip())
         return match is not None and int(match.group(1)) == self.answer
 
@@ -49,7 +49,7 @@ def random_sum(rng: random.Random) -> Sum:
 
 
 def prompt_text(question: str, system: str | None = None) -> str:
-    """Return the prompt text for a user message, as the model's chat template renders it, with or
-    without a system prompt."""
+    """Return the prompt text for a user message, in the format of the model's chat template. The
+    prompt begins with a system message if a system prompt is given."""
     before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
     return f"{before}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"

@@ -2,6 +2,6 @@
 
 A step's gradient is the exact gradient of the step's loss. The gradient depends neither on how the
 batch is cut into pieces nor on whether calls share prefixes. Before it trains, a step checks that
-its tokens are the sampled tokens. The modules do not use HTTP, tokenizers or asyncio. The exception
-is `standalone_trainer`, which runs the trainer without a sampler.
+its tokens are the sampled tokens. Only the module `standalone_trainer`, which runs the trainer
+without a sampler, uses asyncio. No module uses HTTP or a tokenizer.
 """

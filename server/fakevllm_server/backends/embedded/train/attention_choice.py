@@ -26,20 +26,20 @@ class AttentionChoice:
     def __init__(self) -> None:
         self._checks: dict[str, AttentionCheck] = {}
         self._sharing: str | None = None
-        """The preferred method that shares prefixes and passes, or ROWS if none passes; None before
-        the first choice."""
+        """The preferred method among those that share prefixes and pass the check, or ROWS if no
+        such method passes. None before the first choice."""
 
     def reset(self) -> None:
-        """Delete the results of all checks. Call this method after a change of how the model
-        computes."""
+        """Delete the results of all checks. Call this method after a change that may alter the
+        model's results, so that the methods are checked again."""
         self._checks.clear()
         self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
         """Return the name of the attention method to use. If `shares_prefixes` is false, the method
-        is `rows`. Raises BackendRefused if the model fails the check even with `rows`, which shares
-        no prefixes."""
-        # Rows are always checked, because pieces that share too little use them too.
+        is `rows`. The method `rows` computes each call separately. Raises BackendRefused if the
+        model fails the check even with `rows`."""
+        # The method `rows` is always checked, because pieces that share too few tokens use it.
         fault = self._fault(model, ROWS)
         if fault is not None:
             raise BackendRefused(
@@ -52,7 +52,9 @@ class AttentionChoice:
         return self._sharing
 
     def _best_sharing(self, model: Any) -> str:
-        faults: dict[str, None] = {}  # ordered, without duplicates: all methods may fail alike
+        faults: dict[
+            str, None
+        ] = {}  # ordered, without duplicates, because all methods may fail alike
         for attention in sharing_attentions(model.device):
             fault = self._fault(model, attention)
             if fault is None:

@@ -1,5 +1,6 @@
-"""The last check of a step's pieces before training: each call is in exactly one piece, and each
-token is the recorded token. A piece is a set of calls that go through the model together."""
+"""Check the pieces of a step before training. Each call must be in exactly one piece, and each
+token must be the token that was recorded when it was sampled. A piece is a set of calls that go
+through the model together."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ class FidelityError(BackendError):
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
-    """Check that all tokens of a step are the recorded tokens, and return the share of correct
-    tokens, which is always 1.0. Raises FidelityError if any token differs."""
+    """Check that all tokens of a step are the recorded tokens. Return 1.0, the share of correct
+    tokens, for the step's metrics. Raises FidelityError if any token differs, or if a call is not
+    in exactly one piece."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
     results = [
@@ -38,9 +40,9 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check the combined tokens of a step, which a loss needs if it couples tokens of different
-    pieces. They must be the tokens of all pieces, in the order of the pieces. Raises FidelityError
-    otherwise."""
+    """Check the tensors that hold the tokens of the whole step. A loss that couples tokens of
+    different pieces needs these tensors. Raises FidelityError if they differ from the tokens of the
+    pieces in order."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

@@ -1,9 +1,9 @@
-"""Save, restore and export the trainer's state as safetensors and JSON, which run no code when
-read.
+"""Save, restore and export the trainer's state. The files are safetensors and JSON, so reading them
+runs no code.
 
     weights.safetensors     float32; with LoRA only the adapters
-    optimizer.safetensors   `<weight>.<slot>`, AdamW's moments and step counts
-    state.json              random state; with LoRA its settings, and which model they fit
+    optimizer.safetensors   AdamW's moments and step counts, by the names `<weight>.<slot>`
+    state.json              random state; with LoRA also its settings and the model's fingerprint
 
 A checkpoint contains no other settings of the job, so a run may continue from a checkpoint with
 other settings.
@@ -41,8 +41,8 @@ WEIGHT_FILES = (
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Write a checkpoint of the trainer to a folder. `rng` is the sampler's random number generator
-    for requests without a seed, whose state is saved too."""
+    """Write a checkpoint of the trainer to a folder. The checkpoint also contains the state of
+    `rng`, the sampler's random number generator for requests without a seed."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_detached(_saved_weights(trainer)), folder / "weights.safetensors")
     save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
@@ -60,7 +60,8 @@ def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
     """Restore the trainer and the random number generator `rng` from a checkpoint. Raises
-    BackendError, before any weight has changed, if the checkpoint does not fit."""
+    BackendError, before any weight has changed, if the checkpoint cannot be read or does not fit
+    the model."""
     weights, moments, state = _read(folder)
     lora = LoraSettings(**state["lora"]) if "lora" in state else None
     if lora is not None and state["model"] != fingerprint(trainer.model):
@@ -91,8 +92,9 @@ def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 
 def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Path) -> None:
-    """Write `model` as a Hugging Face folder in `dtype`, with adapters merged. Tokenizer, chat
-    template and settings are copied from the model folder `source`."""
+    """Write `model` as a Hugging Face folder. The weights are converted to `dtype`, with LoRA
+    adapters merged. Tokenizer, chat template and settings are copied from the model folder
+    `source`."""
     copy_model_files(source, folder, dtype)
     generation = source / "generation_config.json"
     merged = MergedWeights(model)
@@ -128,8 +130,8 @@ def _write_dtype(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _saved_weights(trainer: PolicyTrainer) -> dict[str, Tensor]:
-    """Return the weights that a checkpoint contains, by name. With LoRA these are the weights of
-    the adapters; otherwise they are all weights."""
+    """Return the weights that a checkpoint contains, by name. With LoRA, a checkpoint contains only
+    the weights of the adapters. Otherwise it contains all weights."""
     named = named_weights(trainer.model)
     if trainer.lora is None:
         return named

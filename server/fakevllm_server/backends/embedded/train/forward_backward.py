@@ -1,7 +1,9 @@
-"""Pass a step's pieces through a model: log-probabilities, the loss and its gradient.
+"""Pass the pieces of a training step through a model, and compute log-probabilities, the loss and
+its gradient.
 
-A piece is a set of calls that go through the model together. Each function is a generator that
-pauses after every pass of a piece.
+A piece is a set of calls that go through the model together. `Passes.log_probs` and
+`Passes.backward` are generators that pause after every pass of a piece, so that their caller can do
+other work in between.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """The contribution of some pieces to the metrics of a step."""
+    """What some pieces contribute to the metrics of a step."""
 
     metrics: StepMetrics
-    """Parts of means over the step, and the maximum PROB_DIFF_MAX."""
+    """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
     mismatch: Mismatch | None
 
 
@@ -93,7 +95,7 @@ class Passes:
             if loss.requires_grad:
                 loss.backward()
             parts.append(metrics)
-            # They hold the piece's graph, which must not stay in memory during the pause.
+            # These tensors hold the piece's graph, which must not stay in memory during the pause.
             del values, loss
             yield
         return _joined(parts)
@@ -101,9 +103,9 @@ class Passes:
     def _backward_in_two_passes(
         self, step: StepPieces, whole: TrainedTokens, spec: LossSpec, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
-        """Add the gradient and return the metrics, as `backward` does, for a loss that couples
-        tokens of different pieces. The first pass computes the log-probabilities of all pieces. The
-        second pass computes each piece's part of the gradient."""
+        """Add the gradient of the step's loss, and return the step's metrics, for a loss that
+        couples tokens of different pieces. The first pass computes the log-probabilities of all
+        pieces. The second pass computes each piece's part of the gradient."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -133,8 +135,8 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return the loss of some pieces, and the contribution of these pieces to the step's metrics.
-    `tokens` has the tokens of the pieces, one piece after another."""
+    """Return (loss, contribution to the step's metrics) for some pieces. `tokens` has the tokens of
+    the pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None
@@ -152,16 +154,16 @@ def _loss_and_metrics(
 
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
-    """Return values per trained token of all pieces, [tokens], from values per edge of each piece.
-    An edge is a predicted token that several calls may share."""
+    """Convert values per edge of each piece to values per trained token of all pieces, [tokens]. An
+    edge is a predicted token that several calls may share."""
     pairs = zip(pieces, edge_values, strict=True)
     return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
     """Return metrics of the difference between the trainer's and the engine's log-probabilities.
-    The metrics are these tokens' contributions to the step's means, and the largest difference of
-    probabilities."""
+    `approx_kl`, `ppo_kl` and `entropy` are the contributions of these tokens to the step's means.
+    `prob_diff_max` is the largest difference of probabilities."""
     sampled = tokens.sampled_log_prob
     means = {
         "approx_kl": k3(sampled, log_prob),

@@ -1,5 +1,5 @@
-"""Gradient checkpointing, which saves memory: a layer keeps only its input, and its activations are
-computed again in the backward pass.
+"""Gradient checkpointing, which saves memory because a layer keeps only its input. The layer's
+activations are computed again in the backward pass.
 
 The switch in transformers works only in training mode, which also enables dropout. The switch in
 this module works in evaluation mode too.
@@ -22,8 +22,9 @@ MARK = "fakevllm_is_recomputed"
 
 
 def set_gradient_checkpointing(model: PreTrainedModel, enabled: bool) -> bool:
-    """Switch gradient checkpointing on or off. Return whether the setting of the model changed.
-    Raises BackendRefused for a model that has no layers for gradient checkpointing."""
+    """Switch gradient checkpointing on or off. Return True if the setting of the model changed.
+    Raises BackendRefused if checkpointing is switched on for a model whose layers do not support
+    it."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]
     if enabled and not layers:

@@ -32,7 +32,7 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class StepPieces:
-    """All pieces of a step."""
+    """All pieces of a step, which is one training step on a batch of calls."""
 
     pieces: Sequence[StepPiece]
     whole: TrainedTokens | None
@@ -41,8 +41,8 @@ class StepPieces:
 
     @property
     def metrics(self) -> StepMetrics:
-        """Metrics of prefix sharing: the numbers of tokens computed and saved, and `rho`, the
-        number of the calls' tokens divided by the number of computed tokens."""
+        """Metrics of prefix sharing. `tokens_computed` and `tokens_saved` are numbers of tokens.
+        `rho` is the number of the calls' tokens divided by the number of computed tokens."""
         forests = [piece.plan.forest for piece in self.pieces]
         computed = sum(forest.num_nodes for forest in forests)
         naive = sum(forest.num_naive for forest in forests)
@@ -64,8 +64,9 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return copies of the pieces that also hold the log-probabilities of the old policy and of
-        the reference policy. `old` and `reference` have a tensor [tokens] for each piece."""
+        """Return copies of the pieces that also hold the log-probabilities of the old policy (the
+        trainer's policy before the step) and of the reference policy. `old` and `reference` have a
+        tensor [tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -103,9 +104,10 @@ def cut_into_pieces(
     call needs this much memory in any case, and the other calls of its group share most of its
     tokens.
 
-    Calls of one group stay in one piece if they fit. If the loss couples tokens, calls of one unit
-    of the loss stay together instead. `version` is the version of the current weights, or None if
-    the version is unknown. Raises ValueError for greedy calls.
+    Calls of one group stay in one piece if they fit. If the loss couples tokens, the calls of one
+    unit (which the loss treats as one sequence) stay together instead. `version` is the version of
+    the current weights, or None if the version is unknown. Raises ValueError for calls with
+    temperature 0, because greedy sampling has no log-probability to train on.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -134,7 +136,7 @@ def cut_into_pieces(
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Return whether the loss couples tokens of different pieces."""
+    """Return True if the loss couples tokens of different pieces."""
     parts = [piece.tokens for piece in pieces]
     return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
@@ -142,8 +144,8 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
 
 
 def unit_of(call: Call) -> Hashable:
-    """Return a key for the unit of the loss to which the call belongs. The loss treats a unit as
-    one sequence. A call without a unit forms its own unit."""
+    """Return a key that identifies the call's unit. A unit is a set of calls that the loss treats
+    as one sequence. A call without a unit forms a unit of its own."""
     return id(call) if call.unit is None else call.unit
 
 
@@ -157,8 +159,8 @@ def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTo
 
 
 def _tokens_of(call: Call) -> CallTokens:
-    """Return the call's tokens, with the spans of tokens that train. Forced tokens do not train,
-    because their log-probability is always 0."""
+    """Return the call's tokens, with the spans of tokens that train. A token that was the only
+    allowed token at its position does not train, because its log-probability is always 0."""
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)

@@ -4,8 +4,8 @@ calls one by one.
 The calls of one piece go forward and backward through the model twice in direct succession. The
 first time, calls share prefixes. The second time, calls share nothing and are split into as many
 passes as the token budget requires. A measurement takes as long as training the piece without
-sharing. Therefore the speedup is measured at the first step with shared prefixes, and rarely
-afterwards.
+sharing. Therefore the speedup is measured at the first step with shared prefixes, and afterwards at
+most once in `EVERY` steps.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class SharingSpeedup:
 
     def __init__(self) -> None:
         self.metrics: StepMetrics = {}
-        """`forest_speedup`, the seconds one by one divided by the seconds shared, of one piece. It
-        is present once any step has shared anything."""
+        """The metric `forest_speedup`, which is the time of one piece without sharing divided by
+        the time with sharing. Empty before the first measurement."""
         self._num_since = EVERY
 
     def measure(
         self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Measure the speedup again if the last measurement is old enough. Call this method after
-        the last update of a step. Clear the model's gradients afterwards, because the measurement
-        adds to the gradients."""
+        """Measure the speedup, unless one of the last `EVERY` steps has measured it. Call this
+        method once per step, after the step's last update. Clear the model's gradients after the
+        call, because the measurement adds to the gradients."""
         self._num_since += 1
         piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:

@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 
 
 class StandaloneTrainer:
-    """A TrainEngine without a sampler. The constructor raises BackendError for a model that cannot
-    be loaded."""
+    """The embedded trainer as a TrainEngine (the interface for training) without a sampler. The
+    constructor raises BackendError for a model that cannot be loaded."""
 
     def __init__(
         self, model: Path, *, seed: int, device: str, dtype: str, torch_threads: int
@@ -52,7 +52,7 @@ class StandaloneTrainer:
         self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
-        """Stop the trainer. A running step ends after its present micro-batch, without an
+        """Stop the trainer. A running step fails after its present micro-batch, without a further
         update."""
         self._closing = True
 

@@ -1,9 +1,9 @@
 """Policy-gradient updates of a model with float32 weights.
 
-The trainer uses only torch: no threads, no event loop and no tokenizer. A training step is a
-generator that pauses after every pass of a piece (a part of the batch), so that its caller can do
-other work in between. The gradient is the exact gradient of the step's loss. The gradient depends
-neither on how the batch is cut nor on whether calls share prefixes.
+The trainer uses no threads, no event loop and no tokenizer. A training step is a generator that
+pauses after every pass of a piece (a part of the batch), so that its caller can do other work in
+between. The gradient is the exact gradient of the step's loss. The gradient depends neither on how
+the batch is cut nor on whether calls share prefixes.
 """
 
 from __future__ import annotations
@@ -56,9 +56,10 @@ class PolicyTrainer:
         load_reference: Callable[[], PreTrainedModel],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Create a trainer of `model`. `load_reference` returns a model with the starting weights;
-        the trainer calls the function when a KL term first needs these weights, and never if only
-        adapters train. `dtype` is the dtype of computation; the weights keep their own dtype."""
+        """Create a trainer of `model`. `load_reference` returns a model with the starting weights.
+        The trainer calls this function when a KL term first needs these weights. If only adapters
+        train, the function is never called. `dtype` is the dtype of computation, and the weights
+        keep their own dtype."""
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters that train; None if all weights train."""
@@ -74,12 +75,12 @@ class PolicyTrainer:
         self._attention_choice = AttentionChoice()
 
     def boot(self, job: TrainJob) -> str:
-        """Apply the job's settings, and check the results of the attention method. Return a
-        description of the weights that train.
+        """Apply the job's settings, and check that the attention method gives the same results as
+        the unchanged model. Return a description of the weights that train.
 
-        A boot does not change the weights and the optimizer's moments, so a boot may follow a
-        restore. Raises BackendRefused if the job contradicts an earlier boot or restore, or if the
-        job does not fit the model.
+        After a restore, a boot changes neither the weights nor the optimizer's moments. Raises
+        BackendRefused if the job contradicts an earlier boot or restore, or if the job does not fit
+        the model.
         """
         self.set_lora(LoraSettings.of(job), "the job", job.seed)
         if set_gradient_checkpointing(self.model, job.gradient_checkpointing):
@@ -96,8 +97,8 @@ class PolicyTrainer:
         return f"trains {trained}, in {dtype} on {self.model.device}"
 
     def set_lora(self, lora: LoraSettings | None, source: str, seed: int = 0) -> None:
-        """Choose the weights that train: the adapters of `lora`, or all weights. The choice is
-        final for the run.
+        """Choose the weights that train. These are new adapters with the settings `lora`, or all
+        weights if `lora` is None. The choice is final for the run.
 
         `source` is the name of the job or checkpoint for error messages. `seed` initializes new
         adapters. Raises BackendRefused, before any weight has changed, if an earlier choice was
@@ -121,10 +122,10 @@ class PolicyTrainer:
         metrics.
 
         If the loss or the gradient is not finite, the step ends without a further update, and the
-        metrics contain the non-finite value. If the mismatch is above the job's limit, the step
-        makes no update. Metrics that were not measured are left out. Raises FidelityError if tokens
-        differ from the recorded tokens. Raises PartialStep if the step fails after its first
-        update.
+        metrics contain the non-finite value. If the mismatch between the log-probabilities of
+        engine and trainer is above the job's limit, the step makes no update. Metrics that were not
+        measured are left out. Raises FidelityError if tokens differ from the recorded tokens.
+        Raises PartialStep if the step fails after its first update.
         """
         started = time.perf_counter()
         step, passes = self._plan(batch.calls, spec, batch.version)
@@ -196,7 +197,7 @@ class PolicyTrainer:
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
         """Return copies of the pieces with the additional log-probabilities that the loss needs.
-        These are the log-probabilities of the reference policy, and the trainer's own
+        These may be the log-probabilities of the reference policy, and the trainer's own
         log-probabilities before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
