@@ -1,5 +1,5 @@
-"""The proxy's Prometheus metrics, in a registry of their own; GET /metrics shows them together with
-the engine's metrics."""
+"""The proxy's Prometheus metrics, which have a registry of their own. GET /metrics shows them
+together with the engine's metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class _LabelledGauge(Collector):
-    """A gauge with one value per label value. The values are read at each scrape."""
+    """A Prometheus gauge that has one value for each value of its label. A callback returns the
+    values at each scrape."""
 
     def __init__(
         self, name: str, help_text: str, label: str, values: Callable[[], Mapping[str, float]]
@@ -42,8 +43,8 @@ class _LabelledGauge(Collector):
 
 
 class Metrics:
-    """The proxy's metrics. Requests, siblings and feedback are counted here. `gauge` and
-    `labelled_gauge` add metrics whose values are read from other objects."""
+    """The proxy's metrics. Methods of this class count requests, siblings and feedback. `gauge` and
+    `labelled_gauge` add metrics whose values come from a callback."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -109,25 +110,27 @@ class Metrics:
         self._latency_by_route = cache(self._latency.labels)
 
     def gauge(self, name: str, help_text: str, value: Callable[[], float]) -> None:
-        """Add a gauge whose value is read at each scrape."""
+        """Add a gauge whose value is read from the callback `value` at each scrape."""
         Gauge(name, help_text, registry=self._registry).set_function(value)
 
     def labelled_gauge(
         self, name: str, help_text: str, label: str, values: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Add a gauge with one value per label value, read at each scrape."""
+        """Add a gauge that has one value for each value of its label. The values are read from the
+        callback `values` at each scrape."""
         self._registry.register(_LabelledGauge(name, help_text, label, values))
 
     def request_resent(self, route: str) -> None:
-        """Count a resent request that got the answer of the first attempt."""
+        """Count a request that the app sent again, and that got the answer of its first attempt."""
         self._resent.labels(route).inc()
 
     def feedback_received(self, kind: str) -> None:
-        """Count one feedback."""
+        """Count one feedback about an answer, under the feedback's kind."""
         self._feedback.labels(kind).inc()
 
     def group_ended(self, group: GroupRecord) -> None:
-        """Count a request with its siblings, when its group's record is complete."""
+        """Count an ended request, its siblings and their rewards. Call this method when the record
+        of the request's group is complete."""
         reason = (group.reason or "").partition(":")[0]
         self._requests_by_end(group.route, group.state, reason).inc()
         self._siblings_by_route(group.route).inc(len(group.siblings))

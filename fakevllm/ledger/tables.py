@@ -1,7 +1,9 @@
-"""The ledger's tables, for SQLAlchemy. migrations.py creates them in the file.
+"""The tables of the ledger (the proxy's SQLite file) as SQLAlchemy objects. The module `migrations`
+creates the tables in the file.
 
-The columns of `groups`, `siblings` and `feedback` are derived from the fields of their records. A
-test compares the tables with the schema that the migrations create.
+The columns of `groups`, `siblings` and `feedback` are derived from the fields of the dataclasses
+GroupRecord, SiblingRecord and FeedbackRecord. A test compares the tables with the schema that the
+migrations create.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _SQL_TYPES = {str: String, int: Integer, float: Float, bool: Boolean}
 
 
 def _columns(record: type[GroupRecord | SiblingRecord | FeedbackRecord]) -> list[Column[Any]]:
-    """Return one column per field, with the field's name. `X | None` becomes a nullable column."""
+    """Return one SQL column for each stored field of a record class. A column has its field's name.
+    A field of type `X | None` becomes a nullable column."""
     hints = get_type_hints(record)
     stored = [one for one in fields(record) if one.metadata.get("is_column", True)]
     return [_column(one, hints[one.name]) for one in stored]
@@ -58,8 +61,8 @@ def _group_id() -> Column[str]:
     return Column("group_id", String, group, primary_key=True)
 
 
-# The last index has every column that a proxy reads at its start: in a row of the table, they lie
-# behind a whole request.
+# `ix_groups_place` contains every column that a proxy reads at its start. Reading these columns
+# from the table is slow, because in a row of the table they are stored after the whole request.
 GROUPS = Table(
     "groups",
     METADATA,
@@ -74,8 +77,9 @@ GROUPS = Table(
 SIBLINGS = Table("siblings", METADATA, _group_id(), *_columns(SiblingRecord))
 
 # One LLM call as the engine saw it. The blobs are arrays of little-endian int32 or float32.
-# `weight_version` is the oldest one that sampled a token of the call. `shaped` says whether tokens
-# were chosen from less than the vocabulary by more than a mask; NULL if that is not known.
+# `weight_version` is the oldest weight version that sampled a token of the call. `shaped` says
+# whether tokens were chosen from less than the vocabulary by more than a mask. It is NULL if that
+# is not known.
 CALLS = Table(
     "calls",
     METADATA,

@@ -1,4 +1,5 @@
-"""The answers of apps that disconnected, stored for a retry of their requests."""
+"""Storage for answers whose app disconnected before it had received the whole answer. An app that
+sends its request again gets the stored answer."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    If the app has disconnected before the group is recorded, the `GroupRecord` has the answer. If
-    the delivery of an answer turns out to have failed after that, `keep` stores the answer.
+    If the app disconnects before its group is written to the ledger, the answer is stored together
+    with the `GroupRecord`. If the delivery of an answer fails later, `keep` stores the answer.
     """
 
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], object]
     ) -> None:
-        """Create the reader and writer. `put` queues a change for the ledger's writer."""
+        """Create the reader and writer. `put` is a function that queues a change for the thread
+        that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
 
@@ -40,7 +42,8 @@ class KeptAnswers:
         self._put(partial(row_changes.mark_resent, group_id=group_id))
 
     def unexpired(self, now: float) -> list[KeptAnswer]:
-        """Return the answers that expire after `now` (Unix seconds), the earliest first. Blocks."""
+        """Return the answers that expire after `now` (Unix seconds), ordered by their time of
+        expiry. This method blocks, because it reads the file."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_UNEXPIRED, (now,)).all()
         return [

@@ -1,9 +1,10 @@
 """The single thread that writes the ledger, behind a bounded queue.
 
-`Writer.put` never waits and never raises. The thread writes all queued changes in one transaction.
-A change that cannot be written is dropped and counted. If several changes in a row are dropped, the
-log reports the first dropped change and the end of the series. Each change has a receipt of its
-own. One unwritable row does not affect the other changes of its transaction.
+`Writer.put` never waits and never raises. The thread writes the queued changes in batches, and each
+batch is one transaction. A change that cannot be written is dropped and counted. If several changes
+in a row are dropped, the log reports the first dropped change and the end of the series. Each
+change has a `WriteReceipt`, which shows whether the change was written. One unwritable change does
+not affect the other changes of its transaction.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ holds the file's lock."""
 MAX_BATCH = 1_000
 """Maximum number of changes in one transaction."""
 GATHER_S = 0.01
-"""Seconds a change waits for others, because a transaction costs more than a group. The wait is
-short, because a kill -9 loses the changes that wait."""
+"""Seconds for which a change waits for other changes, so that they share one transaction. The wait
+is short, because a kill -9 loses the changes that wait."""
 
 
 @dataclass(slots=True)
 class WriteReceipt:
-    """The outcome of one queued change. The writer's thread sets the outcome, which is final after
-    a flush.
+    """The outcome of one queued change. The writer's thread sets the outcome. After `Writer.flush`
+    has returned True, the outcome does not change any more.
 
     >>> WriteReceipt().is_written
     False
@@ -46,7 +47,7 @@ class WriteReceipt:
 
     is_written: bool = False
     error: str | None = None
-    """Error for which the change was dropped; None while the change is queued, and if it was
+    """Error for which the change was dropped. None if the change is still queued or was
     written."""
 
 
@@ -62,17 +63,18 @@ class Transact(Protocol[WrittenChange]):
     """A function that writes a batch of changes in one transaction."""
 
     def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
-        """Write all changes in order, or none. Return whether any row changed.
+        """Write all changes in order, or none of them. Return True if any row changed.
 
         On a full disk, a transaction that changes no row still succeeds. Its success therefore does
-        not prove that the ledger can be written. Raises OperationalError for a problem of the file,
-        and any other exception for a problem of a change.
+        not prove that the ledger can be written. Raises OperationalError if the file cannot be
+        written, and any other exception if one of the changes is invalid.
         """
         ...
 
 
 class Writer(Generic[Change]):
-    """The owner of the queue and of the writer's thread; `close` ends the thread."""
+    """A queue of changes, and the thread that writes the changes to the ledger. `close` ends the
+    thread."""
 
     def __init__(self, transact: Transact[Change]) -> None:
         self._transact = transact
@@ -89,7 +91,7 @@ class Writer(Generic[Change]):
 
     @property
     def num_dropped(self) -> int:
-        """Number of changes dropped since the start."""
+        """Number of changes dropped since the writer was created."""
         return self._num_refused + self._num_failed
 
     @property
@@ -99,7 +101,7 @@ class Writer(Generic[Change]):
 
     @property
     def error(self) -> str | None:
-        """Error of the latest dropped change; None if a later change was written."""
+        """Error message of the latest dropped change, or None if a later change was written."""
         return self._error
 
     def put(self, change: Change) -> WriteReceipt:
@@ -114,8 +116,8 @@ class Writer(Generic[Change]):
         return receipt
 
     def drain(self, timeout_s: float) -> bool:
-        """Block until every earlier change is written or dropped, and return True; return False at
-        the timeout."""
+        """Block until every change that was queued earlier is written or dropped. Return True if
+        this happened within the timeout."""
         done = threading.Event()
         try:
             self._queue.put(FlushMark(done.set), timeout=timeout_s)
@@ -125,10 +127,10 @@ class Writer(Generic[Change]):
         return done.wait(timeout_s)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every earlier change is written or dropped, and return True; return False at
-        the timeout.
+        """Wait until every change that was queued earlier is written or dropped. Return True if
+        this happened within the timeout.
 
-        Unlike `drain`, this method uses no thread, and leaves the writer time to gather a batch.
+        Unlike `drain`, this method blocks no thread, and leaves the writer time to gather a batch.
         """
         loop = asyncio.get_running_loop()
         is_reached = asyncio.Event()

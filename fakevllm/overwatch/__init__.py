@@ -1,5 +1,6 @@
-"""`fakevllm overwatch`: a swarm server on one screen, and keys that control the server.
+"""`fakevllm overwatch`: show a swarm server on one screen, with keys that control the server.
 
-`poller` reads the server, `snapshot` and `history` hold the data, `render` draws them, `app` is the
-full-screen terminal application, and `server_actions` are the actions of its keys.
+The module `poller` reads the server's state, `snapshot` and `history` hold the data, and `render`
+draws the data. `app` is the full-screen terminal application, and `server_actions` has the actions
+of the keys.
 """

@@ -1,4 +1,5 @@
-"""The full-screen terminal application: it redraws the snapshot once a second and handles keys.
+"""The full-screen terminal application, which polls and draws the server's state once a second and
+handles keys.
 
 This is the only module that imports textual.
 """
@@ -30,7 +31,7 @@ QUIT_DURING_DRAIN = (
 
 
 class Confirm(ModalScreen[bool]):
-    """A question that the user answers with y or n."""
+    """A dialog with a question that the user answers with y or n."""
 
     CSS = """
     Confirm { align: center middle; }
@@ -87,7 +88,8 @@ class OverwatchApp(App[None]):
         self._draw()
 
     def _start_poll(self) -> None:
-        """Start a poll unless one is running, so that polls do not pile up at a slow server."""
+        """Start a poll of the server unless one is running, so that polls do not pile up at a slow
+        server."""
         if not any(worker.group == "poll" and worker.is_running for worker in self.workers):
             self.run_worker(self._poll, group="poll")
 
@@ -96,19 +98,20 @@ class OverwatchApp(App[None]):
         self._draw()
 
     def _draw(self) -> None:
-        """Draw the snapshot, unless the screen is being closed.
+        """Draw the latest snapshot of the server's state, unless the screen is being closed.
 
-        A poll may end, and call this method, after the screen has begun to close.
+        A poll that ends after the screen has begun to close still calls this method.
         """
         if self._snapshot is not None and self._picture.is_attached and self.is_running:
             width = max(1, self.size.width - SCROLL_BAR_COLUMNS)
             self._picture.update(render_snapshot(self._snapshot, width))
 
     def action_confirm(self, name: str) -> None:
-        """Ask the question of an action, unless the action is running already.
+        """Ask the user to confirm a server action, unless the same action is running already.
 
-        A running drain is cancelled when somebody resumes claims. Without this check, a second
-        drain would then pause the claims again.
+        A running drain ends when somebody resumes episode claims. Without this check, the user
+        could start a second drain before the first has ended, and the second would pause the claims
+        again.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:
@@ -139,8 +142,8 @@ class OverwatchApp(App[None]):
             self._running_actions.remove(action)
 
     def action_leave(self) -> None:
-        """Quit the application. During a drain, ask for a confirmation first. A second quit while
-        this question is open quits at once."""
+        """Quit the application. During a drain, first ask the user to confirm. If the user quits
+        again while this question is open, quit at once."""
         is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
         if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()

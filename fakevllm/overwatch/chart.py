@@ -1,4 +1,5 @@
-"""A chart in text: columns of block characters, with a gap where a value is not finite. Pure."""
+"""A chart in text: columns of block characters, with a gap where a value is not finite. This module
+does no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     """Return a chart of the values as `height` rows of text, the top row first.
 
     The chart has one column per value, and at most `width` columns. If there are more values, each
-    column shows the mean of several neighbours. The result is [] if no value is finite.
+    column shows the mean of several neighbouring values. The result is [] if no value is finite.
 
     >>> chart([0.0, 0.5, 1.0, math.nan, 1.0], 10, 2)
     ['  █ █', '▁██ █']
@@ -29,15 +30,17 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def bounds(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """Return the values of the chart's bottom and top; None if no value is finite."""
+    """Return the values at the bottom and at the top of the chart, as (low, high). Return None if
+    no value is finite."""
     finite = [value for value in _column_means(values, width) if value is not None]
     return (min(finite), max(finite)) if finite else None
 
 
 def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]:
-    """Yield the mean of each column's finite values; None for a column without finite values.
+    """Distribute the values over the columns of a chart, and yield the mean of each column's finite
+    values. For a column without finite values, yield None.
 
-    The sizes of the columns differ by at most one value.
+    The number of values per column differs by at most one between the columns.
     """
     num_columns = max(1, min(width, len(values)))
     for column in range(num_columns if values else 0):
@@ -57,5 +60,6 @@ def _level(value: float, low: float, high: float, height: int) -> int:
 
 
 def _block(level: int | None, row: int) -> str:
-    """Return a column's character in a row. Row 0 is at the bottom."""
+    """Return the character that a column of this height shows in one row of the chart. Row 0 is at
+    the bottom."""
     return BLOCKS[max(0, min(EIGHTHS, (level or 0) - row * EIGHTHS))]

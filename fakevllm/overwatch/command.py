@@ -27,9 +27,11 @@ class OverwatchSettings:
 
 
 def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:
-    """Show the server, and return True. With `--once`, return False if the server did not answer.
+    """Show the state of a swarm server on the terminal. Return False only if `--once` is set and
+    the server did not answer.
 
-    Raises UserError for wrong settings, and if the full screen is not possible here.
+    Raises UserError for invalid settings. Also raises UserError for the full screen if textual or a
+    terminal is missing.
     """
     if settings.is_json and not settings.is_once:
         raise UserError("--json works only together with --once.")
@@ -54,7 +56,8 @@ async def _poll_once(settings: OverwatchSettings) -> Snapshot:
 
 
 async def _show_screen(settings: OverwatchSettings) -> None:
-    """Show the screen until the user quits. Raises UserError without textual or a terminal."""
+    """Show the full screen until the user quits. Raises UserError if the package textual is not
+    installed, or if a standard stream is no terminal."""
     try:
         from fakevllm.overwatch.app import OverwatchApp
     except ModuleNotFoundError as error:

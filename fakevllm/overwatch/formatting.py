@@ -1,4 +1,5 @@
-"""Format numbers, durations and untrusted text for the screen, and parse durations. Pure."""
+"""Format numbers, durations and untrusted text for the screen, and parse durations. This module
+does no I/O."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ def clean(text: str) -> str:
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return the number in a text such as "12.5s", as a swarm server writes seconds. The result is
-    None if the number is not finite or the text has no number.
+    """Return the number of seconds in a text such as "12.5s", which is a swarm server's format for
+    durations. Return None if the text has no number, or if the number is not finite.
 
     >>> parse_seconds("12.5s"), parse_seconds("3"), parse_seconds("N/A"), parse_seconds("nan")
     (12.5, 3.0, None, None)
@@ -35,7 +36,8 @@ def parse_seconds(text: str) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in its largest suitable unit. A negative duration counts as 0.
+    """Return a duration as text, in the unit that suits its length. A negative duration counts as
+    0.
 
     >>> [format_duration(seconds) for seconds in (3.2, 150, 8000, -1, 200_000)]
     ['3 s', '2 min', '2.2 h', '0 s', '2.3 days']
@@ -50,8 +52,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Return a number as text with three significant digits. Numbers from 1,000 on are shown as
-    integers.
+    """Return a number as text with three significant digits, or "-" for None. Numbers from 1,000 up
+    to a billion are shown as integers.
 
     >>> [format_number(value) for value in (0.3125, None, 12345.6, math.nan, -0.00001)]
     ['0.312', '-', '12,346', 'nan', '-1e-05']
@@ -64,7 +66,7 @@ def format_number(value: float | None) -> str:
 
 
 def format_counts(counts: Mapping[str, float]) -> str:
-    """Return the counts that are not 0, each with its name.
+    """Return one text with all counts that are not 0, each followed by its name.
 
     >>> format_counts({"open_groups": 0, "finished_groups": 2, "tokens": 2600})
     '2 finished groups, 2,600 tokens'
@@ -75,7 +77,7 @@ def format_counts(counts: Mapping[str, float]) -> str:
 
 
 def format_groups(count: float) -> str:
-    """Return a number of groups with the noun "group" or "groups".
+    """Return a text with a number of groups and the noun "group" or "groups".
 
     >>> format_groups(1), format_groups(2)
     ('1 group', '2 groups')

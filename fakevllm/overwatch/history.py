@@ -1,6 +1,6 @@
 """History of a run, built from the server's run log: steps, evaluations and the last log lines.
 
-Pure: `History.with_entries` returns a new history.
+This module does no I/O. A `History` is immutable, and `History.with_entries` returns a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRewards:
-    """Rewards of the evaluation episodes of one step's weights."""
+    """Number, sum, minimum and maximum of the rewards of evaluation episodes that ran with the
+    weights of one training step."""
 
     step: int
     """Number of the step; 0 for the weights before the first step."""
@@ -44,7 +45,7 @@ class EvaluationRewards:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line of the run log as the screen shows it."""
+    """An entry of the run log as one line of text for the screen."""
 
     text: str
     is_trouble: bool = False
@@ -67,12 +68,12 @@ class History:
     lines: tuple[LogLine, ...] = ()
 
     def for_run(self, run_id: str) -> History:
-        """Return this history if it belongs to the run `run_id`, else an empty history for that
-        run."""
+        """Return this history if it belongs to the run with the id `run_id`. Otherwise return an
+        empty history for that run."""
         return self if self.run_id == run_id else History(run_id)
 
     def with_entries(self, entries: Iterable[LogEntry]) -> History:
-        """Return the history extended by `entries`, which are further entries of the run log in the
+        """Return a new history that also contains `entries`, the next entries of the run log in the
         log's order."""
         steps, lines, last_seq = list(self.steps), list(self.lines), self.last_seq
         evaluations = {evaluation.step: evaluation for evaluation in self.evaluations}
@@ -107,8 +108,8 @@ class History:
 
 
 def _append_line(lines: list[LogLine], line: LogLine | None) -> None:
-    """Append a line. If its text equals that of the last line, increase the count of the last line
-    instead."""
+    """Append a line to `lines`. If the last line has the same text, increase the count of the last
+    line instead."""
     if line is not None and lines and lines[-1].text == line.text:
         lines[-1] = replace(line, times=lines[-1].times + 1)
     elif line is not None:
@@ -118,7 +119,7 @@ def _append_line(lines: list[LogLine], line: LogLine | None) -> None:
 def describe_entry(entry: LogEntry) -> LogLine | None:
     """Return an entry of the run log as a line of text.
 
-    None if the screen does not show entries of this kind.
+    Return None if the screen does not show entries of this kind.
 
     >>> reasons = {"a": "stale: old", "b": "stale"}
     >>> describe_entry(LogEntry(seq=1, kind="dropped", step=2, reasons=reasons))
@@ -144,7 +145,8 @@ def describe_entry(entry: LogEntry) -> LogLine | None:
 
 
 def _describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Describe a step in fewer words than the server's log, because a table shows all metrics."""
+    """Return the most important metrics of a step as a short text. A table on the same screen shows
+    more metrics."""
     parts: list[str] = []
     if "reward_mean" in metrics:
         groups = format_groups(metrics.get("groups", 0))

@@ -1,4 +1,5 @@
-"""The table of metrics below the charts: rewards, speed, last update, mismatch, branches. Pure."""
+"""The table below the charts. It shows rewards, speed, the metrics of the last step, and why calls
+of a conversation did not continue an earlier call. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def _count_branches(totals: Mapping[str, float]) -> str:
-    """Return the number of branches by cause, the most frequent cause first."""
+    """Return a text with the number of branches by cause, the most frequent cause first. A branch
+    is a call whose prompt does not begin with an earlier prompt and answer of its session."""
     counts = {
         name.removeprefix(BRANCH_PREFIX): count
         for name, count in totals.items()
@@ -81,7 +83,8 @@ def _count_branches(totals: Mapping[str, float]) -> str:
 
 
 def _describe_client_metrics(metrics: Mapping[str, float]) -> str:
-    """Return the metrics that clients logged with `log_metrics`; "" if there are none."""
+    """Return a text with the metrics that clients logged with `log_metrics`, or "" if there are
+    none."""
     names = [name for name in metrics if name.startswith(CLIENT_PREFIX)]
     parts = [
         f"{clean(name.removeprefix(CLIENT_PREFIX))} {format_number(metrics[name])}"

@@ -1,4 +1,5 @@
-"""Poll a server for all data of a snapshot. The module `snapshot` interprets the replies."""
+"""Poll a swarm server for all data that the screen shows. The module `snapshot` interprets the
+replies."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ NO_SWARM_SERVER = "The program at this URL is no swarm server: its replies have 
 
 
 class NoticesReply(BaseModel):
-    """The reply of `/get_verbose_logs`."""
+    """The reply of `/get_verbose_logs`: the messages that clients sent to everybody."""
 
     class Entry(BaseModel):
         timestamp: float
@@ -40,11 +41,13 @@ class WatchedServer(Protocol):
     """A server that the screen shows and controls."""
 
     async def poll(self) -> Snapshot:
-        """Return the current snapshot. Never raises."""
+        """Return a snapshot of the server's current state. If the poll fails, this method returns a
+        snapshot with the reason, and does not raise."""
         ...
 
     async def perform(self, action: ServerAction) -> str:
-        """Carry out an action, and return a message for the user. Raises SwarmError."""
+        """Carry out an action on the server, and return a message for the user. Raises SwarmError
+        if the action fails."""
         ...
 
 
@@ -58,8 +61,8 @@ class ServerPoller:
         self._last: Snapshot | None = None
 
     async def poll(self) -> Snapshot:
-        """Return the current snapshot. If the poll fails, the snapshot's state is AWAY, and the
-        snapshot has the reason."""
+        """Return a snapshot of the server's current state. If the poll fails, the snapshot has the
+        state AWAY and the reason."""
         try:
             self._last = await self._driver.run(self._read_snapshot())
         except SwarmError as error:
@@ -70,7 +73,8 @@ class ServerPoller:
         return self._last
 
     async def perform(self, action: ServerAction) -> str:
-        """Carry out an action, and return a message for the user. Raises SwarmError."""
+        """Carry out an action on the server, and return a message for the user. Raises SwarmError
+        if the action fails."""
         try:
             return await self._driver.run(action.call())
         except ValidationError:
@@ -93,7 +97,7 @@ class ServerPoller:
         return build_snapshot(self._url, time.time(), status, pool, self._history, notices)
 
     def _read_run_log(self, run_id: str) -> ServerCall[None]:
-        """Read the run log from the last known entry to its end, page by page.
+        """Read the new entries of the server's run log into the history, page by page.
 
         The first read of a long run takes many pages.
         """
@@ -110,7 +114,7 @@ class ServerPoller:
 
 
 def _none_if_not_found(call: ServerCall[T]) -> ServerCall[T | None]:
-    """Return the result of `call`; None if the server has no such route.
+    """Run a server call and return its result, or None if the server has no such route.
 
     AgentJet's server, for example, lacks some of the routes.
     """

@@ -1,4 +1,4 @@
-"""Draw a snapshot at a given width. Pure.
+"""Draw a snapshot of a server at a given width. This module does no I/O.
 
 Text from the server, its clients and users is escaped, so that it cannot control the terminal.
 """
@@ -52,7 +52,7 @@ the server describes itself."""
 def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
     """Return the picture of a snapshot, `width` characters wide.
 
-    If the server was never reached, the picture consists of the head only.
+    If the server was never reached, the picture consists only of the panel at the top.
     """
     head = _panel("overwatch", Group(*_head(snapshot)))
     if snapshot.seen_at is None:
@@ -61,8 +61,8 @@ def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
 
 
 def _middle(snapshot: Snapshot, width: int) -> list[RenderableType]:
-    """Return the panels between head and log: in two columns on a wide screen, else in one
-    column."""
+    """Return the panels between the top panel and the log. On a wide screen, they are arranged in
+    two columns."""
     is_narrow = width < NARROW_BELOW
     batch = _panel("batch", Group(*_batch(snapshot), tasks_table(snapshot, is_narrow)))
     running = _panel(f"running {len(snapshot.running)}", running_table(snapshot, is_narrow))
@@ -113,7 +113,8 @@ def _head(snapshot: Snapshot) -> Iterator[Text]:
 
 
 def _step(snapshot: Snapshot) -> str:
-    """Return the step that is being collected; the last step if the run has finished."""
+    """Return the text "step N". N is the step whose batch is being collected, or the last step if
+    the run has finished."""
     if snapshot.step and snapshot.closed == FINISHED:
         return f"step {snapshot.step - 1}"
     return f"step {snapshot.step or '-'}"
@@ -165,10 +166,10 @@ def _learning(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
 
 
 def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
-    """Yield the chart of training rewards, and the chart of evaluations below it.
+    """Yield the lines of the chart of training rewards, then the lines of the chart of evaluations.
 
-    Both charts have the same step axis. The chart of evaluations needs evaluations of at least two
-    steps. A single evaluation is shown in the table of metrics only.
+    Both charts have the same step axis. The chart of evaluations is shown only if at least two
+    steps were evaluated. A single evaluation is shown in the table of metrics only.
     """
     if not snapshot.curve:
         yield Text("no step has been trained yet", "dim")
@@ -189,7 +190,7 @@ def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
 def _chart_rows(
     values: Mapping[int, float], steps: range, width: int, num_rows: int, colour: str
 ) -> Iterator[Text]:
-    """Yield the rows of a chart with its axis labels. Yield nothing if no value is finite."""
+    """Yield the rows of a chart with its axis labels. If no value is finite, yield nothing."""
     num_columns = max(8, width - 9)
     series = [values.get(step, math.nan) for step in steps]
     axis = bounds(series, num_columns)

@@ -31,7 +31,8 @@ class ServerAction:
 
 
 def _start() -> ServerCall[str]:
-    """Start the engine without waiting until it is ready. The screen shows its progress."""
+    """Start the engine without waiting until it is ready. The screen shows the progress of the
+    start."""
     reply = yield from fetch(
         ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), engine_control.ControlReply
     )
@@ -59,11 +60,12 @@ def _resume() -> ServerCall[str]:
 
 
 def _drain() -> ServerCall[str]:
-    """Pause claims, wait until no episode runs and no step is due, then stop the engine.
+    """Pause episode claims, wait until no episode runs and no training step is due, then stop the
+    engine.
 
     Any client may cancel the drain by resuming claims, and may finish the drain early by stopping
-    the engine. If the server does not answer, it is polled until it answers, because its claims
-    stay paused.
+    the engine. While the server does not answer, the drain continues to poll, because the server's
+    claims stay paused.
     """
     yield from _post("/pause_claims")
     backoff = Backoff(None, DRAIN_POLL_INTERVAL_S)
@@ -78,10 +80,10 @@ def _drain() -> ServerCall[str]:
 
 
 def _stop_if_idle() -> ServerCall[str | None]:
-    """Stop the engine if no episode runs and no step is due.
+    """Stop the engine if no episode runs and no training step is due.
 
-    Return a message for the user once the engine is off, else None. Raises SwarmError if somebody
-    resumed claims.
+    Return a message for the user if the engine is off now, else None. Raises SwarmError if somebody
+    has resumed episode claims.
     """
     status = yield from engine_control.status()
     if status.engine_status is EngineStatus.OFFLINE:
@@ -95,7 +97,8 @@ def _stop_if_idle() -> ServerCall[str | None]:
 
 
 def _post(path: str) -> ServerCall[None]:
-    """Send an empty POST. Raises SwarmError if the server has no such path or refuses."""
+    """Send a POST without content to a path of the server. Raises SwarmError if the server has no
+    such path, or if it refuses the request."""
     try:
         reply = yield from fetch(ServerRequest(path, {}), SuccessReply)
     except SwarmError as error:

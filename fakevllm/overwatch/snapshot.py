@@ -1,7 +1,8 @@
-"""A snapshot: all data of a server that the screen shows at one moment, built from the server's
-replies.
+"""A snapshot holds all data of a server that the screen shows at one moment. It is built from the
+server's replies.
 
-Pure: the clock is an argument. The names of the fields are the keys of `--json`.
+This module does no I/O, and gets the time as an argument. The names of a snapshot's fields are the
+keys of the output of `--json`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class TaskProgress:
 
     @property
     def mean(self) -> float | None:
-        """Mean reward; None without rewards. `fmean` would raise if the sum exceeds any float."""
+        """Mean reward, or None without rewards. `statistics.fmean` is not used, because it raises
+        an error if the sum exceeds the range of a float."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
 
@@ -167,13 +169,14 @@ class Snapshot:
         return self.state == AWAY
 
     def as_json(self) -> dict[str, Any]:
-        """Return the snapshot for `--json`. Numbers that are not finite become strings."""
+        """Return the snapshot as a dict for the output of `--json`. Numbers that are not finite
+        become strings."""
         return _to_jsonable(asdict(self))
 
 
 def away_snapshot(url: str, at: float, trouble: str, previous: Snapshot | None) -> Snapshot:
-    """Return a snapshot for a server that does not answer. The snapshot keeps the data of
-    `previous`."""
+    """Return a snapshot for a server that does not answer. All other data are those of `previous`,
+    the snapshot before it."""
     known = previous or Snapshot(url, at, AWAY)
     return replace(known, at=at, state=AWAY, trouble=trouble)
 
@@ -188,7 +191,7 @@ def build_snapshot(
 ) -> Snapshot:
     """Return the snapshot of a server that answered at Unix time `at`.
 
-    `pool` is None if the server has no route for the pool information.
+    `pool` is the progress of the current batch, or None if the server has no route for it.
     """
     known_pool = pool or PoolInformation()
     running = tuple(sorted(_running_episodes(known_pool), key=lambda episode: -episode.idle_s))
@@ -271,8 +274,8 @@ def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
 ) -> Iterator[ClientActivity]:
-    """Yield the clients whose agreement to a training step the server counts, then the clients that
-    only run episodes."""
+    """Yield the clients whose agreement to a training step the server counts. Then yield the
+    clients that only run episodes."""
     num_running = Counter(episode.client for episode in running if episode.client)
     instruction = pool.swarm_client_instruction or {}
     active_clients: list[dict[str, Any]] = instruction.get("active_clients", [])
@@ -300,7 +303,8 @@ def _evaluations(evaluations: Iterable[EvaluationRewards]) -> Iterator[Evaluatio
 
 
 def _speed(steps: Sequence[Step]) -> Speed | None:
-    """Return the speed over the steps of known duration; None if there are none.
+    """Return the mean speed over the steps whose duration is known, or None if no duration is
+    known.
 
     The duration of the first step after a server's start is unknown.
     """

@@ -1,5 +1,5 @@
 """Tables of tasks, running episodes and clients. Each table shows its first rows and the number of
-further rows. Pure."""
+further rows. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -91,12 +91,13 @@ def _empty_table() -> Table:
 
 
 def _add_text_column(table: Table, name: str) -> None:
-    """Add the column that takes the remaining width and shortens its text."""
+    """Add a column that takes the remaining width of the table. A text that is too long is cut off
+    with an ellipsis."""
     table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
 
 
 def _add_rest(table: Table, num_hidden: int) -> None:
-    """Add a last row with the number of rows that are not shown, if there are any."""
+    """If some rows are not shown, add a last row with their number."""
     if num_hidden > 0:
         cells = [f"and {num_hidden:,} more", *[""] * (len(table.columns) - 1)]
         table.add_row(*cells, style="dim")

@@ -1,7 +1,7 @@
 """`fakevllm replay`: send a dataset through the proxy or through the unmodified app, row by row.
 
-Each row ends exactly once: answered, failed, or left for the next run. Finished rows are noted in a
-state file, so an interrupted replay resumes. Rows are held back while a full batch of groups waits
-for the trainer. This folder never scores or trains anything. For the proxy, a replayed row is an
-ordinary request with the API key of its task.
+Each row of the dataset ends exactly once: it is answered, it fails, or it is left for the next
+replay. Finished rows are noted in a state file, so an interrupted replay resumes. Rows wait while
+the trainer has a full batch of groups to train. This folder never scores or trains anything. For
+the proxy, a replayed row is an ordinary request with the API key of its task.
 """

@@ -1,7 +1,7 @@
 """Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
 
-An app's traffic cannot be delayed. If it makes more groups than the trainer can use, some groups
-become stale and are dropped. A replayed dataset can wait instead.
+An app's traffic cannot be delayed. Groups that exceed what the trainer can use become stale and are
+dropped. The rows of a dataset can wait instead.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ POLL_TIMEOUT_S = 5.0
 
 
 def has_capacity(status: EngineStatusReply | None) -> bool:
-    """Return whether another row may start.
+    """Return True if another row may start.
 
-    Rows do not wait if the backlog is unknown, or if no engine is running that could reduce it.
+    The result is also True if the status is unknown, or if no engine is running that could reduce
+    the backlog of groups.
     """
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return True
@@ -35,9 +36,10 @@ def has_capacity(status: EngineStatusReply | None) -> bool:
 
 @contextlib.asynccontextmanager
 async def follow_capacity(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
-    """Yield an event that is set while the proxy at `url` has capacity for another group.
+    """Yield an asyncio event that is set while there is capacity for another group.
 
-    The event follows the proxy until the block ends.
+    A background task polls the proxy at `url` and updates the event until the `async with` block
+    ends.
     """
     capacity = asyncio.Event()
     capacity.set()

@@ -12,7 +12,8 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class Progress:
-    """The finished rows of a replay. The constructor raises ConfigError if the file is unusable."""
+    """The finished rows of a replay, which are stored in the state file. The constructor raises
+    ConfigError if the file cannot be used, or is no state file."""
 
     def __init__(self, file: Path, *, fresh: bool) -> None:
         try:
@@ -37,12 +38,14 @@ class Progress:
         return len(self._done)
 
     def remaining(self, tasks: Sequence[Task], epochs: int) -> list[tuple[int, Task]]:
-        """Return the (epoch, task) pairs that are not finished, in order."""
+        """Return the (epoch, task) pairs that are not finished, ordered by epoch and within an
+        epoch as in `tasks`."""
         rows = [(epoch, task) for epoch in range(epochs) for task in tasks]
         return [(epoch, task) for epoch, task in rows if (epoch, task.task_id) not in self._done]
 
     def note(self, epoch: int, task: Task, *, failed: str | None) -> None:
-        """Record that a row is finished. `failed` is the reason if it failed."""
+        """Record that a row is finished. `failed` is the reason of the row's failure, or None if
+        the row was answered."""
         self._done.add((epoch, task.task_id))
         line = {"epoch": epoch, "task_id": task.task_id} | ({"failed": failed} if failed else {})
         self._file.write(orjson.dumps(line) + b"\n")

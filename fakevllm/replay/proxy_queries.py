@@ -21,9 +21,9 @@ _CONFLICT = (
 
 
 async def register_tasks(url: str, tasks: list[Task], key: str | None = None) -> dict[str, str]:
-    """Register the tasks at the proxy and return each task's API key by its id.
+    """Register the tasks at the proxy, and return a dict from task id to the API key of the task.
 
-    Raises ConfigError.
+    Raises ConfigError if the proxy does not answer or refuses the request.
     """
     keys: dict[str, str] = {}
     try:
@@ -43,9 +43,11 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
 
 
 async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
-    """Return the reason why the proxy trains no row at present; None if there is none.
+    """Return the reason why the proxy trains none of its requests at present, or None if it trains
+    them.
 
-    The text equals the text in the output of `fakevllm status`. Raises ConfigError.
+    The text begins like the corresponding text of `fakevllm status`. Raises ConfigError if the
+    proxy does not answer or refuses the request.
     """
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):
@@ -54,7 +56,8 @@ async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
 
 
 async def first_model(url: str, key: str | None = None) -> str:
-    """Return the first model that the proxy lists. Raises ConfigError."""
+    """Return the first model that the proxy lists. Raises ConfigError if the proxy lists no
+    model."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,
@@ -80,7 +83,8 @@ async def require_lockstep(url: str, key: str | None = None) -> None:
 
 
 async def _get_json(url: str, path: str, key: str | None) -> Any:
-    """Return the JSON that the proxy answers at `path`. Raises ConfigError."""
+    """Return the JSON that the proxy answers at `path`. Raises ConfigError if the proxy does not
+    answer or refuses the request."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,

@@ -1,4 +1,4 @@
-"""The time limit for retries of one row while the connection is broken. Pure."""
+"""The time limit for retries of one row while the connection is broken. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RetryDeadline:
-    """A limit on the time since a row's first failure. Time in which the row waits for capacity
-    does not count.
+    """A limit on the time since a row's first failure. The limit does not include time in which the
+    row waits for capacity.
 
     >>> deadline = RetryDeadline(120.0)
     >>> deadline.may_retry(at_s=500.0), deadline.may_retry(at_s=621.0)
@@ -19,12 +19,13 @@ class RetryDeadline:
     _ends_at_s: float | None = None
 
     def may_retry(self, at_s: float) -> bool:
-        """Return whether to retry after a failure at `at_s` (seconds of a monotonic clock)."""
+        """Return True if the row may be retried after a failure at `at_s` (seconds of a monotonic
+        clock). The first failure sets the deadline."""
         if self._ends_at_s is None:
             self._ends_at_s = at_s + self.limit_s
         return at_s < self._ends_at_s
 
     def exclude_wait(self, waited_s: float) -> None:
-        """Extend the deadline by the time in which the row waited for capacity."""
+        """Extend the deadline by `waited_s`, the seconds for which the row waited for capacity."""
         if self._ends_at_s is not None:
             self._ends_at_s += waited_s

@@ -26,10 +26,11 @@ class RowInterrupted(Exception):
 
 
 class Player(Protocol):
-    """Sender of the question of one row."""
+    """An object that sends the question of one row and returns the answer."""
 
     async def play(self, question: str, key: str) -> str:
-        """Return the answer's text. Raises RowFailed or RowInterrupted."""
+        """Send the question, and return the text of the answer. Raises RowFailed if the row must
+        not be retried, and RowInterrupted if it may be retried."""
         ...
 
 
@@ -65,7 +66,8 @@ class EndpointPlayer:
 class AppPlayer:
     """A player that runs the app's command for each row.
 
-    The question is in the command's arguments or on its standard input.
+    The question replaces `{question}` in the command's arguments. If the arguments have no such
+    placeholder, the question is sent to the command's standard input.
     """
 
     command: Sequence[str]

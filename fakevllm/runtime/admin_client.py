@@ -20,7 +20,8 @@ FAN_OUT_NO_HOOKS = "off: without hooks each request is served once (fakevllm ser
 
 
 def set_paused(url: str, key: str | None, *, paused: bool) -> str:
-    """Pause or resume the fan-out, and return a line for the user. Raises ConfigError."""
+    """Pause or resume the fan-out of requests into siblings, and return a line for the user. Raises
+    ConfigError if the proxy does not answer or refuses the request."""
     reply = fetch_json(url, "/fakevllm/pause" if paused else "/fakevllm/resume", key, method="POST")
     state = FAN_OUT_PAUSED if paused else FAN_OUT_ON
     if reply.get("trouble"):
@@ -29,7 +30,8 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
 
 
 def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> Json:
-    """Return the JSON object that the proxy at `url` answers at `path`. Raises ConfigError."""
+    """Return the JSON object that the proxy at `url` answers at `path`. Raises ConfigError if the
+    proxy does not answer or refuses the request."""
     try:
         root = checked_http_url(proxy_root(url))
     except ValueError as error:
@@ -49,12 +51,12 @@ def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> 
 
 
 def proxy_root(url: str) -> str:
-    """Return the proxy's own address, without the `/v1` of the base URL that apps use."""
+    """Return the proxy's address without the `/v1` that ends the base URL of apps."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def not_a_proxy(url: str, status: int) -> str:
-    """Return the error text for an address where another program answers."""
+    """Return the error text for a URL at which another program than a fakevllm proxy answers."""
     return f"{url} answers with status {status}, as no fakevllm proxy does: set --url."
 
 

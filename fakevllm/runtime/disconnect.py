@@ -13,14 +13,15 @@ class CancelOnDisconnect:
     """A context manager that cancels its `async with` block when the client disconnects.
 
     If the client disconnects, the block is cancelled and the context manager raises
-    ClientDisconnected. A cancellation from elsewhere stays a CancelledError. The implementation
-    resembles `asyncio.timeout`: it needs one task fewer than a wait for two tasks.
+    ClientDisconnected. A cancellation from elsewhere is raised as CancelledError. The
+    implementation resembles `asyncio.timeout` and creates only one task. A race between the block
+    and the disconnect would need two tasks.
     """
 
     def __init__(self, receive: Receive, linger_s: float = 0.0) -> None:
         """Create the context manager. `receive` is the `receive` function of the request's ASGI
-        call. `linger_s` is the number of seconds after the disconnect in which the block may finish
-        by itself."""
+        call. After a disconnect, the block has `linger_s` seconds to finish by itself before it is
+        cancelled."""
         self._receive = receive
         self._linger_s = linger_s
         self._is_cancelling = False

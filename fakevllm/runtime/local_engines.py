@@ -1,6 +1,7 @@
 """The engines that `demo` and `train` start: names, required packages, flags and startup time.
 
-This module only chooses and checks; the swarm server starts the engines.
+This module chooses the engines and checks that their packages are installed. The swarm server
+starts the engines.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def _is_installed(module: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """A rollout engine and a trainer.
+    """The names of a rollout engine and of a trainer that are used together.
 
     >>> EngineChoice.resolve("vllm")
     EngineChoice(rollout='vllm', trainer='embedded')
@@ -84,7 +85,8 @@ class EngineChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the distinct engines. Each engine runs as one process."""
+        """The names of the rollout engine and of the trainer, or only one name if both are the
+        same. Each engine runs as one process."""
         return tuple(dict.fromkeys((self.rollout, self.trainer)))
 
     @property
@@ -104,16 +106,16 @@ class EngineChoice:
 
     @property
     def flags(self) -> list[str]:
-        """The flags that choose these engines. `fakevllm-server` and `fakevllm demo` have the same
-        flags."""
+        """The command-line flags that choose these engines, for `fakevllm-server` and for `fakevllm
+        demo`."""
         for name, pair in ENGINE_PAIRS.items():
             if pair == (self.rollout, self.trainer):
                 return [] if name == "embedded" else ["--backend", name]
         return ["--rollout", self.rollout, "--trainer", self.trainer]
 
     def check_installed(self, is_installed: Callable[[str], bool] = _is_installed) -> None:
-        """Raise UserError if an engine's package is missing. Call this method before any process is
-        started."""
+        """Raise UserError if a package of one of the engines is missing. Call this method before
+        any process is started, so that no process must be stopped after the error."""
         for name in self.names:
             missing = [module for module in REQUIRED_MODULES[name] if not is_installed(module)]
             if missing:

@@ -1,4 +1,4 @@
-"""Run child processes of a command, and restart each when it dies."""
+"""Run child processes for a command of fakevllm, and restart each process when it dies."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ in a tight loop."""
 class SupervisedProcess:
     """One child process, restarted whenever it dies.
 
-    The parent holds the other end of the child's stdin. When the parent ends, this stdin closes,
-    and the child stops by itself.
+    The child's stdin is a pipe from the parent process. When the parent ends, the pipe closes, and
+    the child stops by itself.
 
-    The child listens on a socket that the parent opened and that outlives the child. No other
-    process can take the port. A client that connects during a restart waits and is not refused.
+    The child listens on a socket that the parent opened and that outlives the child. Therefore no
+    other process can take the port, and a client that connects during a restart waits and is not
+    refused.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class SupervisedProcess:
 async def supervise(
     processes: Sequence[SupervisedProcess], on_restart: Callable[[str], None]
 ) -> AsyncGenerator[None]:
-    """Keep the processes running while the block runs.
+    """Keep the processes running while the `async with` block runs.
 
     The processes are stopped in reverse order, one after the other. An earlier process therefore
     still receives everything that a later process sends while the later process stops. If a process
@@ -145,7 +146,8 @@ def make_run_folder(folder: Path, setting: str) -> None:
     """Create the run folder. Only its owner can read the folder, because it contains requests and
     answers.
 
-    `setting` is the flag or key that named the folder, for the error's text. Raises UserError.
+    Raises UserError if the folder cannot be created. The error names `setting`, the flag or the
+    configuration key that the user must change.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,5 +1,5 @@
-"""Background tasks of one owner. The tasks are kept alive until they are done, logged if they fail,
-and cancelled when the owner closes."""
+"""A set of background tasks. Tasks in the set are kept alive until they are done, their errors are
+logged, and `close` cancels them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any
 class TaskSet:
     """A set of running tasks that nobody awaits.
 
-    The event loop holds only weak references to tasks, so the set holds strong ones. The number of
-    tasks has no limit here: the code that starts the tasks must bound it. Call `close()` last.
+    The event loop holds only weak references to tasks, so this set holds strong references. The
+    number of tasks is not limited here: the code that starts the tasks must limit it. Call `close`
+    after the last task was started.
     """
 
     def __init__(self, log: logging.Logger, failure_message: str) -> None:
