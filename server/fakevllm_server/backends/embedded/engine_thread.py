@@ -103,7 +103,7 @@ class EngineThread:
             os._exit(CRASH_EXIT_CODE)
         self._fail_all(_shutting_down(), BackendError("the engine is shutting down"))
         if self._task is not None:
-            # The clean-up of the task needs torch, so it must run before the interpreter shuts down.
+            # The task's clean-up needs torch, so it must run before the interpreter shuts down.
             self._task[0].close()
 
     def _receive(self) -> None:

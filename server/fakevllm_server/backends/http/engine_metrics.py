@@ -109,7 +109,7 @@ class _Series:
 
 
 class MeasuredEngine:
-    """A TokenEngine that forwards all requests to another TokenEngine, and measures the requests."""
+    """A TokenEngine that forwards requests to another TokenEngine, and measures the requests."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""vLLM's public HTTP routes, which are answered by a TokenEngine (an engine that samples tokens)."""
+"""vLLM's public HTTP routes, which a TokenEngine (an engine that samples tokens) answers."""
 
 from __future__ import annotations
 
