@@ -1,4 +1,5 @@
-"""Errors of requests to the swarm server: whether a retry may help, and what the user can do."""
+"""Decide whether a failed request to the swarm server may be retried, and describe the failure and
+its fix to the user."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ MAX_LINE_CHARS = 300
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether a request that failed with this error may succeed later. A request that the
-    server has refused (4xx) will be refused again.
+    """Return True if a request that failed with this error may succeed when it is sent again. The
+    result is False for a refusal (4xx), because the server would refuse the request again.
 
     >>> is_transient(TimeoutError()), is_transient(ValueError())
     (True, False)
@@ -28,7 +29,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return the problem and its fix in one line. The caller puts the server's URL before the text.
+    """Return one line with the problem and its fix. The line has no subject, because the caller
+    writes the server's URL in front of it.
 
     >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'
@@ -51,7 +53,7 @@ def describe_error(error: Exception) -> str:
 
 
 def _cause(error: aiohttp.ClientError) -> str:
-    """Return the error's text without the connection key that aiohttp adds to it."""
+    """Return the error's text without the host and the TLS settings that aiohttp adds to it."""
     errno = error.errno if isinstance(error, OSError) else None
     if errno is not None and errno > 0:
         return os.strerror(errno)
@@ -60,5 +62,6 @@ def _cause(error: aiohttp.ClientError) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text with all white space as single spaces, cut to MAX_LINE_CHARS."""
+    """Return the text as one line of at most MAX_LINE_CHARS characters. Each run of white space
+    becomes a single space."""
     return " ".join(text.split())[:MAX_LINE_CHARS]

@@ -1,4 +1,4 @@
-"""The number of requests that wait in the engine's queue, read from the engine's Prometheus
+"""Read the number of requests that wait in the engine's queue from the engine's Prometheus
 metrics."""
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _WAITING = "vllm:num_requests_waiting"
 
 
 class LoadProbe:
-    """The latest known length of the engine's queue."""
+    """Periodic probe of the engine's queue, with the latest known number of waiting requests."""
 
     def __init__(
         self,
         is_wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a probe. `is_wanted`: function that returns whether the queue length is needed
-        now. An engine that has become ready is probed once even if the length is not needed, so
-        that it is known at the first request."""
+        """Create a probe. `is_wanted` is a function that returns True while the queue length is
+        needed. An engine that has become ready is probed once even if `is_wanted` returns False, so
+        that its queue length is known when the first request arrives."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
@@ -38,9 +38,10 @@ class LoadProbe:
         """Number of waiting requests; None if the engine does not report it."""
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
-        """Read the queue length from the engine if the next probe is due. Call this method often.
+        """Read the queue length from the engine if the next probe is due. Call this method often,
+        because the probe has no timer of its own.
 
-        `is_serving`: whether the engine is ready. Errors of the server are not raised.
+        `is_serving`: whether the engine is ready. Errors of the server are logged and not raised.
         """
         if not is_serving:
             self.num_waiting, self._has_probed = None, False
@@ -65,8 +66,9 @@ async def _fetch_queue_length(http: aiohttp.ClientSession) -> int | None:
 
 
 def parse_queue_length(metrics: str) -> int | None:
-    """Return the number of waiting requests of all engines in a Prometheus text, or None if no
-    engine reports it. Raises an exception of any type for malformed text.
+    """Return the number of waiting requests in a text of Prometheus metrics, summed over all
+    engines. Return None if no engine reports the number. Malformed text may raise an exception of
+    any type.
 
     >>> parse_queue_length('vllm:num_requests_waiting{engine="0"} 2.0')
     2

@@ -1,5 +1,5 @@
-"""The proxy's connection to its swarm server: poll the status, start the engine, send groups, and
-copy the run log into the ledger."""
+"""The proxy's connection to its swarm server. This module polls the status, starts the engine,
+sends the rewards of groups, and copies the server's run log into the proxy's ledger."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ server's job."""
 
 
 class StartBackoff:
-    """Pauses between attempts to start the engine of a server that cannot start it now.
+    """Exponential backoff between attempts to start the engine of a server that cannot start it
+    yet.
 
     >>> backoff = StartBackoff()
     >>> backoff.failed(100.0)
@@ -70,18 +71,19 @@ class StartBackoff:
         self._due_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Return whether the next attempt may be made."""
+        """Return True if the engine may be started at the time `now`."""
         return self._due_at is None or now >= self._due_at
 
     def failed(self, now: float) -> None:
-        """Record a failed attempt. Each pause is twice as long as the one before, up to a
-        maximum."""
+        """Record that an attempt to start the engine failed at the time `now`. Each pause is twice
+        as long as the previous pause, up to a maximum."""
         self._due_at = now + self._pause_s
         self._pause_s = min(2 * self._pause_s, MAX_START_PAUSE_S)
 
 
 class SwarmLink:
-    """Client of one swarm server, with the server's latest known status. Call `close()` last."""
+    """Client of one swarm server, with the server's latest known status. Call `close()` after the
+    last use."""
 
     def __init__(
         self,
@@ -122,8 +124,9 @@ class SwarmLink:
 
     @property
     def status(self) -> EngineStatusReply | None:
-        """Latest status of the server; None while the server cannot be polled. Its detail contains
-        the reason if the server refused the proxy's job."""
+        """Latest status of the server; None while the server cannot be polled. If the engine is off
+        because the server refused the proxy's training job, the status's detail contains the
+        reason."""
         return self._status
 
     @status.setter
@@ -140,17 +143,18 @@ class SwarmLink:
 
     @property
     def model(self) -> str | None:
-        """Name of the served model; None if it is unknown."""
+        """Name of the served model; None while the name is unknown."""
         return self.status.model if self.status is not None else None
 
     @property
     def dropped(self) -> dict[str, int]:
-        """Number of groups that the server's run has dropped, by reason."""
+        """Number of groups that the server's current run has dropped instead of training them, by
+        reason."""
         return self.status.dropped if self.status is not None else {}
 
     @property
     def engine(self) -> EngineInfo:
-        """Known facts about the engine."""
+        """The engine's model, context length and version. A field is None while it is unknown."""
         status = self.status
         if status is None:
             return EngineInfo()
@@ -158,7 +162,7 @@ class SwarmLink:
 
     @property
     def is_serving(self) -> bool:
-        """Whether an engine is known to be ready."""
+        """Whether the latest known status shows an engine that is ready."""
         return self.status is not None and self.status.engine_status not in (
             EngineStatus.OFFLINE,
             EngineStatus.BOOTING,
@@ -166,15 +170,15 @@ class SwarmLink:
 
     @property
     def may_become_ready(self) -> bool:
-        """Whether an engine that is not ready may become ready. It is False for an engine that was
-        stopped or could not be started."""
+        """Whether an engine that is not ready may still become ready. The value is False if the
+        engine was stopped or could not be started."""
         status = self.status
         is_off = status is not None and status.engine_status is EngineStatus.OFFLINE
         return not is_off or status is None or status.server_id != self._started_server_id
 
     async def until_serving(self, limit_s: float) -> None:
-        """Wait until an engine becomes ready, but at most `limit_s` seconds. If the engine's last
-        known status is already ready, wait for all of `limit_s`."""
+        """Wait until an engine becomes ready, but at most `limit_s` seconds. If the latest known
+        status already shows a ready engine, wait for the full `limit_s` seconds."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
@@ -183,8 +187,8 @@ class SwarmLink:
                 await self.serving.wait()
 
     async def run(self) -> None:
-        """Poll the server until this task is cancelled. An error is logged once when it begins, and
-        once when it has ended."""
+        """Poll the server until this task is cancelled. When requests begin to fail, the error is
+        logged once. When the server answers again, that is logged once too."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_load())
             await self._follow_server()
@@ -202,24 +206,27 @@ class SwarmLink:
             await asyncio.sleep(POLL_EVERY_S)
 
     async def fetch_status(self) -> EngineStatusReply | None:
-        """Request the current status; None if the server does not send a valid one."""
+        """Request the server's current status and return it. Return None if the request fails or
+        the reply is not a valid status."""
         try:
             return await self._get("/get_engine_status", EngineStatusReply)
         except (*NETWORK_ERRORS, ValueError):
             return None
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
-        """Send the end of a group, and send it again after transient errors. The server accepts
-        each group only once. Raises one of NETWORK_ERRORS."""
+        """Send the rewards that end a group, and retry after transient errors. A retry is safe,
+        because the server accepts each group only once. Raises one of NETWORK_ERRORS if the last
+        attempt fails."""
         return await _with_retries(self._post)("/end_group", request, EndGroupReply)
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
-        """Send one late sample, with retries as in `end_group`."""
+        """Send one late sample: an answer whose feedback came after its group had ended. Transient
+        errors are retried."""
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
-        """Request that the server drops a group. Errors are only logged, because the server drops a
-        group whose end does not arrive after some time."""
+        """Ask the server to drop a group. A failed request is only logged, because the server
+        itself drops a group whose end does not arrive in time."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except NETWORK_ERRORS as error:
@@ -231,8 +238,8 @@ class SwarmLink:
         await self._http.close()
 
     async def _follow(self) -> None:
-        """Poll once: update the status, start the engine of a new server process, and fetch the
-        log."""
+        """Poll the server once. Update the status, start the engine if the server process is new,
+        and copy new entries of the run log into the ledger."""
         before, status = self.status, await self._poll_status()
         self.status = status
         if status.engine_status_detail and _state_and_detail(status) != _state_and_detail(before):
@@ -253,7 +260,8 @@ class SwarmLink:
         await self._fetch_log(status.run_id)
 
     async def _poll_status(self) -> EngineStatusReply:
-        """Request the status and update `is_silent`."""
+        """Request the status and return it. Update `is_silent`, which is True if the server sent no
+        response at all."""
         try:
             status = await self._get("/get_engine_status", EngineStatusReply)
         except Exception as error:
@@ -263,17 +271,18 @@ class SwarmLink:
         return status
 
     async def _follow_load(self) -> None:
-        """Probe the engine's queue until cancelled. This task is separate, because a slow
-        engine must not delay the polling of the server."""
+        """Probe the engine's queue until this task is cancelled. The probe has a task of its own,
+        because a slow engine must not delay the polling of the server."""
         while True:
             await self.load_probe.follow(self._http, is_serving=self.is_serving)
             await self.until_serving(POLL_EVERY_S)
 
     async def _start(self) -> bool:
-        """Send the proxy's job to the server and start the engine. A refusal is logged and kept.
+        """Send the proxy's training job to the server and start the engine. If the server refuses,
+        the reason is logged and kept in `_job_refusal`.
 
-        The result is False if the server cannot start the engine now but may be able to later, for
-        example because its disk is full. Otherwise it is True.
+        Return False if the server cannot start the engine now but may be able to later, for example
+        because its disk is full. Otherwise return True.
         """
         before, self._job_refusal = self._job_refusal, None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
@@ -299,8 +308,8 @@ class SwarmLink:
         return True
 
     async def _attach(self, server_id: str) -> None:
-        """Attach to an engine that is already running. The engine keeps its job; differences from
-        the proxy's job are logged and not applied."""
+        """Use an engine that is already running. The engine keeps the job with which it was
+        started. Differences from the proxy's job are logged and not applied."""
         self._started_server_id = server_id
         async with self._http.get("/get_train_config") as response:
             running: dict[str, Any] | None = await response.json()
@@ -329,7 +338,7 @@ class SwarmLink:
             await self._ledger.flush()
 
     async def _cursor_of(self, run_id: str) -> int:
-        """Return the number of the run's last log entry that the ledger has applied."""
+        """Return the number of the last entry of this run's log that the ledger has applied."""
         if self._cursor is None or self._cursor[0] != run_id:
             self._cursor = (run_id, await asyncio.to_thread(self._ledger.log_cursor, run_id))
         return self._cursor[1]
@@ -347,8 +356,8 @@ class SwarmLink:
             return reply.model_validate_json(await response.read())
 
     def _log_change(self, error: Exception | None) -> None:
-        """Log an error, or the end of an error, if the kind differs from the kind that was logged
-        last."""
+        """Log an error, or the end of an error if `error` is None. Nothing is logged if the type of
+        the error is the same as in the last log line."""
         kind = None if error is None else type(error).__name__
         if kind == self._reported_error:
             return

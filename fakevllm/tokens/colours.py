@@ -1,4 +1,5 @@
-"""The background colour of a token, by its advantage or by its log-probability. Pure."""
+"""The background colour of a token, by its advantage or by its log-probability. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ MAX_SURPRISE = 5.0
 
 
 class ColourBy(StrEnum):
-    """The value that the colours show."""
+    """The number that the colour of a token shows."""
 
     ADVANTAGE = "advantage"
     LOGPROB = "logprob"
@@ -27,7 +28,8 @@ Colour = tuple[Rgb, float]
 
 
 def colour(token: Token, by: ColourBy, largest_advantage: float) -> Colour | None:
-    """Return the token's colour; None if it has no advantage, or no log-probability.
+    """Return the colour that shows the token's advantage or log-probability, and the colour's
+    strength. Return None if the token has no log-probability, or if its advantage is unknown or 0.
 
     `largest_advantage` is the absolute advantage that is shown at full strength.
 
@@ -48,7 +50,7 @@ def colour(token: Token, by: ColourBy, largest_advantage: float) -> Colour | Non
 
 
 def blend(colour: Colour, background: Rgb) -> Rgb:
-    """Blend the colour with a background, by the colour's strength.
+    """Return the colour drawn over a background. The colour's strength is its opacity.
 
     >>> blend(((200, 100, 0), 0.5), (0, 0, 0))
     (100, 50, 0)

@@ -1,4 +1,5 @@
-"""Run `fakevllm tokens`: load a page and the texts of its tokens, then print it or write HTML."""
+"""Run `fakevllm tokens`: load a page of tokens and the tokens' texts, then print the page or write
+it as HTML."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class TokensSettings:
 
 
 def run_tokens(settings: TokensSettings, console: Console) -> None:
-    """Print the page, or write it to the HTML file. Raises UserError."""
+    """Load a page of tokens, and print it or write it to the HTML file. Raises UserError if the
+    page cannot be loaded or the file cannot be written."""
     page = _load_page(settings)
     texts = _load_texts(settings, page)
     if settings.html_file is None:
@@ -81,7 +83,8 @@ def _not_found(settings: TokensSettings) -> str:
 
 
 def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
-    """Return the texts of the page's tokens. If they are unavailable, add a note to the page."""
+    """Return the texts of the page's tokens. If the texts are unavailable, return {} and add a note
+    to the page."""
     ids = {token.id for token in page.tokens}
     try:
         if settings.model is not None:
@@ -93,7 +96,8 @@ def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write a file that only its owner can read, because it contains what users wrote."""
+    """Write `text` to a file that only its owner can read, because the text contains what users
+    wrote."""
     try:
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as page:
             page.write(text)

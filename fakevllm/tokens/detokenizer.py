@@ -21,14 +21,15 @@ TokenTexts = Mapping[int, str]
 
 
 class TextsUnavailable(Exception):
-    """The texts cannot be looked up. The message says why, and what the user can do."""
+    """Raised if the texts of tokens cannot be looked up. The message contains the reason, and what
+    the user can do."""
 
 
 def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
-    """Return the texts of token ids, from the tokenizer in a model folder.
+    """Return the texts of token ids, looked up with the tokenizer in a model folder.
 
-    Raises ConfigError if the folder has no readable tokenizer, and TextsUnavailable if the package
-    tokenizers is missing.
+    Raises ConfigError if the folder has no readable tokenizer. Raises TextsUnavailable if the
+    package tokenizers is not installed.
     """
     file = model / "tokenizer.json"
     if not file.is_file():
@@ -49,9 +50,10 @@ def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
 
 
 def _decode(tokenizer: Any, id: int) -> str:
-    """Return the text of a token, with the leading space that its name in the vocabulary has.
+    """Return the text of a token. If the token's name in the vocabulary begins with a space (▁),
+    the text begins with a space too.
 
-    The tokenizer's own decoding of a single token drops the leading space.
+    The tokenizer's own decoding of a single token drops this space.
     """
     name: str | None = tokenizer.id_to_token(id)
     text: str = tokenizer.decode([id], skip_special_tokens=False)
@@ -59,11 +61,10 @@ def _decode(tokenizer: Any, id: int) -> str:
 
 
 def texts_from_engine(swarm: str, key: str | None, ids: Collection[int]) -> TokenTexts:
-    """Return the texts of token ids, from the running engine of the server at `swarm`.
+    """Return the texts of token ids, requested from the running engine of the server at `swarm`.
 
-    One request is sent per id, because the joint text of several tokens cannot be split into the
-    texts of the single tokens.
-    Raises TextsUnavailable.
+    One request is sent for each id, because the joint text of several tokens cannot be split into
+    the texts of the single tokens. Raises TextsUnavailable if a request fails.
     """
 
     def fetch_text(id: int) -> str:

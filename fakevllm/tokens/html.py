@@ -49,7 +49,8 @@ body:has(#logprob:checked) .of-advantage {{ display: none; }}
 
 
 def render_html(page: Page, texts: TokenTexts, by: ColourBy) -> str:
-    """Return the page as HTML. `by` is the initial choice of colours; the reader can switch."""
+    """Return the page as HTML. `by` selects whether the colours show advantages or
+    log-probabilities at first. The reader can switch between them."""
     return "".join(_parts(page, texts, by))
 
 
@@ -125,7 +126,8 @@ def _text(token: Token, texts: TokenTexts) -> str:
 
 
 def _style(token: Token, largest: float) -> str:
-    """Return the colours of both choices as CSS variables. The page's style sheet selects one."""
+    """Return a style attribute with two CSS variables: the token's colour by advantage, and its
+    colour by log-probability. The page's style sheet selects one of the two."""
     colours = {
         "--a": colour(token, ColourBy.ADVANTAGE, largest),
         "--l": colour(token, ColourBy.LOGPROB, largest),

@@ -1,8 +1,8 @@
-"""A page of tokens: a group or an episode as training sees it. Pure.
+"""A page of tokens shows a group or an episode as training sees it. This module does no I/O.
 
-The page shows one advantage per sibling or episode. It is the mean over the trained tokens of the
-sibling or episode, as the server reported it for the training step. With most algorithms, all of
-these tokens have the same advantage. Nothing in this package computes an advantage.
+The page shows one advantage per sibling or episode: the mean over its trained tokens, as the server
+reported this mean for the training step. With most algorithms, all of these tokens have the same
+advantage. This package displays advantages and never computes them.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class Page:
 
     @property
     def largest_advantage(self) -> float:
-        """The largest absolute advantage of the page's tokens; 1 if no token has an advantage.
-        Colours divide by this value."""
+        """The largest absolute advantage of the page's tokens; 1 if no token has an advantage. The
+        strength of a colour is the token's absolute advantage divided by this number."""
         return max((abs(token.advantage) for token in self.tokens if token.advantage), default=1.0)
 
 
 def ledger_page(
     group: GroupRecord, calls: Mapping[int, Sequence[CapturedCall]], index: int | None
 ) -> Page:
-    """Return the page of a group in the ledger.
+    """Return the page of a group from the ledger, the proxy's database.
 
-    `calls` has the captured calls by the sibling's index. `index` selects a single sibling; None
-    selects all of them.
+    `calls` maps the index of each sibling to its captured model calls. `index` selects a single
+    sibling; None selects all siblings.
     """
     samples = [
         Sample(
@@ -109,7 +109,7 @@ def ledger_page(
 
 
 def server_page(group: GroupView) -> Page:
-    """Return the page of a group that the server returned."""
+    """Return the page of a group that was requested from the server."""
     samples = [
         Sample(
             name=f"sibling {view.index}" if "/" in view.name else f"episode {view.name}",
@@ -135,8 +135,8 @@ def _outcome(state: str, reason: str | None, step: int | None, version: int | No
 
 
 def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) -> CallTokens:
-    """Return the tokens of a call. `is_trained` and `advantage` are the values of the call's
-    sibling."""
+    """Return the tokens of a model call. `is_trained` and `advantage` belong to the sibling or
+    episode that made the call."""
     logprobs = [] if call.logprobs is None else unpack_floats(call.logprobs)
     is_call_trained = is_trained and call.untrainable is None
     response: list[Token] = []
@@ -149,10 +149,11 @@ def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) 
 
 
 def _is_forced(call: CapturedCall, position: int, logprob: float | None) -> bool:
-    """Return whether no other token could have been sampled at this position.
+    """Return True if no other token could have been sampled at this position of the answer.
 
-    The server knows the positions of forced tokens, but the ledger does not. For a call from the
-    ledger, a token of a grammar-constrained answer counts as forced if its log-probability is 0.
+    The server reports which tokens were forced, but the ledger does not store this. For a call from
+    the ledger, a token counts as forced if a grammar constrained the answer and the token's
+    log-probability is 0.
     """
     if isinstance(call, CallView):
         return position in call.forced
@@ -168,7 +169,8 @@ def _notes(call: CapturedCall) -> list[str]:
 
 
 def heading(sample: Sample) -> str:
-    """Return the line above a sample: its name, reward and advantage.
+    """Return the heading of a sample: its name, reward and advantage, and whether it was served or
+    is not in the loss.
 
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'
@@ -181,7 +183,8 @@ def heading(sample: Sample) -> str:
 
 
 def format_values(token: Token) -> tuple[str, str]:
-    """Return the log-probability and the advantage of a token as texts.
+    """Return two texts: the token's log-probability and its advantage. An unknown number is shown
+    as `–`.
 
     >>> format_values(Token(1, True, logprob=-0.00001, advantage=0.5))
     ('0.0000', '+0.5000')

@@ -1,5 +1,5 @@
-"""Load a page of tokens: from the ledger, or from the server, which alone has the episodes of
-active clients."""
+"""Load a page of tokens from the ledger or from the server. Only the server has the episodes of
+agents that connect to it without a proxy."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TIMEOUT_S = 30.0
 
 
 def load_from_ledger(file: Path, episode: str | None) -> Page | None:
-    """Return the page of a group or a sibling; None if the ledger has no such group.
+    """Return the page of a group or a sibling from the ledger `file`. Return None if the ledger has
+    no such group.
 
     `episode` is the beginning of a group's id, optionally followed by the sibling's index:
-    `GROUP/INDEX`. None selects the group that was trained last or, if no group was trained, the
-    last group with tokens. Raises
-    UserError if several groups match.
+    `GROUP/INDEX`. If `episode` is None, the group that was trained last is shown. If no group was
+    trained, the last group with tokens is shown. Raises UserError if several groups match.
     """
     if not file.exists():
         return None
@@ -42,7 +42,9 @@ def load_from_ledger(file: Path, episode: str | None) -> Page | None:
 
 
 def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | None]:
-    """Return the group's id, and the sibling's index if `episode` names one."""
+    """Return the id of the selected group, or None if no group matches, and the index of the
+    selected sibling, or None if `episode` names no sibling. Raises UserError if several groups
+    match."""
     if episode is None:
         return ledger.calls.latest_group_id(), None
     prefix, slash, suffix = episode.rpartition("/")
@@ -55,9 +57,10 @@ def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | 
 
 
 def load_from_server(swarm: str, key: str | None, episode: str) -> Page | None:
-    """Return the page of an episode or a group; None if the server at `swarm` does not know it.
+    """Return the page of an episode or a group. Return None if the server at `swarm` does not know
+    it.
 
-    Raises UserError if the server cannot be reached, or refuses the request.
+    Raises UserError if the server cannot be reached or refuses the request.
     """
     url = f"{swarm.rstrip('/')}/get_episode_tokens?{urlencode({'episode': episode})}"
     try:
@@ -90,7 +93,8 @@ def load_from_server(swarm: str, key: str | None, episode: str) -> Page | None:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the server's error message; without one, the status's standard phrase."""
+    """Return the error message in the server's response. If there is none, return the standard
+    phrase of the HTTP status."""
     try:
         return json.load(error)["detail"]
     except (ValueError, KeyError, TypeError):

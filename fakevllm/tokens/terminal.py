@@ -1,4 +1,5 @@
-"""Draw a page of tokens on a terminal: coloured texts, and a table if there is only one sample."""
+"""Render a page of tokens for a terminal, as coloured text. If the page has only one sample, a
+table of the sample's tokens is added."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ LEGEND = {
 
 @dataclass(frozen=True, slots=True)
 class Painter:
-    """The texts and colours of tokens."""
+    """Painter of tokens. It has the texts of the tokens, and the settings that decide their
+    colours."""
 
     by: ColourBy
     texts: TokenTexts
@@ -40,7 +42,7 @@ class Painter:
 
     def token_text(self, token: Token) -> Text:
         """Return the token's text in the token's colour. If the text is unknown, return the token's
-        id.
+        id in brackets.
 
         Line ends are kept and marked with ⏎. Other control characters are escaped.
         """
@@ -70,8 +72,8 @@ class Painter:
 def render_page(
     page: Page, texts: TokenTexts, by: ColourBy, *, has_shades: bool = True
 ) -> RenderableType:
-    """Return the page for a terminal. `has_shades`: whether the terminal has more than 16
-    colours."""
+    """Return the page for a terminal. `has_shades`: whether the terminal has more than 16 colours,
+    so that it can show shades."""
     painter = Painter(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:

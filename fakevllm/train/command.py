@@ -1,4 +1,4 @@
-"""Run `fakevllm train`: load the file, train, and print a summary."""
+"""Run `fakevllm train`: load the YAML file, train, and print a summary."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ single step is noisy."""
 
 
 def run_train(conf: Path) -> Outcome:
-    """Train with the settings in the file `conf`, and print a summary.
+    """Train with the settings in the YAML file `conf`, print a summary, and return the mean
+    rewards.
 
-    Raises UserError for mistakes in the file, the workflow or the dataset, before any process is
-    started.
+    Mistakes in the file, the workflow or the dataset raise UserError before any process is started.
     """
     console = Console()
     settings = load(conf)
@@ -44,7 +44,7 @@ def run_train(conf: Path) -> Outcome:
 def summarize(
     outcome: Outcome, settings: Settings, num_steps: int, num_eval_tasks: int
 ) -> list[str]:
-    """Return the summary of a run that has trained its last step, as a list of lines."""
+    """Return the summary of a run that has trained its last step, one string per line."""
     lines: list[str] = []
     rewards = outcome.rewards
     if not rewards:

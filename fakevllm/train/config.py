@@ -1,6 +1,7 @@
 """The YAML file of `fakevllm train`.
 
-The file has the sections `train:` and `server:`, and the job as `job:` or as AgentJet's `ajet:`.
+The file has the sections `train:` and `server:`. The training job is in a section `job:`, or in a
+section `ajet:` with AgentJet's keys.
 """
 
 from __future__ import annotations
@@ -84,14 +85,16 @@ class Settings:
 
     @property
     def run_dir(self) -> Path | None:
-        """Run directory of the server that the command starts; None if a server runs already."""
+        """Run directory of the server that this command starts; None if the file names a running
+        server."""
         if self.server.url is not None:
             return None
         return self.server.run_dir or Path("runs") / self.file.stem
 
 
 def load(file: Path) -> Settings:
-    """Load and validate the file. Raises ConfigError with one line that names the fix."""
+    """Load and validate the YAML file. Raises ConfigError, whose message is one line that names the
+    fix."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +112,8 @@ def load(file: Path) -> Settings:
 
 
 def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
-    """Return the job and its warnings. Raises ValueError if `fakevllm train` cannot train it."""
+    """Return the training job, and warnings about its keys that are ignored. Raises ValueError if
+    the job is invalid or cannot be trained by `fakevllm train`."""
     try:
         warnings = parse_job(text).warnings
     except yaml.YAMLError as error:
@@ -135,10 +139,11 @@ def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
 
 
 def _sections(text: str, file: Path) -> dict[str, Any]:
-    """Return the sections `train` and `server`.
+    """Return a dict with the sections `train` and `server` of the file.
 
-    Unknown sections beside `ajet:` are ignored, because AgentJet's own programs use them. Raises
-    ConfigError.
+    In a file with `ajet:`, unknown sections are ignored, because AgentJet's own programs use them.
+    In any other file, an unknown section raises ConfigError. A missing section `train` or a
+    malformed section also raises ConfigError.
     """
     content = cast("dict[str, Any]", strict_yaml_loader.loads(text))
     unknown = [] if "ajet" in content else [name for name in content if name not in SECTIONS]

@@ -1,4 +1,5 @@
-"""Progress of a run: a progress bar on a terminal, else one line per step."""
+"""Show the progress of a run as a progress bar on a terminal. If the output is not a terminal,
+print one line per phase and per step instead."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class ProgressDisplay:
-    """The progress bar, or its lines. Thread-safe."""
+    """Display of a run's progress, as a bar or as lines. Any thread may call its methods."""
 
     def __init__(self, console: Console, num_steps: int) -> None:
         self._console = console
@@ -47,11 +48,12 @@ class ProgressDisplay:
             self.print_line(phase)
 
     def show_earlier_steps(self, steps_before: int) -> None:
-        """Set the bar to the steps that earlier runs trained."""
+        """Show the steps that earlier runs trained as done."""
         self._progress.update(self._bar, completed=steps_before, step=steps_before)
 
     def show_fraction(self, steps_done: float) -> None:
-        """Set the bar to a fraction of steps. Each ended episode is a fraction of its step."""
+        """Set the bar to a number of steps, which may have a fraction. Each ended episode counts as
+        a fraction of its step."""
         self._progress.update(self._bar, completed=min(steps_done, self._num_steps))
 
     def show_step(self, steps_done: int, mean_reward: float, tokens_per_s: float) -> None:

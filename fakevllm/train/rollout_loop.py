@@ -1,7 +1,7 @@
-"""Run the episodes of one step after the other, until the last step is trained.
+"""Run the episodes of each training step, one step at a time, until the last step is trained.
 
-The episodes of a step begin after the previous step is trained, so that all of them are sampled
-with the newest weights.
+The episodes of a step begin only when the previous step has been trained. Therefore all of them are
+sampled with the newest weights.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ FINAL_DROP_REASONS = {"training_stopped", "training_refused"}
 
 
 class Stopped(SwarmServerOfflineError):
-    """Error that is raised after the loop was stopped. Like its base class, this error ends all
-    retries."""
+    """Raised in the loop's threads after `stop` was called. Like the base class, this error is
+    never retried."""
 
 
 @dataclass(slots=True)
@@ -59,14 +59,15 @@ class Outcome:
 
 
 class RolloutLoop:
-    """One run of the command. `run` has a thread of its own; any thread may call `stop`."""
+    """The rollout loop of one `fakevllm train` command. Call `run` in a thread of its own. Any
+    thread may call `stop`."""
 
     def __init__(
         self, url: str, inputs: TrainingInputs, display: ProgressDisplay, run_dir: Path | None
     ) -> None:
-        """Create the loop. `run_dir` is the run directory of the server that this command starts. A
-        resumed run reads the result of the first evaluation from this directory. None means that
-        the server was not started by this command."""
+        """Create the loop. `run_dir` is the run directory of the server if this command started the
+        server, else None. A resumed run reads the result of the evaluation before training from
+        this directory."""
         self._url = url
         self._inputs = inputs
         self._display = display
@@ -82,7 +83,8 @@ class RolloutLoop:
         self._stop_requested.set()
 
     def run(self) -> Outcome:
-        """Train until the last step. Raises Stopped after `stop`.
+        """Run episodes until the last step is trained, and return the mean rewards. Raises Stopped
+        if `stop` was called.
 
         Raises UserError, FakevllmError or SwarmError if training cannot continue.
         """
@@ -106,8 +108,9 @@ class RolloutLoop:
         return outcome
 
     def _ensure_engine_runs(self) -> None:
-        """Start the engine with the job. Raises UserError if an engine runs with another job that
-        does not fit."""
+        """Start the engine with this run's job, unless an engine is running already. Raises
+        UserError if the running engine's job ends before this run's last step, or has steps of
+        another size."""
         running, wanted = self._start_engine(), self._inputs.job
         if running is None:
             return
@@ -128,8 +131,8 @@ class RolloutLoop:
     def _start_engine(self) -> TrainJob | None:
         """Start the engine if it is off, and return the job with which it runs.
 
-        If this command started the server and the server does not answer, wait: it is booting, or
-        being restarted after it died.
+        If this command started the server, an unreachable server is polled until it answers,
+        because it is still booting or is being restarted after a crash.
         """
         while True:
             try:
@@ -145,10 +148,10 @@ class RolloutLoop:
             self._sleep(POLL_INTERVAL_S)
 
     def _has_old_job(self) -> bool:
-        """Return whether the server's job differs from the file.
+        """Return True if the server's job differs from the job in the YAML file.
 
-        The jobs can differ after a crash: the server resumes its old job, although the file has
-        been edited since.
+        The jobs can differ after a crash, because the server resumes its old job even if the file
+        has been edited since.
         """
         running, wanted = self._client.get_train_config(), self._inputs.job
         keys = wanted.model_fields_set
@@ -194,17 +197,16 @@ class RolloutLoop:
                 )
 
     def _evaluate_before(self, steps_before: int) -> float | None:
-        """Evaluate before the first step; a resumed run returns the result of the first run."""
+        """Evaluate before the first step, and return the mean reward. A resumed run returns the
+        stored result of the first run, or None if no result is stored."""
         file = None if self._run_dir is None else self._run_dir / "eval_before.json"
         if file is not None and file.exists():
             return float(json.loads(file.read_text())["reward_mean"])
         return None if steps_before else self._evaluate("before")
 
     def _evaluate(self, name: str) -> float | None:
-        """Run the evaluation tasks, and return their mean reward; None if there are no tasks.
-
-        The result is stored in the run directory.
-        """
+        """Run the evaluation tasks, store their mean reward in the run directory, and return it.
+        Return None if there are no evaluation tasks."""
         tasks = self._inputs.eval_tasks
         if not tasks:
             return None
@@ -266,8 +268,8 @@ class RolloutLoop:
             raise RuntimeError("the workflow cancelled itself") from error
 
     def _check_output(self, returned: object) -> WorkflowOutput:
-        """Return the workflow's output. If it has no reward, stop all other episodes and raise
-        UserError."""
+        """Return the value that a workflow returned as a WorkflowOutput. If it contains no valid
+        reward, stop all other episodes and raise UserError."""
         try:
             return parse_workflow_output(returned, self._inputs.workflow_name)
         except UserError as error:
@@ -276,7 +278,8 @@ class RolloutLoop:
             raise
 
     def _wait_until_collecting(self) -> EngineStatusReply:
-        """Wait until no step is due or running, and return the engine's status.
+        """Wait until the server collects episodes and no step is due or running. Return the
+        server's status.
 
         Raises FakevllmError if the engine is off, or if the server reports an error.
         """

@@ -1,4 +1,4 @@
-"""Plan of a run: its number of steps, and the tasks of each step. Pure."""
+"""The number of steps of a training run, and the tasks of each step. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from fakevllm_adapters.protocol.swarm import Task
 def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
     """Return the number of steps of the whole run.
 
-    Both `job.total_training_steps` and `epochs` limit the number. Raises ConfigError if neither is
-    set, or if the result is 0.
+    The number is the smaller of two limits: `job.total_training_steps`, and the number of full
+    batches in `epochs` passes over the dataset. A limit may be None. Raises ConfigError if both are
+    None, or if the result is 0.
     """
     if job.total_training_steps is None and epochs is None:
         raise ConfigError(
@@ -37,12 +38,14 @@ def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
 def step_tasks(
     tasks: Sequence[Task], job: TrainJob, steps_done: int, played: Mapping[str, int] | None = None
 ) -> Iterator[list[Task]]:
-    """Yield one list of tasks for each step, without end.
+    """Yield the list of tasks for one step after another. The generator never ends.
 
-    Each task is repeated `job.num_repeat` times. The dataset is shuffled again for each epoch. The
-    first `steps_done` steps are skipped, so that a resumed run continues at its position in the
-    dataset. `played` maps task ids to the numbers of episodes that have ended and wait for the
-    first yielded step; these episodes are left out of that step.
+    Each list contains `job.batch_size` tasks, each repeated `job.num_repeat` times. The dataset is
+    shuffled again for each epoch. The first `steps_done` steps are skipped, so that a resumed run
+    continues at its position in the dataset.
+
+    `played` maps task ids to numbers of episodes that ended before the run was resumed and that
+    count for its first step. The first list is shorter by these episodes.
 
     >>> job = TrainJob(batch_size=2, num_repeat=2)
     >>> sorted(task.task_id for task in next(step_tasks([Task(task_id=i) for i in "ab"], job, 0)))
@@ -59,7 +62,8 @@ def step_tasks(
 
 
 def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
-    """Return the tasks without the first `played[id]` occurrences of each task id."""
+    """Return `tasks` without the episodes that have ended already. For each task id, the first
+    `played[id]` repeats are left out."""
     left, remaining = played.copy(), list[Task]()
     for task in tasks:
         if left[task.task_id]:
@@ -70,7 +74,8 @@ def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
 
 
 def explain_missing_step(dropped: Mapping[str, int]) -> str:
-    """Return the reason why a batch made no step. `dropped` counts dropped groups by reason.
+    """Return a text that says why a batch of episodes led to no training step. `dropped` counts the
+    groups that the server dropped, by reason.
 
     >>> explain_missing_step({"tied": 2})
     'no step: 2 groups tied'
@@ -80,5 +85,5 @@ def explain_missing_step(dropped: Mapping[str, int]) -> str:
 
 
 def has_same_batches(running: TrainJob, wanted: TrainJob) -> bool:
-    """Return whether both jobs need the same number of tasks and episodes for a step."""
+    """Return True if both jobs have the same number of tasks per step, and of episodes per task."""
     return (running.batch_size, running.num_repeat) == (wanted.batch_size, wanted.num_repeat)

@@ -32,7 +32,7 @@ class TrainingInputs:
 def load_inputs(settings: Settings) -> TrainingInputs:
     """Import the workflow, load the datasets and compute the number of steps.
 
-    Raises ConfigError.
+    Raises ConfigError if one of these cannot be loaded or is empty.
     """
     section, folder = settings.train, settings.file.parent
     workflow = load_workflow(section.workflow, folder)

@@ -1,4 +1,4 @@
-"""A training run: the server as a supervised process, and the rollout loop in a thread."""
+"""A training run. The server is a supervised process, and the rollout loop runs in a thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 
 
 def train(settings: Settings, inputs: TrainingInputs, console: Console) -> Outcome:
-    """Train until the last step, and return the outcome.
+    """Train until the last step, and return the mean rewards of the steps and the evaluations.
 
     Raises UserError for errors that the user can fix. Raises KeyboardInterrupt on Ctrl-C, after the
     server has saved a checkpoint.
@@ -61,7 +61,8 @@ async def _train(settings: Settings, inputs: TrainingInputs, console: Console) -
 async def _server_url(
     settings: Settings, seed: int, display: ProgressDisplay
 ) -> AsyncGenerator[str]:
-    """Yield the URL of the running server that the file names, or start a server for the block."""
+    """Yield the server's URL. If the YAML file names no running server, start a server that runs
+    until the block ends."""
     if settings.server.url is not None:
         yield settings.server.url
         return
@@ -84,7 +85,8 @@ def _server_flags(server: ServerSection, folder: Path, port: int, seed: int) -> 
 
 
 def _listening_socket(port: int) -> socket.socket:
-    """Return a socket that listens on `port`; 0 chooses any free port. Raises UserError."""
+    """Return a socket that listens on `port`. If `port` is 0, any free port is used. Raises
+    UserError if the port cannot be used."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:

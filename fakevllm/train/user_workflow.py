@@ -1,6 +1,7 @@
 """Load functions from the user's Python files, and check what a workflow returns.
 
-A workflow is a function (task, access) that runs one episode and returns its reward.
+A workflow is a function (task, access) that runs one episode and returns its reward. `access` has
+the URL and the API key for the episode's model calls.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from fakevllm_adapters.protocol.swarm import MAX_REWARD, WorkflowOutput
 
 
 def load_function(spec: str, folder: Path) -> Callable[..., Any]:
-    """Return the function `FILE.py:FUNCTION`; the file's path is relative to `folder`.
+    """Return the function that `spec` names as `FILE.py:FUNCTION`. The file's path is relative to
+    `folder`.
 
     Raises ConfigError if the file cannot be imported, or has no such function.
     """
@@ -37,9 +39,11 @@ def load_function(spec: str, folder: Path) -> Callable[..., Any]:
 
 
 def load_workflow(spec: str, folder: Path) -> Callable[..., Any]:
-    """Return the function `FILE.py:FUNCTION`, and check that it takes a task and an access.
+    """Return the workflow that `spec` names as `FILE.py:FUNCTION`. The file's path is relative to
+    `folder`.
 
-    Raises ConfigError.
+    Raises ConfigError if the function cannot be loaded, or cannot be called with a task and an
+    access.
     """
     function = load_function(spec, folder)
     try:
@@ -53,8 +57,8 @@ def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutpu
     """Return a workflow's result as a WorkflowOutput with a single finite reward.
 
     The result may be a WorkflowOutput, or a number, which is taken as the reward. Raises UserError
-    for any other result. The workflow is then not run again, because it would return the same
-    result.
+    for any other result. After this error the episode is not retried, because the workflow would
+    return the same result.
     """
     output = returned
     if isinstance(returned, int | float) and abs(returned) <= MAX_REWARD:
@@ -69,7 +73,7 @@ def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutpu
 
 
 def describe_error(error: BaseException) -> str:
-    """Return type and message of an error, without a final full stop.
+    """Return the type and the message of an error as one text, without a final full stop.
 
     >>> describe_error(ValueError("bad row."))
     'ValueError: bad row'
@@ -78,9 +82,10 @@ def describe_error(error: BaseException) -> str:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file once, with its folder on `sys.path`, so that it can import its neighbours.
+    """Import a Python file and return its module. A file is imported only once. Its folder is added
+    to `sys.path`, so that the file can import modules next to it.
 
-    Raises ConfigError.
+    Raises ConfigError if the file does not exist or cannot be imported.
     """
     file = file.resolve()
     name = f"fakevllm_train_{file.stem}"
@@ -105,7 +110,7 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _is_public_function(module: ModuleType, name: str) -> bool:
-    """Return whether the module itself defines this callable, under a public name."""
+    """Return True if `name` is public and names a callable that the module itself defines."""
     value = getattr(module, name)
     is_own = getattr(value, "__module__", None) == module.__name__
     return callable(value) and is_own and not name.startswith("_")

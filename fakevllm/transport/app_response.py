@@ -1,7 +1,8 @@
-"""The response to the app: when it starts, the keep-alives while the app waits, and how it ends.
+"""The response to the app. This module decides when the response starts, sends keep-alives while
+the app waits, and ends the response.
 
-The start of the response is delayed, so that a permanent error reaches the app as a status and not
-inside a stream. A response that has been started always ends with an answer or an error.
+The start is delayed, so that a permanent error reaches the app as an HTTP status and not inside a
+stream. A response that has been started always ends with an answer or an error.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ class WatchedSend:
 
 
 class AppResponse:
-    """The single response to one request. As a context manager, it sends keep-alives while the app
-    waits."""
+    """The single response to one request. While an AppResponse is entered as a context manager, it
+    sends keep-alives to an app that waits."""
 
     def __init__(
         self,
@@ -87,10 +88,12 @@ class AppResponse:
         *,
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """Create the response. `exchange`: the parsed request; None if the engine's own route
-        answers, in a format that the proxy does not parse. `on_stream_started`: function that is
-        called once the first part of a streamed answer has been sent. Its argument is the engine's
-        id of the answer, or None if the answer has no id."""
+        """Create the response. `exchange` is the parsed request. It is None if the answer of the
+        engine's own route is relayed, in a format that the proxy does not parse.
+
+        `on_stream_started` is called once, after the first part of a streamed answer has been sent.
+        Its argument is the id that the engine gave the answer, or None if the answer has no id.
+        """
         self._send = WatchedSend(send)
         self._adapter = adapter
         self._exchange = exchange
@@ -114,8 +117,8 @@ class AppResponse:
     def is_cut_short(self) -> bool:
         """Whether the app disconnected before the whole answer had been sent.
 
-        A client that disconnects at the event that ends an answer, before the last byte, has the
-        whole answer.
+        The value is False if only the final `data: [DONE]` was missing when the app disconnected,
+        because the app then has the whole answer.
         """
         if self._num_chunks_before_disconnect is None:
             return False
@@ -129,20 +132,21 @@ class AppResponse:
 
     @property
     def is_single_chunk(self) -> bool:
-        """Whether the answer was sent in one piece, and not chunk by chunk as it arrived."""
+        """Whether the answer was sent in one piece, and not in chunks while it arrived."""
         return sum(map(bool, self._answer_chunks)) <= 1
 
     @property
     def complete_answer(self) -> SentResponse | None:
-        """The complete answer; None if the response is an error or has not been sent to its end.
-        The answer is also complete if the app disconnected before the end was sent."""
+        """The complete answer; None if the response is an error or has not been written to its end.
+        An answer that was written to its end also counts as complete if the app disconnected
+        earlier."""
         if self._is_error or not self._send.is_ended:
             return None
         return SentResponse(200, self._headers, b"".join(self._answer_chunks))
 
     @property
     def is_started(self) -> bool:
-        """Whether the status line has been sent."""
+        """Whether the status line of the response has been sent."""
         return self._send.is_started
 
     async def __aenter__(self) -> Self:
@@ -166,9 +170,9 @@ class AppResponse:
     def watching(
         self, receive: Receive, on_disconnect: Callable[[], None] = lambda: None
     ) -> Receive:
-        """Return the app's `receive`, wrapped so that this object records when the app disconnects.
+        """Return a wrapper of the app's ASGI `receive` that records when the app disconnects.
 
-        `on_disconnect`: called if the app disconnects before the last byte has been sent.
+        `on_disconnect` is called if the app disconnects before the last byte has been sent.
         """
 
         async def watched() -> MutableMapping[str, Any]:
@@ -183,7 +187,8 @@ class AppResponse:
     # --- answers and errors
 
     async def answer(self, reply: EngineResponse) -> None:
-        """Send a complete upstream response of status 200, streamed or not, in the app's format."""
+        """Send a complete upstream response of status 200 to the app, in the app's format. The
+        upstream response may be a stream."""
         assert self._exchange is not None
         if reply.streamed != self._streamed:
             return await self.refuse(_NOT_VLLM)
@@ -201,8 +206,8 @@ class AppResponse:
         await self.send_body(reply.status, shown, reply.headers)
 
     async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a body that is already in the app's format. The status is sent only if the response
-        has not been started yet."""
+        """Send a body that is already in the app's format, and end the response. The status is sent
+        only if the response has not been started yet."""
         self.has_answer_data = True
         self._is_error = status != 200
         if not self.is_started:
@@ -214,15 +219,17 @@ class AppResponse:
         await self.write(body, last=True)
 
     async def send_stored(self, stored: SentResponse) -> None:
-        """Send the stored answer to an earlier attempt of the same request."""
+        """Send the answer that was stored when an earlier attempt of the same request was
+        answered."""
         if not self._streamed:
             return await self.send_body(stored.status, stored.body, stored.headers)
         await self.open(stored.headers)
         await self.write(stored.body, last=True)
 
     async def refuse(self, error: WireError) -> None:
-        """Send an error in the app's format. If the response has not been started, the error is
-        sent with its status, else inside the response."""
+        """Send an error in the app's format, and end the response. If the response has not been
+        started, it gets the error's HTTP status. Otherwise the error is sent inside the
+        response."""
         self.has_answer_data = self._is_error = True
         if not self.is_started:
             self._is_sending = True
@@ -240,8 +247,8 @@ class AppResponse:
             await start_stream(self._send, 200, headers)
 
     async def write(self, chunk: bytes, *, last: bool = False, is_answer: bool = True) -> None:
-        """Send a chunk of a started response. `is_answer`: whether the chunk is answer data; False
-        for keep-alives."""
+        """Send a chunk of a started response. `is_answer` is True for answer data, and False for
+        keep-alives."""
         self.has_answer_data = self.has_answer_data or last or (is_answer and bool(chunk))
         if is_answer:
             self._answer_chunks.append(chunk)
@@ -266,11 +273,12 @@ class AppResponse:
             self._keep_alive_timer.cancel()
 
     def postpone_start(self) -> None:
-        """Delay the start of a response that has not been started, up to WHITE_SPACE_AFTER_S.
+        """Delay the start of a response that has not been started. The response then starts at most
+        WHITE_SPACE_AFTER_S seconds after the request arrived.
 
         Call this method while the request is held for a retry. Until the response is started, a
         temporary error can be sent as a 503 with `Retry-After`, after which clients retry by
-        themselves. An error inside a stream cannot ask them to retry.
+        themselves. An error inside a stream cannot ask clients to retry.
         """
         if self._exchange is None or self.is_started or self._is_postponed or self._is_closed:
             return
@@ -285,8 +293,8 @@ class AppResponse:
         )
 
     def on_keep_alive_due(self) -> None:
-        """Send a keep-alive if nothing has been sent for KEEP_ALIVE_EVERY_S, and set the timer
-        again."""
+        """Send a keep-alive if nothing has been sent for KEEP_ALIVE_EVERY_S seconds, and set the
+        timer for the next keep-alive."""
         if self._send.is_ended or self._is_closed:
             return
         loop = asyncio.get_running_loop()
@@ -306,6 +314,7 @@ class AppResponse:
 
 
 def _parse_error(body: bytes) -> Json:
-    """Return the error object in a response body, or an internal error if there is none."""
+    """Return the error object in a response body. If the body contains none, return a general
+    internal error."""
     error = error_object(body)
     return error if error is not None and "error" in error else internal_error().body

@@ -1,9 +1,9 @@
-"""Slots for the calls that the proxy has open at the server, and the queues of calls that wait for
-a slot. Leads get free slots before siblings. The module is pure, apart from the asyncio futures on
-which calls wait.
+"""A limit on the calls that the proxy has open at the server, and the queues of calls that wait for
+a free slot. Leads, which are the apps' own requests, get free slots before siblings. This module
+does no I/O. Waiting calls wait on asyncio futures.
 
 Without a limit, a crowd of apps would open tens of thousands of connections at once. The event loop
-would then be too busy to finish connecting, and a healthy server would seem to be away.
+would then be too busy to finish connecting, and a healthy server would seem to be unreachable.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 SIBLINGS_PER_SLOT = 3
-"""Maximum number of siblings per slot, including siblings that wait for a slot. Above it, groups
-get fewer siblings. The memory and the waiting times of apps therefore stay bounded with many
-requests."""
+"""Maximum number of siblings per slot, including siblings that wait for a slot. Groups get fewer
+siblings when this number is reached. Therefore memory and the apps' waiting times stay bounded when
+there are many requests."""
 LEAD_SHARE = 0.25
 """Share of the slots that siblings leave free, so that a lead need not wait for the end of a
 sibling that samples for a long time."""
@@ -51,7 +51,7 @@ class CallSlots:
         return len(self._siblings)
 
     def must_wait(self, *, is_lead: bool) -> bool:
-        """Return whether a call that starts now must wait for a slot."""
+        """Return True if a call that starts now must wait for a slot."""
         return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead)
 
     @contextlib.asynccontextmanager
@@ -69,7 +69,7 @@ class CallSlots:
             self._release(is_lead)
 
     async def _wait(self, queue: deque[asyncio.Future[None]], is_lead: bool) -> None:
-        """Wait in `queue` until `_hand_out` has taken a slot for this call."""
+        """Wait in `queue` until a slot has been reserved for this call."""
         granted = asyncio.get_running_loop().create_future()
         queue.append(granted)
         try:

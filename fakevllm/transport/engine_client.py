@@ -1,7 +1,8 @@
 """HTTP client for model calls to the swarm server: forwarding, streaming, cancelling, connection
 pool. All model calls go through this client.
 
-It uses aiohttp and not httpx, because the same forwarded call costs a tenth of the CPU time.
+The client uses aiohttp instead of httpx, because a forwarded call costs a tenth of the CPU time
+with aiohttp.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ _CUT_OFF = encode(internal_error().body)
 of a stream comes from an engine that is alive, and is part of the answer."""
 
 CALL_TIMEOUT_S = 3600
+"""Seconds after which a call is given up."""
 CONNECT_TIMEOUT_S = 30
 """Seconds in which a connection must be opened. The limit is far above the usual time, because
 delays by the proxy's own busy event loop are included. If the server is unavailable, the watchdog
 ends the wait earlier."""
-"""Seconds after which a call is given up."""
 IDLE_CONNECTION_S = 30
 """Seconds for which an idle connection is kept. The number is below the server's keep-alive time,
 so that no connection is reused while the server closes it."""
@@ -54,7 +55,7 @@ JSON: Headers = [(b"content-type", b"application/json")]
 
 @dataclass(frozen=True, slots=True)
 class EngineResponse:
-    """A complete response of the upstream, with its bytes unchanged."""
+    """A complete response of the upstream server, with its bytes unchanged."""
 
     status: int
     headers: Headers
@@ -82,8 +83,8 @@ class EngineResponse:
         return SseDecoder().feed(self.body) if self.streamed else []
 
     def unwrap_early_error(self) -> EngineResponse:
-        """Return a stream that begins with a permanent error (4xx) as a plain error response, and
-        any other response unchanged.
+        """If this response is a stream that begins with a permanent error (4xx), return a plain
+        response with this error and its status. Otherwise return this response unchanged.
 
         Clients retry errors inside a stream without end, but accept a 4xx status as final.
         """
@@ -98,8 +99,8 @@ class EngineResponse:
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether the engine died before the end of this stream. The server can report that only
-        inside the stream."""
+        """Whether the engine died before the end of this stream. The server reports this inside the
+        stream, because the status has been sent before."""
         return self.streamed and _CUT_OFF in self.body
 
 
@@ -116,7 +117,7 @@ class LiveResponse:
 
 
 class EngineClient:
-    """Pooled connections to one server. Call `close()` last."""
+    """Pooled connections to one server. Call `close()` after the last call."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._drains = TaskSet(log, "the rest of a stream after [DONE] could not be read")
@@ -131,7 +132,7 @@ class EngineClient:
 
     @property
     def num_draining(self) -> int:
-        """Number of finished calls whose connections are still read to their end."""
+        """Number of finished calls whose connections are still being read to the end."""
         return len(self._drains)
 
     async def close(self) -> None:
@@ -141,8 +142,8 @@ class EngineClient:
     async def call(self, path: str, body: bytes, headers: Mapping[str, str]) -> EngineResponse:
         """Send a call and return the complete response.
 
-        Raises WireError (503) if the server cannot be reached, or if the server or its engine
-        breaks off.
+        Raises WireError (503) if the server cannot be reached, or if the connection or the engine
+        fails before the end of the response.
         """
         started = time.monotonic()
         try:
@@ -169,10 +170,11 @@ class EngineClient:
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[LiveResponse]:
-        """Return a context manager that sends a call. Its value is the response, whose body is
-        still arriving.
+        """Return a context manager that sends a call. It yields the response while the response's
+        body is still arriving.
 
-        A failed connection raises WireError (503), also inside the block.
+        A failed connection raises WireError (503), either when the block is entered or inside the
+        block.
         """
         return _Live(
             self._http.request(
@@ -183,10 +185,10 @@ class EngineClient:
 
 
 class _Live(AbstractAsyncContextManager[LiveResponse]):
-    """Context manager of one call.
+    """Context manager that sends one call and yields the response while the body is still arriving.
 
-    The context manager is a class and not a generator. A generator would add to each call a tenth
-    of aiohttp's own cost.
+    This is a class and not a generator, because a generator would add a tenth of aiohttp's own cost
+    to each call.
     """
 
     def __init__(
@@ -245,7 +247,8 @@ def _is_stream(response: aiohttp.ClientResponse) -> bool:
 
 
 def _bad_status(response: aiohttp.ClientResponse) -> aiohttp.ClientError:
-    """Return the error for a response whose status cannot be relayed to the app as final."""
+    """Return the error for a response with a status that must not be relayed to the app, such as a
+    redirect."""
     return aiohttp.ClientPayloadError(f"status {response.status}")
 
 
@@ -263,7 +266,7 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _permanent_error_code(event: bytes) -> int | None:
-    """Return the code of an error event if the code is 4xx, else None."""
+    """Return the code of an error event if the code is 4xx. Return None for any other event."""
     if b'"error"' not in event:
         return None
     try:
@@ -275,7 +278,8 @@ def _permanent_error_code(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
-    """Return the error with status 503 for a connection that could not be opened or that broke."""
+    """Return a WireError (503) for a connection to the server that could not be opened or that
+    broke."""
     is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF
     kind = type(error).__name__

@@ -1,5 +1,5 @@
-"""Client for the fallback: another OpenAI-compatible server, which answers while the engine is
-unavailable. Its answers are served and never trained."""
+"""Client for the fallback server, another OpenAI-compatible server that answers while the engine is
+unavailable. The fallback's answers are served and never trained."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ _VLLM_OPTION = "continuous_usage_stats"
 
 
 class Fallback:
-    """The fallback server. It owns its connections; call `close()` last."""
+    """Client for the fallback server. The client owns its connections, so call `close()` after the
+    last use."""
 
     def __init__(
         self,
@@ -43,23 +44,25 @@ class Fallback:
         stream_begins_s: float = STREAM_BEGINS_S,
         answer_begins_s: float = ANSWER_BEGINS_S,
     ) -> None:
-        """`model`: model to request; None: the model that the app requested."""
+        """Create the client. `model` is the model to request from the fallback. None keeps the
+        model that the app requested."""
         self._streaming = _FallbackClient(url, key, stream_begins_s)
         self._whole = _FallbackClient(url, key, answer_begins_s)
         self._model = model
 
     @staticmethod
     def from_settings(settings: FallbackSection) -> Fallback | None:
-        """Return the configured fallback, or None if there is none."""
+        """Return the client for the configured fallback. Return None if no fallback is
+        configured."""
         if settings.url is None:
             return None
         return Fallback(settings.url, settings.key, settings.model)
 
     async def relay(self, request: Request, app: AppResponse) -> EngineResponse:
-        """Relay the fallback's answer to the app, and return it.
+        """Relay the fallback's answer to the app, and return this answer.
 
-        Raises WireError if the fallback has no answer, and also if it refuses the request. The
-        fallback's own errors are not sent to the app, because the app does not know that server.
+        Raises WireError if the fallback has no answer or refuses the request. The fallback's own
+        errors are not sent to the app, because the app does not know that server.
         """
         model = self._model or request.model
         named = with_model(request, model) if model else request
@@ -74,8 +77,8 @@ class Fallback:
 class _FallbackClient(EngineClient):
     """Client for a server whose `/v1` may be below a path prefix.
 
-    A status other than 200 is an error, and so is an answer that does not begin within `begins_s`
-    seconds.
+    A status other than 200 raises an error. An answer that does not begin within `begins_s` seconds
+    raises an error too.
     """
 
     def __init__(self, url: str, key: str | None, begins_s: float) -> None:
@@ -122,8 +125,8 @@ def _refusal(status: int, raw: bytes) -> WireError:
 
 
 def with_model(request: Request, model: str) -> Request:
-    """Return the same request for another model. A body that is not a JSON object names no model
-    and is returned unchanged."""
+    """Return the request with another model name. A body that is not a JSON object names no model,
+    so its request is returned unchanged."""
     try:
         raw = rewrite_body(request.raw, model=model)
     except (ValueError, AttributeError, RecursionError):

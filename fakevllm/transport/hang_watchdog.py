@@ -17,14 +17,14 @@ CHECK_EVERY_S = 0.5
 
 
 class HangWatchdog:
-    """Context manager around one call to the server. It cancels the block and raises WireError
-    (503) in either of two cases:
+    """Context manager around one call to the server. It cancels the call and raises WireError (503)
+    in either of two cases:
 
-    * For `limit_s` seconds, the server has not answered the link's status requests, and no further
+    * For `limit_s` seconds, the server has not answered the proxy's status requests, and no further
       data of the answer has been sent to the app.
-    * `has_fallback` is True, the engine has not been ready for `limit_s` seconds, and no answer
-      data has been sent to the app. Without a fallback the call continues, because the server
-      itself waits for its engine, and longer than the proxy does.
+    * A fallback server is configured (`has_fallback`), the engine has not been ready for `limit_s`
+      seconds, and no answer data has been sent to the app. Without a fallback the call continues,
+      because the server itself waits for its engine, and longer than the proxy would.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class HangWatchdog:
             self._next_check = self._loop.call_later(CHECK_EVERY_S, self._check)
 
     def _is_hopeless(self, now_s: float) -> bool:
-        """Update the watchdog's timers, and return whether the call must be ended."""
+        """Update the watchdog's timers. Return True if the call must be ended."""
         has_progress = self._app.num_answer_chunks > self._num_answer_chunks
         self._num_answer_chunks = self._app.num_answer_chunks
         is_engine_away = self._engine_timer.has_expired(now_s, is_available=self._link.is_serving)
