@@ -54,9 +54,10 @@ class SwarmClient:
     ) -> None:
         """Create a client of the server at `server_url`. The API key for the server is the first of
         these that is set: `api_key`, $FAKEVLLM_SWARM_KEY, the credentials in the URL.
-        `agentjet_job` exists for AgentJet's signature and has no effect, because the server knows
-        its job. `verbose` prints log lines to stderr. `auto_start_swarm_server` starts a server on
-        this machine if no server answers at `server_url`."""
+        `agentjet_job` has no effect, because the server knows its job. The argument exists only
+        because AgentJet's client has it. If `verbose` is True, the client prints log lines to
+        stderr. If `auto_start_swarm_server` is True and no server answers at `server_url`, the
+        client starts a server on this machine."""
         if verbose:
             log_to_stderr()
         if auto_start_swarm_server:
@@ -92,9 +93,9 @@ class SwarmClient:
         return self._run(engine_control.status())
 
     def get_engine_status(self) -> tuple[str, dict[str, Any]]:
-        """Return the state's name and the whole status as a dict.
+        """Return (name of the engine's state, the server's whole status as a dict).
 
-        If no server answers, the state is ENGINE.CANNOT_CONNECT and the dict is empty.
+        If no server answers, the name is "ENGINE.CANNOT_CONNECT" and the dict is empty.
         """
         try:
             reply = self.status()
@@ -103,7 +104,7 @@ class SwarmClient:
         return reply.engine_status, reply.model_dump(mode="json")
 
     def get_global_step(self) -> int:
-        """Return the number of the training step whose batch is being collected; 0 if no server
+        """Return the number of the training step whose batch is being collected, or 0 if no server
         answers."""
         return int(self.get_engine_status()[1].get("global_step") or 0)
 
@@ -111,7 +112,8 @@ class SwarmClient:
         self._run(engine_control.sync_job(job))
 
     def get_train_config(self) -> TrainJob | None:
-        """Return the server's job; None if the server has no job or this client cannot parse it."""
+        """Return the server's training job. Return None if the server has no job, or if this client
+        cannot parse the job."""
         return self._run(engine_control.train_config())
 
     def start_engine(self, timeout_s: float | None = None) -> None:
@@ -129,8 +131,9 @@ class SwarmClient:
     ) -> None:
         """Start the engine with this job, unless the engine is already running.
 
-        A running engine keeps its own job, and the differences are logged. `force_restart` stops a
-        running engine first. `timeout_s` limits the time of the start; None means no limit.
+        A running engine keeps its own job, and the differences from this job are logged. With
+        `force_restart`, a running engine is stopped first. `timeout_s` limits the time of the
+        start. None means no limit.
         """
         self._run(engine_control.ensure_running(job, force_restart, timeout_s))
         self._has_seen_engine = True
@@ -146,11 +149,12 @@ class SwarmClient:
         episode_type: episode_calls.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> tuple[str, EpisodeAccess]:
-        """Claim an episode, and wait without a time limit for a free one.
+        """Claim an episode, and return (episode uuid, base URL and API key of the episode). This
+        method waits without a time limit until the server grants the claim.
 
         If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
-        server takes the episode back. Raises SwarmServerOfflineError if the engine is off and this
-        client has seen it run.
+        server takes the episode back. Raises SwarmServerOfflineError if the engine is off after
+        this client has seen it run.
         """
         call = episode_calls.begin(
             self.client_uuid,
@@ -170,11 +174,11 @@ class SwarmClient:
         workflow_output: WorkflowOutput,
         declare_client_active: bool = True,
     ) -> None:
-        """End the episode, and return once the server has the output on disk.
+        """End the episode, and return after the server has stored the output on disk.
 
-        Once the method has returned, the episode is trained exactly once, even if processes crash.
-        Raises EpisodeLost if the episode is no longer claimed by this client, and ValueError if the
-        reward is not one finite number.
+        Once the method has returned, the server trains the episode once or drops it with a reason,
+        even if processes crash. Raises EpisodeLost if the episode is no longer claimed by this
+        client, and ValueError if the reward is not one finite number.
         """
         self._run(
             episode_calls.end(
@@ -185,8 +189,8 @@ class SwarmClient:
     def abort_episode(self, episode_uuid: str, declare_client_active: bool = True) -> None:
         """Abort the episode, so that it is not trained.
 
-        Never raises an error. If the server does not receive the abort, the episode expires at the
-        server.
+        This method raises no SwarmError. If the server does not receive the abort, the claim of the
+        episode expires at the server.
         """
         try:
             self._run(episode_calls.abort(self.client_uuid, episode_uuid, declare_client_active))
@@ -196,7 +200,7 @@ class SwarmClient:
             log.warning("episode %s was not aborted: %s", episode_uuid, error)
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Return whether the claim of the episode is still valid. The result is also False if no
+        """Return True if this client's claim of the episode is still valid. Return False also if no
         server answers."""
         try:
             return self._run(episode_calls.can_continue(self.client_uuid, episode_uuid))
@@ -204,7 +208,9 @@ class SwarmClient:
             return False
 
     def renew_episode(self, episode_uuid: str) -> None:
-        """Reset the episode's idle time between LLM calls. Raises EpisodeLost."""
+        """Reset the idle time after which the server takes the episode back, for an agent that
+        makes no LLM call for long. Raises EpisodeLost if the episode is no longer claimed by this
+        client."""
         self._run(episode_calls.renew(self.client_uuid, episode_uuid))
 
     @contextlib.contextmanager
@@ -215,7 +221,7 @@ class SwarmClient:
         episode_type: episode_calls.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> Generator[Episode]:
-        """Claim an episode for a `with` block.
+        """Claim an episode, and yield it to a `with` block.
 
         The episode is aborted if the block raises, if the block is left without `Episode.end`, or
         if the script ends while the block runs.
@@ -235,8 +241,8 @@ class SwarmClient:
     # --- the batch that is being collected
 
     def get_rollout_stat(self) -> PoolInformation:
-        """Return the state of the batch. If the request fails, the result is a PoolInformation with
-        default values."""
+        """Return the progress of the batch that the server is collecting. If the request fails,
+        return a PoolInformation with default values."""
         try:
             return self._run(engine_control.pool_information())
         except SwarmError:
@@ -246,30 +252,31 @@ class SwarmClient:
         print_pool(self.get_rollout_stat())
 
     def get_episode_buffer(self) -> list[EpisodeStatus]:
-        """Return the running episodes that this client may see; [] if the request fails."""
+        """Return the running episodes that this client's API key may see, or [] if the request
+        fails."""
         try:
             return self._run(engine_control.episode_buffer())
         except SwarmError:
             return []
 
     def agree_sync_weight(self) -> bool:
-        """Agree to the training step, and wait until the step begins.
+        """Agree to the next training step, and wait until the step begins.
 
         Use this method if the job lets the clients decide when a batch is complete. The result is
-        True if the server accepted the agreement and the batch has ended. It is False in three
-        cases: the engine does not collect a batch, a step began without this client's agreement, or
-        the engine goes off. Raises SwarmError if the agreement is refused for ten minutes, for
-        example because this client has ended no episode since the last step.
+        True if the server accepted the agreement and the batch has ended. The result is False in
+        three cases: the engine does not collect a batch, a step began without this client's
+        agreement, or the engine goes off. Raises SwarmError if the agreement is refused for ten
+        minutes, for example because this client has ended no episode since the last step.
         """
         return self._run(engine_control.agree(self.client_uuid))
 
     def server_experiment_dir(self) -> str:
-        """Return the server's folder of this run."""
+        """Return the path of the server's folder for this run."""
         return self._run(engine_control.experiment_dir())
 
     def add_entering_weight_sync_callback(self, callback: Callable[[], None]) -> None:
-        """Register a function that is called once at the begin of each weight sync, in a thread of
-        its own."""
+        """Register a function that is called once at the beginning of each weight sync (a training
+        step and the publication of its weights). A background thread calls the function."""
         if self._sync_watcher is None:
             self._sync_watcher = SyncWatcher(self.status)
             self._sync_watcher.start()

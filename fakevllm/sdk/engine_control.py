@@ -60,14 +60,17 @@ _STATUS = ServerRequest("/get_engine_status", timeout_s=QUICK_TIMEOUT_S)
 
 
 def status() -> ServerCall[EngineStatusReply]:
-    """Return the engine's status. Raises ServerUnreachable, SwarmError."""
+    """Return the engine's status. Raises ServerUnreachable if no server answers, and SwarmError if
+    the server refuses the request."""
     return (yield from fetch(_STATUS, EngineStatusReply))
 
 
 def status_with_retries(backoff: Backoff) -> ServerCall[EngineStatusReply]:
-    """Return the engine's status. If no server answers, wait for a server that is starting.
+    """Return the engine's status. If no server answers, retry with `backoff`, because the server
+    may be starting.
 
-    Raises ServerUnreachable, SwarmError.
+    Raises ServerUnreachable if no server has answered when `backoff` is exhausted, and SwarmError
+    if the server refuses the request.
     """
     return (yield from fetch_with_retries(_STATUS, EngineStatusReply, backoff))
 
@@ -84,7 +87,8 @@ def sync_job(job: TrainJob) -> ServerCall[None]:
 
 
 def train_config() -> ServerCall[TrainJob | None]:
-    """Return the server's job; None if the server has no job or this client cannot parse it."""
+    """Return the server's training job. Return None if the server has no job, or if this client
+    cannot parse the job."""
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     try:
         return TrainJob.model_validate(reply.content) if reply.status == 200 else None
@@ -108,8 +112,8 @@ def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
 
 
 def _try_start(backoff: Backoff) -> ServerCall[bool]:
-    """Start the engine and return True. If the server cannot start the engine now, pause and return
-    False.
+    """Ask the server to start the engine, and return True if the server starts it. If the server
+    cannot start the engine at the moment, pause and return False.
 
     Raises SwarmError if the server refuses, or if `backoff` is exhausted.
     """
@@ -126,8 +130,8 @@ def _try_start(backoff: Backoff) -> ServerCall[bool]:
 
 
 def stop() -> ServerCall[None]:
-    """Stop the engine, and return once the engine is off. Does nothing if the engine is already
-    off."""
+    """Stop the engine, and return once the engine is off. If the engine is already off, do
+    nothing."""
     reply = yield from status()
     if reply.engine_status is EngineStatus.OFFLINE:
         return
@@ -140,8 +144,8 @@ def wait_for_engine(
 ) -> ServerCall[EngineStatusReply]:
     """Wait until a running engine is in one of `states`, and return its status.
 
-    Raises SwarmServerOfflineError, with the server's reason, if the engine goes off and OFFLINE is
-    not in `states`. Raises ServerUnreachable after `timeout_s` seconds.
+    Raises SwarmServerOfflineError, with the server's reason, if the engine is off although OFFLINE
+    is not in `states`. Raises ServerUnreachable after `timeout_s` seconds.
     """
     backoff = Backoff(timeout_s)
     while True:
@@ -167,8 +171,9 @@ def wait_for_engine(
 def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) -> ServerCall[None]:
     """Start the engine with this job, unless the engine is already running.
 
-    A running engine keeps its own job, and the differences are logged. With `force_restart`, a
-    running engine is stopped first. Raises SwarmError.
+    A running engine keeps its own job, and the differences from this job are logged. With
+    `force_restart`, a running engine is stopped first. Raises SwarmError if the engine cannot be
+    started with this job.
     """
     reply = yield from _find_server()
     if force_restart:
@@ -206,7 +211,8 @@ def _warn_of_differences(job: TrainJob) -> ServerCall[None]:
 
 
 def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
-    """Return one text per setting that this client set and that differs in the server's job.
+    """Return one text for each setting of this client's job whose value differs in the server's
+    job.
 
     `reply` is the reply of `/get_train_config`. Settings that this client did not set are ignored.
     """
@@ -234,7 +240,8 @@ def episode_buffer() -> ServerCall[list[EpisodeStatus]]:
 
 
 def experiment_dir() -> ServerCall[str]:
-    """Return the folder of the server's run. Raises SwarmError before the engine's first start."""
+    """Return the path of the server's folder for the run. Raises SwarmError before the engine's
+    first start, because there is no run yet."""
     request = ServerRequest("/get_server_experiment_dir", timeout_s=QUICK_TIMEOUT_S)
     reply = yield from fetch(request, ExperimentDirReply)
     if reply.server_experiment_dir is None:
@@ -243,15 +250,15 @@ def experiment_dir() -> ServerCall[str]:
 
 
 def agree(client_uuid: str) -> ServerCall[bool]:
-    """Agree to the training step, and wait until the step begins.
+    """Agree to the next training step, and wait until the step begins.
 
     The server accepts an agreement once the client has ended an episode since the last step. The
     agreement is sent repeatedly until the step begins, because a restarted server forgets
     agreements.
 
-    The result is True if the agreement was accepted, and then a step began or the batch was dropped
-    without a step. The result is False if a step began without this client's agreement, or if the
-    engine does not collect a batch. Raises SwarmError if the agreement is refused for MAX_REFUSED_S
+    The result is True if the server accepted the agreement, and after that began a step or dropped
+    the batch. The result is False if a step began without this client's agreement, or if the engine
+    does not collect a batch. Raises SwarmError if the agreement is refused for MAX_REFUSED_S
     seconds.
     """
     body = AgreeRequest(client_uuid=client_uuid).model_dump()

@@ -1,4 +1,5 @@
-"""A claimed episode with the methods that an agent uses, and the open claims of a client."""
+"""Episodes that a client has claimed, with the methods that an agent uses, and the record of the
+claims that a client must abort when it closes."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class EpisodeAccess:
 
     def openai(self) -> OpenAI:
         """Return an OpenAI client for this episode. Close the client, or use it in a `with` block.
-        A client that is dropped without closing also closes its sockets."""
+        Otherwise, the client closes its sockets when it is garbage-collected."""
         from openai import OpenAI
 
         http = _self_closing_client()(verify=ssl_context())
@@ -53,9 +54,11 @@ class EpisodeAccess:
 
 
 def episode_access(url: str, claim: episode_calls.Claim) -> EpisodeAccess:
-    """Return the access to a claimed episode through the client's own URL of the server.
+    """Return the base URL and the API key of a claimed episode. The base URL begins with the
+    server's URL as this client knows it.
 
-    The server does not know the address by which this client reaches it, for example in a tunnel.
+    The server does not know the address by which this client reaches it, for example through a
+    tunnel.
     """
     return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
 
@@ -80,8 +83,8 @@ class _ClaimedEpisode:
 
 
 class Episode(_ClaimedEpisode):
-    """A claimed episode for threads. Call `end` once; an episode without an end is aborted when its
-    block is left."""
+    """A claimed episode, for use in a thread. Call `end` once. If the `with` block of the episode
+    is left without a call of `end`, the episode is aborted."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], None]
@@ -99,21 +102,23 @@ class Episode(_ClaimedEpisode):
         metadata: dict[str, Any] | None = None,
         log_metrics: dict[str, float | list[float]] | None = None,
     ) -> None:
-        """End the episode, and return once the server has the output on disk.
+        """End the episode, and return after the server has stored the output on disk.
 
-        Raises EpisodeLost, and ValueError for an output that cannot be trained.
+        Raises EpisodeLost if the episode is no longer claimed by this client, and ValueError for
+        values that cannot be trained, such as an infinite reward.
         """
         self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     def end_with(self, output: WorkflowOutput) -> None:
-        """End the episode with a complete WorkflowOutput. In all other respects, the method equals
-        `end`."""
+        """End the episode with a complete WorkflowOutput. The rest is the same as in `end`, which
+        takes the fields of the output as arguments."""
         self._send(output)
         self.is_ended = True
 
 
 class AsyncEpisode(_ClaimedEpisode):
-    """A claimed episode for an event loop; otherwise like `Episode`."""
+    """A claimed episode, for use in an event loop. Apart from that, this class is the same as
+    `Episode`."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], Awaitable[None]]
@@ -131,21 +136,23 @@ class AsyncEpisode(_ClaimedEpisode):
         metadata: dict[str, Any] | None = None,
         log_metrics: dict[str, float | list[float]] | None = None,
     ) -> None:
-        """End the episode, and return once the server has the output on disk.
+        """End the episode, and return after the server has stored the output on disk.
 
-        Raises EpisodeLost, and ValueError for an output that cannot be trained.
+        Raises EpisodeLost if the episode is no longer claimed by this client, and ValueError for
+        values that cannot be trained, such as an infinite reward.
         """
         await self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     async def end_with(self, output: WorkflowOutput) -> None:
-        """End the episode with a complete WorkflowOutput. In all other respects, the method equals
-        `end`."""
+        """End the episode with a complete WorkflowOutput. The rest is the same as in `end`, which
+        takes the fields of the output as arguments."""
         await self._send(output)
         self.is_ended = True
 
 
 class OpenClaims:
-    """The claims of `with client.episode(…)` blocks.
+    """The claims of the `with client.episode(…)` blocks that are running. They are aborted when the
+    client is closed or the script ends.
 
     A claim from `begin_episode` is not among the open claims, because its episode may continue in
     another process.
@@ -162,9 +169,10 @@ class OpenClaims:
         self._pid = os.getpid()
 
     def open(self, begin: Callable[[], tuple[str, EpisodeAccess]]) -> tuple[str, EpisodeAccess]:
-        """Call `begin` and return its claim. The claim counts as open until `release` is called.
+        """Claim an episode with the function `begin`, and return (episode uuid, base URL and API
+        key of the episode). The claim counts as open until `release` is called.
 
-        Raises ClientClosed after `abort_all`.
+        Raises ClientClosed if `abort_all` has been called.
         """
         with self._changed:
             if self._is_closed:
@@ -183,10 +191,10 @@ class OpenClaims:
         self._uuids.discard(uuid)
 
     def abort_all(self) -> None:
-        """Abort all open claims, and refuse new ones. Never raises.
+        """Abort all open claims, and refuse new claims. This method raises no SwarmError.
 
-        Claims that are not aborted block the server until they expire, and a script that is edited
-        and started again would have to wait as well.
+        Without the abort, the server would wait for the claims until they expire. A user who edits
+        a script and starts it again would have to wait as well.
         """
         if os.getpid() != self._pid:  # the end of a forked process is not its parent's
             return
@@ -211,8 +219,8 @@ def _output(
     metadata: dict[str, Any] | None,
     log_metrics: dict[str, float | list[float]] | None,
 ) -> WorkflowOutput:
-    """Return the values as a WorkflowOutput. Raises ValueError, with a one-line message, for
-    invalid values."""
+    """Return the values as a WorkflowOutput. If a value is invalid, raise ValueError with a
+    one-line message."""
     return types.WorkflowOutput(
         reward=reward,
         is_success=is_success,
@@ -223,8 +231,8 @@ def _output(
 
 @functools.cache
 def _self_closing_client() -> Any:
-    """Return a subclass of openai's default HTTP client whose objects close themselves when they
-    are dropped.
+    """Return a subclass of openai's default HTTP client. An object of this class closes itself when
+    it is garbage-collected.
 
     The class is created on first use, because importing openai takes time.
     """

@@ -74,12 +74,14 @@ def begin(
     claim.
 
     The server grants a claim when its engine is ready and the limit of running episodes is not
-    reached. If the claim has a throttle policy, it must also be this task's turn. Each claim has an
-    idempotency key, so the request can safely be sent again after its reply was lost.
+    reached. A claim may have a throttle policy, which limits the share of one kind of tasks in a
+    batch. Such a claim also waits until the policy allows it. Each claim has an idempotency key, so
+    the request can safely be sent again after its reply was lost.
 
     Raises SwarmServerOfflineError if the engine is off after the client has seen it run, either
-    earlier (`has_seen_engine`) or during the wait. Such an engine was stopped: a restarted server
-    connects to its engine before it answers. Raises SwarmError if the server refuses the request.
+    earlier (`has_seen_engine`) or during the wait. Such an engine was stopped, because a server
+    that only restarts connects to its engine before it answers. Raises SwarmError if the server
+    refuses the request.
     """
     request = validated(
         ClaimEpisodeRequest,
@@ -104,7 +106,8 @@ def begin(
 
 
 def with_task_id(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
-    """Return the throttle policy with this task's id, unless the policy already has a task id."""
+    """Return a copy of the throttle policy with the task's id. If there is no policy, or if the
+    policy already has a task id, return `policy` unchanged."""
     if policy is None or policy.current_task_id:
         return policy
     return policy.model_copy(update={"current_task_id": task.task_id})
@@ -117,10 +120,12 @@ def end(
     output: WorkflowOutput,
     declare_client_active: bool = True,
 ) -> ServerCall[None]:
-    """End the episode, and return once the server has its output on disk.
+    """End the episode, and return after the server has stored the output on disk.
 
     After transient errors the same request is sent again, for at most END_RETRY_S seconds. Raises
-    ValueError for an output that cannot be trained, EpisodeLost, SwarmError.
+    ValueError for an output that cannot be trained, and EpisodeLost if the episode is no longer
+    claimed by this client. Raises SwarmError if the server refuses the request for another reason,
+    or does not answer in time.
     """
     check_output(task, output)
     sent_output = output.model_copy(
@@ -163,28 +168,31 @@ def check_output(task: Task, output: WorkflowOutput) -> None:
 def abort(
     client_uuid: str, episode_uuid: str, declare_client_active: bool = True
 ) -> ServerCall[None]:
-    """Abort the episode. Raises SwarmError if the server refuses; the server then aborts the
-    episode when it expires."""
+    """Abort the episode, so that it is not trained. Raises SwarmError if the server does not accept
+    the abort. The server then aborts the episode when the claim expires."""
     request = _abort_request(client_uuid, episode_uuid, declare_client_active, QUICK_TIMEOUT_S)
     yield from fetch_with_retries(request, SuccessReply, Backoff(ABORT_RETRY_S))
 
 
 def abort_once(client_uuid: str, episode_uuid: str, timeout_s: float) -> ServerCall[None]:
-    """Abort the episode without retries. Raises SwarmError."""
+    """Abort the episode without retries. Raises SwarmError if the server does not accept the
+    abort."""
     yield from fetch(_abort_request(client_uuid, episode_uuid, False, timeout_s), SuccessReply)
 
 
 def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
-    """Return whether the claim of the episode is still valid. Raises SwarmError."""
+    """Return True if this client's claim of the episode is still valid. Raises SwarmError if the
+    server does not answer or refuses the request."""
     request = _episode_request(client_uuid, episode_uuid, "/can_continue_episode")
     reply = yield from fetch(request, _CanContinueReply)
     return reply.can_continue
 
 
 def renew(client_uuid: str, episode_uuid: str) -> ServerCall[None]:
-    """Reset the claim's idle time, for an agent that is silent for long between its LLM calls.
+    """Reset the claim's idle time, for an agent that makes no LLM call for long.
 
-    Raises EpisodeLost, SwarmError.
+    Raises EpisodeLost if the episode is no longer claimed by this client, and SwarmError after any
+    other error.
     """
     try:
         request = _episode_request(client_uuid, episode_uuid, "/renew_episode")

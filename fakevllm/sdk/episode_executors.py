@@ -39,8 +39,9 @@ def run_episodes_until_all_complete(
 ) -> list[R]:
     """Call `func` once for each task, and return the results in the order of the tasks.
 
-    All tasks run at once, or `max_workers` at a time. With `auto_retry`, a call that fails is
-    retried until it succeeds. Without it, the first error is raised and no further task begins.
+    If `max_workers` is set, at most `max_workers` tasks run at a time. Otherwise all tasks run at
+    once. With `auto_retry`, a call that fails is retried until it succeeds. Without `auto_retry`,
+    the first error is raised and no further task begins.
     """
     if not tasks:
         return []
@@ -81,9 +82,9 @@ class PeriodicDrainThreadPoolExecutor:
         block_first_run: bool = False,
     ) -> None:
         """Create the executor. `workers` is the number of episodes in a window (a batch), and
-        `max_parallel` is the maximum number of episodes that run at once. With `block_first_run`
-        the first episode runs alone, so that a mistake in the script causes only one error, and
-        early."""
+        `max_parallel` is the maximum number of episodes that run at once. With `block_first_run`,
+        the first episode runs alone, so that a mistake in the script causes one early error instead
+        of many."""
         self._window_size = workers
         self._pool = DaemonThreadPool(max_parallel or workers, final_errors=FINAL_ERRORS)
         self._retrier = Retrier()
@@ -106,10 +107,11 @@ class PeriodicDrainThreadPoolExecutor:
     def submit_with_periodic_drain(
         self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Future[R], list[Any]]:
-        """Submit a call. If the current window is full, first wait for the end of its calls.
+        """Submit a call. If the current window is full, first wait until all calls of the window
+        have ended.
 
-        Returns the future of the call, and the results of the full window, or [] if the window was
-        not full.
+        Return (future of the call, results of the window that was full). The results are [] if the
+        window was not full.
         """
         drained = self.drain() if len(self._window) >= self._window_size else []
         future = self.submit(fn, *args, **kwargs)
@@ -117,9 +119,11 @@ class PeriodicDrainThreadPoolExecutor:
         return future, drained
 
     def drain(self) -> list[Any]:
-        """Wait for the current window, and return the results of the calls that succeeded.
+        """Wait until all calls of the current window have ended, and return the results of the
+        calls that succeeded.
 
-        The errors of calls that failed are logged.
+        The errors of calls that failed are logged. Raises the error that ended the executor, if
+        any.
         """
         window, self._window = self._window, []
         self._wait_for(window)
@@ -136,7 +140,8 @@ class PeriodicDrainThreadPoolExecutor:
         return results
 
     def shutdown(self, wait: bool = True) -> list[Any]:
-        """Wait for all submitted calls, and return the results of the last window."""
+        """Wait for all submitted calls, and return the results of the last window. With
+        `wait=False`, return [] at once."""
         try:
             while wait and self._unfinished:  # a call may have submitted another one
                 self._wait_for(tuple(self._unfinished))
@@ -166,10 +171,12 @@ def auto_train_with_dataset(
     remote_batch_size: int = 8,
     max_parallel: int = 64,
 ) -> None:
-    """Run `local_grpo_n` episodes for each task: each episode calls `execute_agent(task, access)`.
+    """Run `local_grpo_n` episodes for each task. Each episode calls `execute_agent(task, access)`,
+    where `access` has the base URL and the API key of the episode.
 
-    `execute_agent` returns a WorkflowOutput. A batch begins when all episodes of the previous batch
-    have ended. Raises SwarmServerOfflineError if the engine is stopped meanwhile.
+    `execute_agent` returns a WorkflowOutput. A batch of `remote_batch_size` tasks begins when all
+    episodes of the previous batch have ended. Raises SwarmServerOfflineError if the engine is
+    stopped meanwhile.
     """
 
     def rollout(task: Task) -> None:
@@ -184,9 +191,9 @@ def auto_train_with_dataset(
 
 
 class DaemonThreadPool:
-    """A thread pool whose threads do not keep a script alive.
+    """A thread pool of daemon threads, which do not keep a script alive.
 
-    An interrupted script ends at once, and its episodes go to the next client.
+    An interrupted script therefore ends at once, and other clients can claim its episodes.
     """
 
     def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
@@ -200,8 +207,7 @@ class DaemonThreadPool:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
     def submit(self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Queue a call and return its future. Raises the error that ended the pool, if the pool has
-        ended."""
+        """Queue a call and return its future. If an error has ended the pool, raise this error."""
         self.check()
         future: Future[R] = Future()
         self._work.put((future, lambda: fn(*args, **kwargs)))
@@ -216,16 +222,17 @@ class DaemonThreadPool:
         return self._error is not None
 
     def check(self) -> None:
-        """Raise the error that ended the pool, if the pool has ended."""
+        """If an error has ended the pool, raise this error."""
         if self._error is not None:
             raise self._error
 
     def cancel(self) -> None:
-        """Cancel all calls that have not begun."""
+        """Cancel all calls that have not begun, and accept no further calls."""
         self._error = self._error or CancelledError()
 
     def shutdown(self) -> None:
-        """Let the threads end after the submitted calls. Does not wait for the threads."""
+        """Let each thread end after the submitted calls. This method does not wait for the
+        threads."""
         for _ in self._threads:
             self._work.put(None)
 
@@ -303,14 +310,15 @@ class Retrier:
 
 
 def _kind_of(error: Exception) -> Hashable:
-    """Return the kind of an error: its type and the lines of its traceback. The message is not part
-    of the kind, because it may contain ids and texts that differ in each episode."""
+    """Return a key that is equal for errors of the same type with the same lines in their
+    tracebacks. The message is not part of the key, because it may contain ids and texts that differ
+    in each episode."""
     lines = traceback.walk_tb(error.__traceback__)
     return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
 
 def _is_lost_connection(error: BaseException | None) -> bool:
-    """Return whether the cause of an error is a lost connection.
+    """Return True if the error, or an error that caused it, is a lost connection.
 
     The traceback of a lost connection contains only library code and need not be logged.
     """

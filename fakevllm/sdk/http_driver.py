@@ -1,5 +1,6 @@
-"""Drivers that run server calls. A driver sends the requests over httpx, waits for the pauses, and
-rate-limits repeated log lines. One driver is for threads, the other for an event loop."""
+"""Drivers that run server calls, which are generators of requests, pauses and warnings. A driver
+sends the requests over httpx, sleeps during the pauses, and rate-limits the log lines. One driver
+is for threads, the other for an event loop."""
 
 from __future__ import annotations
 
@@ -48,14 +49,15 @@ _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """Sends the SDK's requests over HTTP, and blocks the calling thread until the reply arrives.
+    """A driver that runs server calls in the calling thread, which blocks until the replies arrive.
 
     Any number of threads may share one driver.
 
-    Each running request has an HTTP client of its own. In a pool shared by threads, one thread
-    may close a connection as surplus or expired while another thread receives it for a request.
-    The request then fails with `Bad file descriptor` or hangs until its timeout. A shared pool
-    is also slow, because each request examines every connection.
+    Each running request has an HTTP client of its own. If several threads shared one connection
+    pool of httpx, one thread could close a connection as surplus or expired while another thread
+    receives this connection for a request. The request then fails with `Bad file descriptor` or
+    hangs until its timeout. A shared pool is also slow, because each request examines every
+    connection.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -67,9 +69,10 @@ class HttpDriver:
         self._waits_ended = threading.Event()
 
     def run(self, call: ServerCall[T]) -> T:
-        """Run a call, and return its result.
+        """Run a server call, and return its result.
 
-        Raises the call's errors, and ClientClosed if the call would pause after `end_waits`.
+        Raises the errors of the call. Raises ClientClosed if the call pauses after `end_waits` was
+        called.
         """
         waited_s = 0.0
         try:
@@ -106,8 +109,8 @@ class HttpDriver:
         return _parsed(response)
 
     def end_waits(self) -> None:
-        """Make each running call raise ClientClosed at its next pause. Requests can still be
-        sent."""
+        """Make each running call raise ClientClosed during its current pause or at its next pause.
+        Requests can still be sent."""
         self._waits_ended.set()
 
     def close(self) -> None:
@@ -125,10 +128,10 @@ class AsyncHttpDriver:
         self._pool = ConnectionPool[httpx.AsyncClient]()
 
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
-        """Run a call, and return its result.
+        """Run a server call, and return its result.
 
-        Raises the call's errors, and ClientClosed if the call would pause while `is_cancelled` is
-        set.
+        Raises the errors of the call. Raises ClientClosed if the call pauses while `is_cancelled`
+        is set.
         """
         waited_s = 0.0
         try:
@@ -170,8 +173,8 @@ class AsyncHttpDriver:
 
 
 class ConnectionPool(Generic[C]):
-    """A pool of idle HTTP clients that requests take, use and put back. Safe to use from any
-    thread.
+    """A pool of idle HTTP clients. A request takes a client, uses it and puts it back. Any thread
+    may use the pool.
 
     The client that was put back last is taken first. Surplus clients therefore stay idle until they
     are closed. A forked process starts with an empty pool, because two processes cannot share a
@@ -189,9 +192,9 @@ class ConnectionPool(Generic[C]):
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
-        """Return an idle client, or None if the caller must create one.
+        """Return an idle client, or None if there is no idle client and the caller must create one.
 
-        Raises ClientClosed after `close`.
+        Raises ClientClosed if the pool is closed.
         """
         if os.getpid() != self._pid:
             self._reset()
@@ -203,8 +206,8 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return the clients that the caller must close.
 
-        The caller must close the clients that were idle for too long. After `close`, the caller
-        must close `client` itself.
+        These are the clients that were idle for more than MAX_IDLE_S seconds. If the pool is
+        closed, the caller must close `client` itself.
         """
         with self._lock:
             if self._is_closed:
@@ -226,8 +229,8 @@ class WaitLog:
     """Rate limit for the log lines of all calls of one client: lines about waits, and repeated
     warnings.
 
-    Hundreds of threads may wait for the same reason. A reason is logged once, then once per
-    interval.
+    Hundreds of threads may wait for the same reason. A reason is logged once, and then at most once
+    per LOG_INTERVAL_S seconds.
     """
 
     def __init__(self) -> None:
@@ -242,7 +245,8 @@ class WaitLog:
             log.warning("%s", warning.text)
 
     def is_due(self, reason: str, waited_s: float, now: float) -> bool:
-        """Return whether to log now that a call has waited for `waited_s` seconds in all.
+        """Return True if a line about the wait should be logged now. The call has waited for
+        `waited_s` seconds in all.
 
         Reasons that differ only in numbers count as equal, because the numbers change while calls
         wait.
@@ -255,16 +259,16 @@ class WaitLog:
 def bare_url(url: str) -> str:
     """Return a server's URL without credentials.
 
-    An agent uses the episode's own key, and error messages with the URL may be read by people who
-    must not know the client's key.
+    The URL without credentials is given to agents, which use the key of their episode. It is also
+    quoted in error messages, which may be read by people who must not know the client's key.
     """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the shared TLS context. Reading its certificates takes 20 ms of CPU time, most of the
-    cost of creating an HTTP client."""
+    """Return the shared TLS context. It is created only once, because reading the certificates
+    takes 20 ms of CPU time, most of the cost of creating an HTTP client."""
     return httpx.create_ssl_context()
 
 

@@ -74,7 +74,9 @@ class TrainJob(model.TrainJob):
 
 
 def _resolve(arguments: Settings, now: datetime) -> Settings:
-    """Return the arguments, completed from the base file, with the final experiment name."""
+    """Return the constructor's arguments, completed with the settings of the file
+    `base_yaml_config`. With `ensure_new_experiment`, the time is appended to the experiment's
+    name."""
     settings = _set_values(arguments)
     base = settings.get("base_yaml_config")
     if base is not None:
@@ -86,8 +88,8 @@ def _resolve(arguments: Settings, now: datetime) -> Settings:
 
 
 def _set_values(settings: Settings) -> Settings:
-    """Return the settings that are set. The aliases of `target_modules` are merged into one
-    setting."""
+    """Return only the settings that have a value. The aliases of `target_modules` are merged into
+    one setting."""
     values = {name: v for name, v in settings.items() if v is not None or name in _NULLABLE}
     return merge_target_modules(values)
 

@@ -1,4 +1,4 @@
-"""Several swarm servers at once, for one agent that uses several models in training."""
+"""Functions for one agent that uses several models in training, each on its own swarm server."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def start_engines(
 def episodes_together(
     clients: Sequence[SwarmClient], task: Task, discard_episode_timeout: float = 240.0
 ) -> Generator[list[Episode]]:
-    """Claim one episode of each server for one run of an agent. All episodes end, or all are
+    """Claim one episode at each server for one run of an agent. All episodes end, or all are
     aborted.
 
     `Episode.end` only stores the output. When the block is left, each server first confirms that
     its claim is still valid. Then the outputs are sent one after the other. All episodes are
     aborted if the block raises, if an episode has no output, or if a claim is lost (EpisodeLost).
-    There is one exception: if a claim is lost after its confirmation, some outputs may already have
+    There is one exception. If a claim is lost after its confirmation, some outputs may already have
     been sent. The episodes of these outputs have ended and cannot be aborted.
     """
     outputs: dict[str, WorkflowOutput] = {}
@@ -74,8 +74,9 @@ def _begin(
     idle_limit_s: float,
     outputs: dict[str, WorkflowOutput],
 ) -> Episode:
-    """Claim an episode and return it. The episode is aborted when `claims` is closed. An abort does
-    not change an episode that has already ended."""
+    """Claim an episode and return it. Its `end` method stores the output in `outputs`. When the
+    exit stack `claims` is closed, the episode is aborted, unless it has ended at the server
+    before."""
     uuid, access = client.open_claims.open(lambda: client.begin_episode(idle_limit_s))
     claims.callback(client.open_claims.release, uuid)
     claims.callback(client.abort_episode, uuid)

@@ -74,7 +74,7 @@ class ThrottledWarning:
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A reply of the server, with any status."""
+    """A reply of the server, with any HTTP status."""
 
     status: int
     content: Any
@@ -99,8 +99,8 @@ class ServerReply:
 
 
 def _quoted(text: str) -> str:
-    """Return the text in one line. For an HTML page, return only its title, because the other parts
-    differ between repeated error pages.
+    """Return the first REPLY_CHARS characters of a reply's text in one line. For an HTML page,
+    return only its title, because the other parts differ between repeated error pages.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'
@@ -132,14 +132,16 @@ def normalized_server_url(text: str) -> str:
 
 
 def send(request: ServerRequest) -> ServerCall[ServerReply]:
-    """Send a request, and return the reply with any status. Raises ServerUnreachable."""
+    """Send a request, and return the reply with any status. Raises ServerUnreachable if no server
+    answers."""
     reply = yield request
     assert reply is not None, "a driver sends a reply for each ServerRequest"
     return reply
 
 
 def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
-    """Send a request, and return the parsed reply. Raises SwarmError for any status but 200."""
+    """Send a request, and return the parsed reply. Raises SwarmError if the reply has another
+    status than 200, or if no server answers."""
     reply = yield from send(request)
     if reply.status == 404 and reply.detail == UNKNOWN_PATH:
         raise SwarmError(f"There is no {request.path} here: {NO_SWARM_SERVER}", reply.status)
@@ -154,7 +156,7 @@ def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff)
     """Send the same request until it succeeds, and return the parsed reply.
 
     Raises SwarmError after a permanent error, and when `backoff` is exhausted. Use this function
-    only for requests that the server processes once even if they arrive several times.
+    only for idempotent requests, because the server may receive the request several times.
     """
     while True:
         try:
@@ -166,7 +168,7 @@ def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff)
 
 
 def is_transient(error: SwarmError) -> bool:
-    """Return whether a request that failed with this error may succeed if it is sent again
+    """Return True if a request that failed with this error may succeed when it is sent again
     later."""
     return isinstance(error, ServerUnreachable) or error.status in TRANSIENT_STATUSES
 
@@ -186,7 +188,8 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
-        """Yield the next pause to the driver. `reason` is logged if the wait is long."""
+        """Yield the next pause to the driver, which waits. `reason` is logged if the wait is
+        long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

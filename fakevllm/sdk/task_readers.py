@@ -1,7 +1,7 @@
 """Readers of tasks from files and datasets.
 
-A reader can be iterated any number of times. Episodes with equal task ids are compared with each
-other. The task ids of a reader are therefore unique, and equal in each iteration and on each
+A reader can be iterated any number of times. Task ids are unique within a reader, because the
+server compares episodes with equal task ids. A task has the same id in each iteration and on each
 machine.
 """
 
@@ -34,8 +34,8 @@ class TaskReader(ABC):
 
 
 class JsonlReader(TaskReader):
-    """Tasks from a JSON Lines file. `field` becomes the query, and all fields become the
-    metadata."""
+    """Tasks from a JSON Lines file. The field with the name `field` becomes the task's query, and
+    all fields of the line become the task's metadata."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
         """Read the file. Raises ConfigError if the file cannot be read, or if its rows have no
@@ -70,8 +70,8 @@ class CsvReader(TaskReader):
 
 
 class HfReader(TaskReader):
-    """Tasks from a dataset of the Hugging Face `datasets` package: `path` is a name on the hub, or
-    a folder."""
+    """Tasks from a dataset of the Hugging Face `datasets` package. `path` is a name on the Hugging
+    Face Hub, or a folder."""
 
     def __init__(
         self, path: str, field: str = "question", split: str = "train", name: str | None = None
@@ -119,16 +119,17 @@ class RandomReader(TaskReader):
 
 
 class RouterReader(TaskReader):
-    """Several readers as one, interleaved evenly in proportion to their shares.
+    """A reader that combines several readers, interleaved evenly in proportion to their shares.
 
-    A reader that is at its end is left out. The task's `env_type` is the reader's name, and its id
-    begins with the name.
+    When a reader has no more tasks, the other readers continue. The name of a task's reader becomes
+    the task's `env_type` and the beginning of the task's id.
     """
 
     def __init__(
         self, readers: Mapping[str, TaskReader], shares: Mapping[str, float] | None = None
     ) -> None:
-        """Combine the readers. `shares` maps each reader's name to its share; None: equal shares.
+        """Combine the readers. `shares` maps each reader's name to its share. If `shares` is None,
+        all shares are equal.
 
         Raises ValueError if `shares` and `readers` have different names, or if a share is not above
         0.
@@ -158,7 +159,7 @@ def _digest(raw: bytes) -> str:
 
 
 def _complete_rows(reader: csv.DictReader[str]) -> list[dict[str, Any]]:
-    """Return the rows. Raises ValueError for a row with too many or too few cells."""
+    """Return all rows of a CSV file. Raises ValueError for a row with too many or too few cells."""
     rows: list[dict[str, Any]] = []
     for row in reader:
         cells: dict[Any, Any] = dict(row)

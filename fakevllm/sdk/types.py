@@ -11,7 +11,7 @@ from fakevllm_adapters.protocol import batch_status, swarm
 
 
 class _OneLineErrors(BaseModel):
-    """A model whose constructor raises ValueError in one line."""
+    """A model whose constructor raises ValueError with a one-line message for invalid fields."""
 
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
@@ -32,7 +32,7 @@ class ThrottlePolicy(_OneLineErrors, batch_status.ThrottlePolicy):
 
 
 class SwarmError(RuntimeError):
-    """The server refused a request; the message is the server's."""
+    """The server refused a request. The error has the server's message."""
 
     def __init__(self, detail: str, status: int | None = None) -> None:
         super().__init__(detail)
@@ -57,4 +57,4 @@ class EpisodeLost(SwarmError):
 
 
 class ClientClosed(SwarmError):
-    """The client was closed, or its script ended, while one of its calls waited."""
+    """The client was closed, or its script ended, while a method of the client waited."""

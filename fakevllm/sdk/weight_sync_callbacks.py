@@ -1,4 +1,5 @@
-"""Call a script's callbacks once for each weight sync, by polling the server's status."""
+"""Call a script's callbacks once for each weight sync (a training step and the publication of its
+weights). The beginning of a sync is detected by polling the server's status."""
 
 from __future__ import annotations
 
@@ -15,16 +16,18 @@ POLL_INTERVAL_S = 0.5
 
 
 class SyncDetector:
-    """Detects in a sequence of polled statuses where weight syncs begin. Does no I/O.
+    """A detector that finds the beginning of weight syncs in a sequence of polled statuses. It does
+    no I/O.
 
-    A sync that was shorter than the poll interval is detected by the increased step.
+    A sync that was shorter than the poll interval is detected by the increased number of the step.
     """
 
     def __init__(self) -> None:
         self._last: EngineStatusReply | None = None
 
     def has_begun(self, status: EngineStatusReply) -> bool:
-        """Return whether a sync has begun since the previous status; False for the first status."""
+        """Return True if a weight sync has begun since the previous status. Return False for the
+        first status."""
         before, self._last = self._last, status
         if before is None or before.run_id != status.run_id:
             return False
@@ -37,7 +40,7 @@ class SyncDetector:
 
 
 class SyncWatcher:
-    """A thread that polls the status and calls `callbacks` when a sync begins."""
+    """A thread that polls the server's status and calls `callbacks` when a weight sync begins."""
 
     def __init__(self, status: Callable[[], EngineStatusReply]) -> None:
         self.callbacks: list[Callable[[], None]] = []
