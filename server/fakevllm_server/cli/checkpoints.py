@@ -82,7 +82,7 @@ def verify(
     ] = None,
     run_dir: RunDir = RUN_DIR,
 ) -> None:
-    """Check that the files are those that were written. Exit code 1 if one is not."""
+    """Check that checkpoint files are intact. The exit code is 1 if any are damaged or missing."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import Integrity, RunArchive
@@ -129,7 +129,8 @@ def export(
     allow_hub: Annotated[bool, typer.Option(help="Load the model by its name on the hub.")] = False,
     run_dir: RunDir = RUN_DIR,
 ) -> None:
-    """Export a checkpoint as a model folder, adapters merged in. Also while a server runs."""
+    """Export a checkpoint as a model folder, with adapters merged in. Also works while a server
+    runs."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import RunArchive
@@ -161,7 +162,7 @@ def restore(
     run_dir: RunDir = RUN_DIR,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Continue from a checkpoint at the next start. Discards all later training."""
+    """Continue from a checkpoint at the next start. This discards all later training."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import CheckpointRestore
@@ -182,7 +183,8 @@ def restore(
 
 
 def _rows(archive: RunArchive) -> list[dict[str, Any]]:
-    """Return the rows of `list --json`, one for each checkpoint, oldest first."""
+    """Return the rows that `checkpoints list --json` prints. There is one row for each checkpoint,
+    oldest first."""
     from datetime import UTC, datetime
 
     known = archive.checkpoints()
@@ -204,7 +206,7 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of `list` from the rows of `list --json`."""
+    """Return the table that `checkpoints list` prints. `rows` are the rows of the JSON output."""
     from rich.filesize import decimal
     from rich.table import Table
 
@@ -293,9 +295,9 @@ def _discarded(restore: CheckpointRestore) -> str:
 
 
 def _is_confirmed() -> bool:
-    """Ask the user to confirm the restore, and return the answer.
+    """Ask the user to confirm the restore. Return True if the user agrees.
 
-    Raises ConfigError if stdin has no answer.
+    Raises ConfigError if the user does not answer, for example because stdin is closed.
     """
     from fakevllm_server.config.model import ConfigError
 
@@ -312,7 +314,8 @@ def _is_confirmed() -> bool:
 def _progress(total: int, label: str) -> Generator[OnRead]:
     """Show a progress bar on a terminal if there are many bytes to read.
 
-    `total` is the number of bytes. Call the yielded function with each number of bytes read.
+    `total` is the number of bytes. The caller calls the yielded function with the size of each
+    chunk that was read.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn

@@ -15,7 +15,7 @@ def curves(
         "runs/default"
     ),
 ) -> None:
-    """Write all TensorBoard curves of a run again. Its server must be stopped.
+    """Write all TensorBoard curves of a run again. The run's server must be stopped.
 
     A running server writes the curves itself.
     """

@@ -75,7 +75,7 @@ class IntegrityReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """The model that a run trains, before any training."""
+    """The model with which a run began, before any training."""
 
     trainer: str
     """Name of the trainer."""
@@ -101,7 +101,7 @@ class RunArchive:
         return self._read(_read_checkpoints)
 
     def checkpoint(self, step: int) -> CheckpointInfo:
-        """Return the checkpoint of a step. Raises ConfigError if it does not exist."""
+        """Return the checkpoint of a step. Raises ConfigError if this step has no checkpoint."""
         known = self.checkpoints()
         for checkpoint in known:
             if checkpoint.step == step:
@@ -140,8 +140,8 @@ class RunArchive:
     def unknown_names(self) -> list[str]:
         """Return the names in the folder `checkpoints` that are not in the journal.
 
-        While a running server writes or deletes a checkpoint, its folder is among these names for a
-        moment.
+        While a running server writes or deletes a checkpoint, the folder of this checkpoint is
+        listed for a moment too.
         """
         folder = self.run_dir / "checkpoints"
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -149,8 +149,8 @@ class RunArchive:
         return [name for name in names if name not in known]
 
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
-        """Read a checkpoint's files, and report whether they are intact, damaged, missing or
-        replaced."""
+        """Read a checkpoint's files, and report whether they are intact, damaged or missing. A
+        fourth result, `REPLACED`, means that a running server deleted the checkpoint meanwhile."""
         report = self._verify_files(checkpoint, on_read)
         if report.integrity is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)
@@ -159,8 +159,9 @@ class RunArchive:
     def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
         """Return the model that the run trains.
 
-        `moved_to` is the model's present folder or hub name, if it has changed since the run was
-        started. Raises ConfigError if the model does not exist or differs from the run's model.
+        `moved_to` is the model's present folder or hub name. None means that the model is where it
+        was when the run was started. Raises ConfigError if the model does not exist or differs from
+        the run's model.
         """
         try:
             known = json.loads((self.run_dir / "model.json").read_bytes())
@@ -208,7 +209,7 @@ class RunArchive:
 class CheckpointRestore:
     """A planned restore, which returns a run to one of its checkpoints.
 
-    The run directory is locked until the restore is closed, so that no server can start meanwhile.
+    The run directory is locked until `close`, so that no server can start meanwhile.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -241,15 +242,15 @@ class CheckpointRestore:
 
     @property
     def is_unnecessary(self) -> bool:
-        """Whether the next start continues from the checkpoint without a restore."""
+        """Whether a restore would discard nothing, because the run ends at the checkpoint."""
         return not (self.newer or self.lost or self.last_step > self.checkpoint.step)
 
     def apply(self) -> None:
         """Discard everything after the checkpoint.
 
-        The journal is written before the folders are deleted. If the process dies in between, the
-        next start deletes the remaining folders. Raises ConfigError if the journal cannot be
-        written.
+        The journal is written before the folders are deleted. If the process dies between the two,
+        the next start of a server deletes the remaining folders. Raises ConfigError if the journal
+        cannot be written.
         """
         log = RunLog(self._journal)
         log.record_abandoned(self.checkpoint.step, log.version + 1, "gone_back")
@@ -270,7 +271,8 @@ class CheckpointRestore:
 async def export(
     archive: RunArchive, checkpoint: CheckpointInfo, trained: TrainedModel, to: Path, dtype: str
 ) -> None:
-    """Export a checkpoint as a model folder to the path `to`, with a separate trainer process.
+    """Export a checkpoint as a model folder to the path `to`. A separate trainer process does the
+    export.
 
     The folder gets its final name when it is complete. Raises BackendError if the trainer fails,
     and OSError if the disk fails. After an error, `export.log` in the run directory has the
@@ -330,6 +332,7 @@ def _read_checkpoints(db: Connection) -> list[CheckpointInfo]:
 
 @contextlib.contextmanager
 def _temporary_folder(parent: Path | None, prefix: str) -> Generator[Path]:
-    """Create a folder in `parent`, or in the system's temporary folder, and delete it later."""
+    """Create a temporary folder that exists while the `with` block runs. It is created in `parent`,
+    or in the system's temporary folder if `parent` is None."""
     with tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         yield Path(name).resolve()

@@ -17,7 +17,7 @@ from fakevllm_server.config.model import ConfigError
 
 
 class FlagType(Enum):
-    """The type of a flag's value. The enum's values are shown to users."""
+    """The type of a flag's value. The values of the enum are texts for error messages."""
 
     TEXT = "a text"
     NUMBER = "a whole number"
@@ -28,7 +28,7 @@ class FlagType(Enum):
 def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
     """Return the flag type of each parameter of a Typer command, from its annotation.
 
-    Parameters of any other type are texts.
+    A parameter whose annotation is no number, switch or list has the type TEXT.
     """
     by_annotation = {
         int: FlagType.NUMBER,
@@ -42,9 +42,11 @@ def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
 
 
 def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any]:
-    """Return the values in a configuration file by the flags' names with underscores.
+    """Return the values in a configuration file. The keys are the names of the flags with
+    underscores.
 
-    `flags` are the flags that the file may set. Raises ConfigError.
+    `flags` are the flags that the file may set. Raises ConfigError if the file cannot be read, is
+    no valid YAML mapping, or has an invalid key or value.
     """
     import yaml
 
@@ -70,7 +72,8 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
 def check_values(
     values: Mapping[object, object], file: Path, flags: Mapping[str, FlagType]
 ) -> dict[str, Any]:
-    """Check the keys and values in a file, and return the values by name with underscores.
+    """Check the keys and values of a configuration file. Return the values by flag name, with
+    underscores in the names.
 
     Raises ConfigError for the first key that is unknown, occurs twice or has a value of the wrong
     type.

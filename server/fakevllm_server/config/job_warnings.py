@@ -1,4 +1,4 @@
-"""Warnings about settings of a job that have no effect on this server. Pure.
+"""Warnings about settings of a job that have no effect on this server. This module does no I/O.
 
 A job decides how to train. The server's flags decide engines, model and machine. If a job and a
 flag have different values for one setting, the flag wins.
@@ -42,7 +42,8 @@ def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
 
 
 def _single_answer_warning(job: TrainJob) -> list[str]:
-    """Return a warning if the job samples only one answer for each request."""
+    """Return a list with a warning if the job samples only one answer for each request. The list is
+    empty if the job's algorithm compares this answer with a greedy answer."""
     if job.num_repeat > 1 or job.algorithm in NEEDS_GREEDY:
         return []
     return [
@@ -52,7 +53,8 @@ def _single_answer_warning(job: TrainJob) -> list[str]:
 
 
 def _unused_here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
-    """Yield each setting that a server with this configuration does not use, with the reason."""
+    """Yield each setting that a server with this configuration does not use, as (name of the
+    setting, reason)."""
     flag, trainer = "backend", config.backend
     if config.trainer is not None or config.rollout is not None:
         flag, trainer = "trainer", config.trainer_name

@@ -32,16 +32,16 @@ class ServerConfig:
     """Name of a pair of engines: a rollout engine and a trainer."""
     run_dir: Path
     rollout: str | None = None
-    """Name of the rollout engine; None: the backend's."""
+    """Name of the rollout engine. None means the rollout engine of `backend`."""
     trainer: str | None = None
-    """Name of the trainer; None: the backend's."""
+    """Name of the trainer. None means the trainer of `backend`."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = DEFAULT_PORT
     model: str | None = None
     """Model folder, or `demo` for the shipped model. Overrides the job's model."""
     served_model_name: str | None = None
-    """Name of the model for apps; None: the name of the model folder."""
+    """Name of the model for apps. None means the name of the model folder."""
     key_file: Path | None = None
     """File with one API key per line. Without a key file, every client on this machine is
     served."""
@@ -63,7 +63,7 @@ class ServerConfig:
     rollout_key: str | None = field(default=None, repr=False)
     """API key for the vLLM at `rollout_url`."""
     weights_dir: Path | None = None
-    """Folder in which the trainer writes the weights for the rollout engine; None: a folder in
+    """Folder in which the trainer writes the weights for the rollout engine. None means a folder in
     memory."""
     keys: KeyRing = field(default_factory=KeyRing)
     """The API keys that may call the server."""
@@ -101,7 +101,7 @@ class ServerConfig:
     def _refuse_unused_settings(self) -> None:
         """Raise ConfigError for settings that have no effect on this server.
 
-        A user who sets them expects engines that the server will not run.
+        A user who sets them expects other engines than those that the server will run.
         """
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
@@ -126,7 +126,8 @@ class ServerConfig:
     def engine_args_for(self, job: TrainJob) -> Sequence[str]:
         """Return the rollout engine's additional arguments for a job.
 
-        Raises ConfigError for a job with `lockstep` if these engines do not support it.
+        Raises ConfigError if the job sets `lockstep` and the server does not use the embedded
+        engine.
         """
         if not job.lockstep:
             return self.engine_args
@@ -157,10 +158,10 @@ class ServerConfig:
         return self.trainer or PAIRS[self.backend][1]
 
     def model_for(self, job_model: str | None) -> str | None:
-        """Return the model that the engine loads for a job whose own setting is `job_model`.
+        """Return the model that the engine loads for a job.
 
-        The flag `--model` overrides the job. The fake engine ignores the job's model, because it
-        has no weights.
+        `job_model` is the model that the job sets. The flag `--model` overrides it. The fake engine
+        ignores the job's model, because it has no weights.
         """
         return self.model or (None if self.trainer_name == "fake" else job_model)
 
@@ -203,8 +204,8 @@ def check_url(flag: str, url: str) -> None:
 def find_model(model: str, allow_hub: bool) -> str:
     """Return the folder or hub name from which the engine loads a model.
 
-    `model` is `demo`, a folder or, with `allow_hub`, a hub name. Raises ConfigError for any other
-    value, and for a folder without a model.
+    `model` is `demo` or a folder. If `allow_hub` is true, it may also be a name on the Hugging Face
+    hub. Raises ConfigError for any other value, and for a folder without a model.
     """
     if model == "demo":
         return str(DEMO_MODEL_DIR)
@@ -232,7 +233,8 @@ def _check_folder(model: Path) -> None:
 
 
 def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic) -> KeyRing:
-    """Return the key ring of a key file. The ring follows later changes of the file.
+    """Return the API keys in a key file, as a KeyRing that follows later changes of the file.
+    Without a key file, the ring is empty.
 
     Raises ConfigError if the file cannot be read or has no valid key.
     """
@@ -248,9 +250,10 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
 
 
 def read_key(key_file: Path | None) -> str | None:
-    """Return the only API key in a file, or None for an empty file.
+    """Return the API key in a file that has only one key. Return None for an empty file or without
+    a file.
 
-    The server sends this key to an engine.
+    The server sends this key to the vLLM at `--rollout-url`.
     """
     if key_file is None:
         return None

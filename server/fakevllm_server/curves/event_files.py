@@ -49,8 +49,8 @@ class EventFiles:
         self._has_steps = False
 
     def cursor(self) -> Cursor:
-        """Return the cursor in `cursor.json`. If the file cannot be read, return the cursor of an
-        empty folder."""
+        """Return the cursor in `cursor.json`. If the file cannot be read, return a cursor at the
+        beginning of the journal."""
         try:
             return Cursor(**json.loads(self._cursor_file.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -72,10 +72,11 @@ class EventFiles:
         self._new_records = records.RecordWriter
 
     def write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
-        """Write points and restarts to the event file, then write the cursor to `cursor.json`.
+        """Write points and rollbacks of the run to the event file, then write the cursor to
+        `cursor.json`.
 
-        Raises PackageMissing, or OSError if the disk fails. After an OSError, the next call writes
-        to a new file.
+        Raises PackageMissing if the package `tensorboard` is missing, and OSError if the disk
+        fails. After an OSError, the next call writes to a new file.
         """
         if items and self._messages is None:
             self.load()
@@ -109,7 +110,7 @@ class EventFiles:
             file.close()
 
     def _put(self, item: ChartItem) -> None:
-        """Write one point or one restart to the event file."""
+        """Write one point, or a START event for one rollback of the run, to the event file."""
         if isinstance(item, Restart):
             return self._put_start(item.step, item.at)
         if not self._has_steps and "training/global_step" in item.values:
@@ -118,7 +119,7 @@ class EventFiles:
         self._put_point(item)
 
     def _put_start(self, step: int, at: float) -> None:
-        """Write a START event, which discards everything from `step` on."""
+        """Write a START event, which makes TensorBoard discard everything from `step` on."""
         self._has_steps = True
         start = self._messages.SessionLog(status=self._messages.SessionLog.START)
         self._write(self._messages.Event(wall_time=at, step=step, session_log=start))
@@ -130,7 +131,7 @@ class EventFiles:
         self._write(event)
 
     def _write(self, event: Any) -> None:
-        """Append an event to the file; open a new file if none is open."""
+        """Append an event to the open event file. If no file is open, create a new file first."""
         if self._records is None:
             self._file = _next_file(self._folder).open("xb")
             self._records = self._new_records(self._file)
@@ -141,8 +142,8 @@ class EventFiles:
 def _next_file(folder: Path) -> Path:
     """Return the path of a new event file.
 
-    Its name sorts after those of the existing files, because TensorBoard reads files in the order
-    of their names.
+    The new name sorts after the existing names, because TensorBoard reads files in the order of
+    their names.
     """
     folder.mkdir(parents=True, exist_ok=True)
     names = [file.suffix[1:] for file in folder.glob("events.out.tfevents.*")]

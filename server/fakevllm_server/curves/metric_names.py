@@ -1,4 +1,5 @@
-"""Names of a step's metrics in the curves: verl's name if verl has the same metric. Pure."""
+"""The names that a step's metrics have in the curves. If verl has the same metric, verl's name is
+used. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -39,13 +40,13 @@ VERL: Mapping[str, tuple[str, ...]] = {
     "seconds": ("timing_s/update_actor",),
     "step_seconds": ("timing_s/step", "perf/time_per_step"),
 }
-"""Our metric -> verl's names for it."""
+"""Metrics of fakevllm, each with verl's names for the same metric."""
 OWN_PREFIX = "fakevllm/"
-"""Prefix of our metrics that verl does not have."""
+"""Prefix for the names of metrics that verl does not have."""
 NOT_WITH = {"critic/rewards/": "reward_kl_penalty", "actor/pg_loss": "kl"}
-"""Prefix of a verl name -> a metric of fakevllm. If a step has this metric, the metrics of fakevllm
-and verl differ: our reward is taken before the KL penalty is subtracted, and our loss includes the
-KL."""
+"""Prefixes of verl's names, each with a metric of fakevllm. If a step has this metric, names with
+the prefix are not used, because the values of fakevllm and verl differ. fakevllm's reward is taken
+before the KL penalty is subtracted, and fakevllm's loss includes the KL."""
 
 
 def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -62,8 +63,8 @@ def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yield the names in the curves of one metric of fakevllm. The names may depend on the other
-    metrics of the step."""
+    """Yield the names that one metric of fakevllm has in the curves. The names may depend on the
+    other metrics of the step."""
     own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
     for curve_name in VERL.get(name, (own_name,)):
         if not any(
@@ -73,7 +74,8 @@ def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
 
 
 def _throughput(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return verl's token count and tokens per second of a step; {} without token counts.
+    """Return a step's token count and tokens per second, under verl's names. Return {} if the
+    step's metrics have no token counts.
 
     The count includes the prompts and answers of all trained calls. A common prefix counts once for
     each call, even if the forest computed it only once.

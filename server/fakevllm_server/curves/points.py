@@ -1,4 +1,5 @@
-"""The points of a run's curves, from the run log in the journal: steps and evaluations.
+"""The points of a run's curves, which are read from the run log in the journal. Steps and
+evaluations have points.
 
 An evaluation is an episode that measures the model and is not trained on. The evaluation counts for
 the step whose weights were served when the episode ended. When no more evaluations of a step are
@@ -27,7 +28,7 @@ complete."""
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The values of all curves at one step."""
+    """The values of curves at one step."""
 
     step: int
     at: float
@@ -83,7 +84,7 @@ class LogPiece:
     def chart_items(self, now: float) -> list[ChartItem]:
         """Return the items to write: a point for each step, and a restart for each rollback.
 
-        `now` replaces unknown times.
+        An item whose time is unknown gets the time `now`.
         """
         items: list[ChartItem] = []
         for entry, at in self.entries:
@@ -96,19 +97,22 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations of the cursor's step and of later steps."""
+    """The evaluations that may have to be written. These are the evaluations of the last step whose
+    evaluations were written, and of later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""
     served_step: int
     """Step whose weights are served now."""
     charted_step: int
-    """The last step that was written. The evaluations of a step are never written before it."""
+    """The last step that was written. The evaluations of a step are never written before the
+    step."""
 
     def new_points(
         self, cursor: Cursor, now: float, *, is_last: bool
     ) -> tuple[list[Point], Cursor]:
-        """Return a point for each step with new and complete evaluations, and the next cursor.
+        """Return (points, next cursor). There is a point for each step whose evaluations are
+        complete and are not all written yet.
 
         The evaluations of a step are complete if newer weights are served, if the last evaluation
         ended more than QUIET_S seconds before `now`, or if the run has ended (`is_last`). If more
@@ -139,7 +143,8 @@ def read_log(db: Connection, after: int) -> LogPiece:
 
 
 def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
-    """Read the evaluations of the cursor's step and of later steps.
+    """Read the evaluations of the last step whose evaluations were written, and of later steps. The
+    cursor has this step.
 
     Evaluations of steps that a rollback discarded for good are left out.
     """
@@ -167,9 +172,10 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
 
 
 def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
-    """Return the cursor after a rollback, which discards the points of later steps.
+    """Return the cursor after a rollback of the run to an earlier step. The new cursor causes the
+    evaluations of later steps to be written again.
 
-    `restored` is the rollback's entry. The evaluations of later steps must be written again.
+    `restored` is the rollback's entry in the run log.
     """
     if cursor.evaluated_step <= restored.step:
         return cursor

@@ -1,8 +1,8 @@
 """Writes the curves of a run while it runs: a thread reads the journal and writes event files.
 
-Training never waits for this thread. An error in it is logged and does not stop the run. Curves
-that are missing are written at the next try, by the next server process, or by
-`fakevllm-server curves`.
+Training never waits for this thread. An error in the thread is logged and does not stop the run.
+Missing curves are written at the next try, by the next server process, or by `fakevllm-server
+curves`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("fakevllm.server")
 
 FOLDER = "tensorboard"
 EVERY_S = 5.0
-"""Seconds between two reads of the journal. TensorBoard reloads as often."""
+"""Seconds between two reads of the journal. TensorBoard reloads its files every 5 s too."""
 CLOSE_LIMIT_S = 10.0
 """Maximum time in seconds that `Follower.close` waits for the thread."""
 

@@ -5,7 +5,7 @@ A client takes part if it has ended or aborted a training episode since the last
 not wait for the agreement of a client that was silent for IDLE_LIMIT_S. A silent client may still
 agree, because its episodes are in the batch.
 
-Pure; the clock is passed in.
+This module does no I/O, and gets the current time as an argument.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Client:
 
 
 class ActiveClients:
-    """The clients of the current batch, and which of them agreed to a step."""
+    """The clients that take part in the current batch, and which of them agreed to train on the
+    batch."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
@@ -69,8 +70,8 @@ class ActiveClients:
             client.last_activity = now
 
     def agree(self, client_uuid: str, now: float) -> str | None:
-        """Record that a client agrees to the step. Return None, or the text of the refusal if the
-        agreement is refused."""
+        """Record that a client agrees to train on the current batch. Return the text of the refusal
+        if the client takes no part in the batch or has no uuid. Otherwise return None."""
         if not client_uuid:
             return "client_uuid required"
         if client_uuid in self._silent:
@@ -85,7 +86,8 @@ class ActiveClients:
         return None
 
     def sweep(self, now: float) -> None:
-        """Mark clients as silent that have not agreed and sent no request for IDLE_LIMIT_S."""
+        """Mark each client as silent that has not agreed and has sent no request for IDLE_LIMIT_S
+        seconds. A step does not wait for silent clients."""
         for client in self:
             if not client.has_agreed and now - client.last_activity > IDLE_LIMIT_S:
                 del self._clients[client.client_uuid]

@@ -1,8 +1,9 @@
-"""Decide when a step is due, and which waiting groups make up its batch. Pure.
+"""Decide when a training step is due, and which waiting groups make up its batch. This module does
+no I/O.
 
-Both decisions depend on the sample-collection method of the swarm protocol that the job chooses.
-Some methods take the newest groups, as many as a batch has, and the remaining groups wait. The
-remaining methods take all groups at once, including tasks that lack episodes.
+Both decisions depend on the job's sample-collection method, which is a setting of the swarm
+protocol. Some methods take the newest `batch_size` groups, and older groups continue to wait. The
+other methods take all groups at once, including tasks that do not have all their episodes yet.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class CollectionMethod:
     """Whether clients decide by their agreement when a step is due."""
 
     def num_taken(self, num_groups: int, job: TrainJob) -> int:
-        """Return the number of groups that a step takes. The step takes the newest of the waiting
-        groups.
+        """Return the number of groups that a step takes.
 
-        The newest groups are closest to the current policy.
+        The step takes the newest of the waiting groups, because they are closest to the current
+        policy.
         """
         return num_groups if self.takes_all else job.batch_size
 
@@ -56,9 +57,10 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of groups after which a step has fewer than batch_size groups.
+    """Return the number of groups after which a step is made even with fewer than batch_size
+    groups. Return None if a step always waits for batch_size groups.
 
-    Dropped tied groups count. None means that a step always waits for batch_size groups.
+    Tied groups, whose rewards are all equal, are dropped but count here.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
@@ -69,9 +71,11 @@ def groups_before_short_step(job: TrainJob) -> int | None:
 
 
 def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
-    """Return the number of batches that the waiting groups make up; at least 1 if a step is due.
+    """Return the number of batches that the waiting groups would fill, which may be a fraction. The
+    number is at least 1 if a step is due.
 
-    With a method that takes all groups, all waiting groups are one batch.
+    With a collection method that takes all groups at once, the number is 1 if a step is due, and
+    otherwise 0.
     """
     method = method_of(job)
     is_due = float(method.is_due(counts, job))
@@ -81,8 +85,8 @@ def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
 def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
     """Return whether there are enough groups for a step.
 
-    If ties are dropped, the step may have fewer than batch_size groups. Otherwise a run in which
-    most groups are tied would make no step.
+    If the job drops tied groups (groups whose rewards are all equal), a step may have fewer than
+    batch_size groups. Without this rule, a run in which most groups are tied would make no step.
     """
     enough = groups_before_short_step(job)
     is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough

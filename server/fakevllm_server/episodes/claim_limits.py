@@ -1,6 +1,7 @@
 """Pauses and quotas for claims of episodes, and the clients that take part in the current batch.
 
-A mix is a named kind of tasks, such as "math". Each mix has a quota.
+A claim reserves an episode for one client. A mix is a named kind of tasks, such as "math". The
+quota of a mix is its share of each batch.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Participation:
         """Client of each claim that had a throttle policy, by the claim's uuid."""
 
     def refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
-        """Return the reason why an episode cannot be claimed now; None if it can be claimed.
+        """Return the reason why an episode cannot be claimed now, or None if it can be claimed.
 
-        Claims of evaluation episodes are refused only during a pause. The request counts as
-        activity of the client and of the client's mix, even if it is refused.
+        Claims of evaluation episodes are refused only during a pause. Even a refused request counts
+        as activity of its client and of its mix, which is a named kind of tasks.
         """
         self.clients.touch(request.client_uuid, now)
         refusal = self._quota_refusal(request, now)
@@ -56,7 +57,8 @@ class Participation:
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
-        """Count a new claim towards the quota of the claim's mix."""
+        """Count a new claim towards the quota of the claim's mix, which is a named kind of
+        tasks."""
         if policy is None:
             return
         episode.task_id = policy.current_task_id
@@ -72,9 +74,9 @@ class Participation:
     def ended(self, episode: Episode, task_id: str | None, is_active: bool, now: float) -> None:
         """Record that an episode ended or was aborted.
 
-        `task_id` is the task for which the episode was submitted; None if the episode is not
-        trained. The client takes part in the step, unless the episode was an evaluation or
-        `is_active` is false.
+        `task_id` is the task for which the client submitted the episode, or None if the episode is
+        not trained. If `is_active` is true and the episode was no evaluation, the client takes part
+        in the current batch.
         """
         if episode.kind != "train":
             return
@@ -87,8 +89,8 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record that claims have expired, and remove the mixes and clients that are no longer
-        active."""
+        """Record that claims have expired. Also remove the mixes (named kinds of tasks) that are no
+        longer active, and mark inactive clients as silent."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":
@@ -97,8 +99,11 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client that made a claim with a throttle policy; None for a claim without a
-        throttle policy."""
+        """Return the client that made the claim with this uuid.
+
+        Only claims with a throttle policy (a limit to a share of each batch) are remembered. Return
+        None for any other claim.
+        """
         return self._throttled.get(uuid)
 
 

@@ -1,4 +1,5 @@
-"""The ids of ended groups. A request that uses such an id again is refused with a reason. Pure."""
+"""The ids of ended groups. A request that uses such an id again is refused with a reason. Ids that
+are not in memory are looked up by a function of the caller."""
 
 from __future__ import annotations
 
@@ -16,20 +17,21 @@ class EndedGroupIds:
     def __init__(self, look_up: Callable[[str], str | None]) -> None:
         """Start with no ids in memory.
 
-        `look_up` returns the reason for an id that is not in memory, or None for a new id.
+        `look_up` is called with an id that is not in memory. It returns the reason why the id is
+        refused, or None for a new id.
         """
         self._look_up = look_up
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def refusal_of(self, group_id: str) -> str | None:
-        """Return the reason why a group id is refused; None if the id is new."""
+        """Return the reason why a group id is refused, or None if the id is new."""
         return self._reasons.get(group_id) or self._look_up(group_id)
 
     def is_new(self, group_id: str) -> bool:
         return self.refusal_of(group_id) is None
 
     def remember(self, group_id: str, reason: str | None = None) -> None:
-        """Store a group id, whose later use is refused with `reason`."""
+        """Store the id of an ended group. Later requests with this id are refused with `reason`."""
         self._reasons[group_id] = reason or "already_ended"
         if len(self._reasons) > MAX_REMEMBERED:
             self._reasons.popitem(last=False)

@@ -1,5 +1,5 @@
-"""The registry of episodes that clients have claimed: claim, renew, end, abort, expire. Pure; the
-clock is passed in.
+"""The registry of episodes that clients have claimed. Claims can be made, renewed, ended and
+aborted, and they expire. This module does no I/O, and gets the current time as an argument.
 
 A claim reserves an episode for one client. When a claim is aborted or expires, the next claim gets
 the same episode with a higher epoch. The epoch is part of the claim's key and of the uuid that the
@@ -72,7 +72,7 @@ class Idempotency:
 
 @dataclass(slots=True)
 class Episode:
-    """One claimed run of an agent: one key, one reward, any number of calls."""
+    """One claimed run of an agent, which has one API key, one reward and any number of calls."""
 
     episode_id: str
     epoch: int
@@ -95,7 +95,8 @@ class Episode:
 
     @property
     def warning(self) -> str:
-        """Warning for the client if the episode ends now; "" if there is none."""
+        """Warning for the client if the episode ends now, or "" if there is no reason for a
+        warning."""
         return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property
@@ -177,8 +178,8 @@ class EpisodeRegistry:
         return episode
 
     def find_claim(self, client_uuid: str, owner: str, idempotency: Idempotency) -> Episode | None:
-        """Return the episode that an identical earlier request has claimed, or None without a valid
-        claim.
+        """Return the episode that an identical earlier request has claimed, or None if there is no
+        such claim.
 
         A client repeats a request if the reply was lost. Raises IdempotencyConflict if a different
         request with this idempotency key has claimed an episode.
@@ -196,11 +197,13 @@ class EpisodeRegistry:
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
-        """Register open episodes from before a restart, as pairs of id and last epoch."""
+        """Register open episodes from before a restart. `episodes` has a pair (id, last epoch) for
+        each episode."""
         self._open.update(episodes)
 
     def find(self, uuid: str) -> Episode | None:
-        """Return the claimed episode if its present claim has this uuid, else None."""
+        """Return the claimed episode with this uuid. Return None for an unknown uuid, and for the
+        uuid of an earlier claim of the episode."""
         episode = self._claimed.get(uuid[:ID_CHARS])
         return episode if episode is not None and episode.uuid == uuid else None
 
@@ -230,8 +233,8 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def find_owned(self, uuid: str, client_uuid: str) -> Episode:
-        """Return the claimed episode with this uuid. Raises EpisodeRefused if another client has
-        claimed it."""
+        """Return the claimed episode with this uuid. Raises EpisodeRefused if another client or no
+        client has claimed the episode."""
         episode = self.find(uuid)
         if episode is None:
             raise EpisodeRefused(400, self._missing_reason(uuid))
@@ -240,15 +243,15 @@ class EpisodeRegistry:
         return episode
 
     def end(self, uuid: str, client_uuid: str) -> Episode:
-        """Remove the episode and return it. Raises EpisodeRefused if this client has not claimed
-        the episode."""
+        """Remove the claimed episode with this uuid, and return the episode. Raises EpisodeRefused
+        if this client has not claimed the episode."""
         episode = self.find_owned(uuid, client_uuid)
         self._remove(episode)
         return episode
 
     def abort(self, uuid: str, client_uuid: str) -> Episode | None:
-        """Reopen the episode and return it. An unknown episode, or an episode of another client, is
-        ignored."""
+        """Reopen the episode for the next claim, and return the episode. Return None and change
+        nothing if the episode is unknown or another client has claimed it."""
         episode = self.find(uuid)
         if episode is None or episode.client_uuid != client_uuid:
             return None
@@ -256,10 +259,10 @@ class EpisodeRegistry:
         return episode
 
     def sweep(self, now: float) -> list[Episode]:
-        """Reopen the episodes that were idle beyond their limit, and return them.
+        """Reopen the episodes that were idle for longer than their limit, and return them.
 
-        An episode with a running call is not idle. A sweep visits all episodes, so do not call it
-        for each request.
+        An episode with a running call is not idle. A sweep visits all claimed episodes, so it is
+        too slow to run for each request.
         """
         idle = [
             episode
@@ -271,7 +274,7 @@ class EpisodeRegistry:
         return idle
 
     def give_up(self) -> list[Episode]:
-        """Reopen all claimed episodes and return them. Call this method when the engine was
+        """Reopen all claimed episodes and return them. Call this method when the engine has been
         stopped."""
         claimed = list(self._claimed.values())
         for episode in claimed:

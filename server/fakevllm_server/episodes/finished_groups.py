@@ -1,4 +1,4 @@
-"""The queue of groups that wait to be trained, in order of arrival. Pure.
+"""The queue of groups that wait to be trained, in order of arrival. This module does no I/O.
 
 The queue is bounded by the number of groups and by the number of their tokens.
 """
@@ -36,7 +36,7 @@ class FinishedGroups:
         return iter(list(self._groups.values()))
 
     def add(self, group: FinishedGroup) -> list[str]:
-        """Add a group; return the ids of groups that were dropped because the queue was full.
+        """Add a group. Return the ids of the groups that were dropped because the queue was full.
 
         The added group itself may be among the dropped groups.
         """
@@ -70,10 +70,11 @@ class FinishedGroups:
         return group
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
-        """Remove the calls that are more than `max_staleness` versions old.
+        """Remove the calls that were sampled by weights more than `max_staleness` versions before
+        `version`.
 
-        Groups that cannot be trained without the removed calls are removed too. Return the ids of
-        the removed groups, and the number of removed calls.
+        Groups that cannot be trained without the removed calls are removed too. Return (ids of the
+        removed groups, number of removed calls).
         """
         dropped: list[str] = []
         num_calls = 0

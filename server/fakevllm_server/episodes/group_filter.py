@@ -1,11 +1,12 @@
-"""Decide which groups are pooled, and so may be trained. Pure.
+"""Decide which groups are pooled, which means that they wait to be trained. This module does no
+I/O.
 
 A group is pooled if its rewards can be compared. In a partial group, some siblings have no reward.
-Only the siblings with rewards are compared, because the model did not cause the failure of the
-others. A group with a single reward is not trained. If all rewards are equal, the group has no
-signal, and `filter_groups` decides:
+Only the siblings with rewards are compared, because the model did not cause the missing rewards. A
+group with a single reward is not trained. If all rewards are equal, the group has no signal, and
+the job's setting `filter_groups` decides:
 
-* `keep`: the group is part of its step with advantage 0, so that only KL and entropy affect it.
+* `keep`: the group is trained with advantage 0, so that only its KL and entropy affect the loss.
 * `drop`: the group is dropped, and the step may have fewer groups.
 * `collect`: the group is dropped, and the step waits for another group, within the limit
   `max_num_gen_batches`.
@@ -40,9 +41,10 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
 
 
 def filtering(job: TrainJob) -> str:
-    """Return the effective value of `filter_groups`.
+    """Return what a job does with groups whose rewards are all equal: `keep`, `drop` or `collect`.
 
-    AgentJet's collection method NON_DUMMY means `collect`.
+    This is the setting `filter_groups`, or `collect` if the job has AgentJet's collection method
+    NON_DUMMY.
     """
     method = job.swarm_mode_sample_collection_method
     return "collect" if method == NON_DUMMY else job.filter_groups

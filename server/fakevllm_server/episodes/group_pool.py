@@ -1,10 +1,10 @@
-"""The pool of captured groups and episodes that are not trained yet. Pure.
+"""The pool of captured groups and episodes that are not trained yet. This module does no I/O.
 
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
-from the pool. Passive groups arrive complete with their rewards. Episodes of active clients are
-collected by task until the task has `num_repeat` episodes, or until no more episodes are expected.
-Each group id is accepted once. The pool never sees a repeated request, which gets the reply to the
-first request.
+from the pool. Passive groups, which are the answers to one request of an app, arrive complete with
+their rewards. Episodes, which active clients claim, are collected by task until the task has
+`num_repeat` episodes, or until no more episodes are expected. Each group id is accepted once. A
+repeated request does not reach the pool, because it gets the reply to the first request.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Pool:
     ) -> None:
         """Create an empty pool for a job.
 
-        `ended_reason` returns why a group id that was used before a restart is refused, or None for
-        an id that was not used.
+        `ended_reason` is called with a group id. It returns the reason why the id is refused if the
+        id was used before a restart, and otherwise None.
         """
         self._job = job = job or TrainJob()
         self._open = OpenGroups()
@@ -91,7 +91,7 @@ class Pool:
 
     @property
     def partial(self) -> Iterator[tuple[str, Sequence[ScoredEpisode]]]:
-        """Task id and episodes of each task that lacks episodes."""
+        """Tuples (task id, episodes) of the tasks that do not have all their episodes yet."""
         return iter(self._tasks)
 
     @property
@@ -114,9 +114,11 @@ class Pool:
         }
 
     def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int | None:
-        """Add a call to an open group; return its index among the sibling's calls.
+        """Add a captured call to its open group. Return the index of the call among the calls of
+        its sibling.
 
-        Returns None for an ignored call, whose group has ended or has a refused id.
+        If the group has ended, or if the index of the sibling is too large, ignore the call and
+        return None.
         """
         is_open = sibling.group_id in self._open
         if sibling.index >= MAX_GROUP_SIZE or not (is_open or self._ended.is_new(sibling.group_id)):
@@ -143,9 +145,9 @@ class Pool:
     ) -> EndGroupReply:
         """End an open group, and pool it if its rewards can be compared.
 
-        `closed_reason` is the reason why training has ended, in which case no group is pooled; None
-        while training continues. `served` is the index of the served sibling. `parent_id` is the
-        group id of the previous turn of the conversation.
+        `closed_reason` is None while training continues. If training has ended, it is the reason,
+        and no group is pooled. `served` is the index of the sibling that was served to the app.
+        `parent_id` is the group id of the previous turn of the conversation.
         """
         opened = self._open.pop(group_id)
         if opened is None:
@@ -179,7 +181,8 @@ class Pool:
         *,
         closed_reason: str | None = None,
     ) -> EndGroupReply:
-        """Pool a feedback sample: an earlier answer with an advantage of its own.
+        """Pool a feedback sample, which is an earlier answer that is trained once more with its own
+        advantage.
 
         The sample counts as one group of a step.
         """
@@ -205,7 +208,8 @@ class Pool:
     def add_episode(
         self, task_id: str, reward: float, calls: Sequence[RecordedCall], owner: str
     ) -> CompletedTask | None:
-        """Add an active client's episode; return its task if it is now complete.
+        """Add an active client's episode to its task. Return the group of the task if the task is
+        now complete, else None.
 
         A task is complete with `num_repeat` episodes. Further episodes begin the task's next group.
         """
@@ -223,7 +227,8 @@ class Pool:
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """Complete all waiting tasks, if the job's steps also take tasks that lack episodes."""
+        """Complete all waiting tasks with the episodes that they have. Do nothing if the job's
+        steps take only tasks that have all their episodes."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 
@@ -254,8 +259,8 @@ class Pool:
     ) -> dict[str, str]:
         """Add the groups that the journal has from an earlier process or job.
 
-        Some of these groups may not be pooled under this job. Return the reason for each of them,
-        by group id.
+        The settings of this job may exclude some of the groups from the pool. Return the reasons
+        for excluded groups, by group id.
         """
         dropped: dict[str, str] = {}
         for group in groups:
@@ -270,9 +275,9 @@ class Pool:
         """Remove the groups of a step from the pool and return them in order of arrival.
 
         First, stale calls are dropped, and then the groups that have too few calls left. If the
-        remaining groups are too few for a step, no group is taken. If the job's method takes
-        everything, all groups are taken. With other methods, at most a batch of groups is taken:
-        the newest groups, because they are closest to the current policy.
+        job's collection method takes everything, all remaining groups are taken. With any other
+        method, no group is taken if too few groups remain for a step. If enough groups remain, the
+        newest groups are taken, at most one batch, because they are closest to the current policy.
 
         `version` is the version of the weights that will be trained.
         """
@@ -288,22 +293,26 @@ class Pool:
         return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_excluded_counts(self) -> dict[str, int]:
-        """Return and reset the counts of stale calls, partial groups and dropped tied groups."""
+        """Return the numbers of stale calls, partial groups and dropped tied groups, by metric
+        name. The numbers count from the previous call of this method."""
         counts = {"stale_calls": 0} | dict(self._excluded)
         self._excluded.clear()
         return counts
 
     def take_dropped(self) -> dict[str, str]:
-        """Return and reset the reasons of dropped groups, by group id."""
+        """Return the reasons of the groups that were dropped since the previous call of this
+        method, by group id."""
         dropped, self.dropped = self.dropped, {}
         return dropped
 
     def drop_all(self, reason: str) -> dict[str, str]:
-        """Drop all finished groups; return the reason for each group id."""
+        """Drop all finished groups for the reason `reason`. Return a dict from the group ids to
+        this reason."""
         return dict.fromkeys(self._finished.clear(), reason)
 
     def _pool_group(self, group: FinishedGroup) -> str | None:
-        """Add a group to the finished groups, or return the reason why it is not pooled."""
+        """Add a group to the finished groups and return None, or return the reason why the group is
+        not pooled."""
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
             self._tied.append(len(group.episodes))

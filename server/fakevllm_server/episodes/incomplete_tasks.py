@@ -1,4 +1,5 @@
-"""Tasks of active clients that wait for more episodes. Pure; the clock is passed in."""
+"""Tasks of active clients that wait for more episodes. This module does no I/O, and gets the
+current time as an argument."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ExpiredTask:
     """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
-        """Return the reason why the task's group is not pooled; None if it may be pooled."""
+        """Return the reason why the task's group is not pooled, or None if the group may be
+        pooled."""
         if self.was_full:
             return FULL
         return "partial" if job.partial_tasks == "drop" else None
@@ -47,7 +49,7 @@ class CompletedTask:
 
     group: FinishedGroup
     reason: str | None
-    """Reason why the group is not pooled; None if it is."""
+    """Reason why the group is not pooled, or None if the group is pooled."""
 
 
 class WaitingTasks:

@@ -1,5 +1,5 @@
 """The captured calls of passive groups that have not ended yet. A passive group has the answers to
-one request of an app. Pure; the clock is passed in."""
+one request of an app. This module does no I/O, and gets the current time as an argument."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class OpenGroups:
         return group_id in self._groups
 
     def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int:
-        """Add a call; return its index among the sibling's calls."""
+        """Add a call. Return the index of the call among the calls of its sibling."""
         group = self._groups.setdefault(sibling.group_id, OpenGroup())
         calls = group.calls[sibling.index]
         calls.append(call)
@@ -62,14 +62,16 @@ class OpenGroups:
                 self.add(SiblingRef(group_id, index), call, now)
 
     def pop(self, group_id: str) -> OpenGroup | None:
-        """Remove and return the open group with this id; None if no group with this id is open."""
+        """Remove and return the open group with this id. Return None if no group with this id is
+        open."""
         group = self._groups.pop(group_id, None)
         if group is not None:
             self.num_tokens -= sum(call.num_tokens for own in group.calls.values() for call in own)
         return group
 
     def pop_expired(self, now: float) -> dict[str, str]:
-        """Remove expired groups, and the oldest groups if there are too many.
+        """Remove the groups without a call for MAX_OPEN_S seconds. Also remove the oldest groups if
+        there are too many groups or tokens.
 
         Return the reason for each removed group id.
         """

@@ -1,13 +1,14 @@
-"""Quotas of mixes: hold each mix to its share of the batches by delaying its new tasks. A mix is a
-named kind of tasks, such as "math".
+"""Quotas of mixes. A mix is a named kind of tasks, such as "math". The quotas hold each mix to its
+share of the batches by delaying its new tasks.
 
-Pure. The caller passes in the time of a clock that stops while no client may claim an episode.
+This module does no I/O. The caller passes in the time of a clock that stops while no client may
+claim an episode.
 
 The algorithm is weighted fair queueing over tasks. A mix's *pace* is the number of tasks it has
-completed, divided by its share. A mix may begin another task if its pace, counting tasks under way
-as completed, is not too far ahead of the slowest pace.
+completed, divided by its share. A mix may begin another task if its pace is not too far ahead of
+the slowest pace. In this comparison, the mix's tasks under way count as completed.
 
-Four rules complete this:
+Four more rules apply:
 
 * A completed task that waits too long is dropped, and then no longer counts as completed. Another
   task of its mix may then take its place.
@@ -15,9 +16,10 @@ Four rules complete this:
   episodes.
 * A mix that was absent continues at the pace of the present mixes. It does not catch up on the
   tasks that it missed.
-* A mix whose tasks are never pooled is *unproductive*, and other mixes do not wait for it. The pace
-  of an unproductive mix is raised to that of the other mixes. It may begin tasks within its share,
-  and is productive again when one of its tasks is pooled.
+* A mix is *unproductive* if many of its tasks in a row were not pooled. Other mixes do not wait for
+  an unproductive mix, because its pace is raised to the slowest pace of the other mixes. An
+  unproductive mix may begin tasks within its share, and is productive again when one of its tasks
+  is pooled.
 """
 
 from __future__ import annotations
@@ -71,7 +73,8 @@ class _Mix:
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
-        """Return whether the mix's tasks are never pooled.
+        """Return True if so many of the mix's tasks in a row were not pooled that other mixes
+        should not wait for this mix.
 
         `tasks_per_batch` is the mix's share of a batch, in tasks.
         """
@@ -151,7 +154,7 @@ class MixQuotas:
         mix.num_not_pooled += self._close_if_empty(task_id)
 
     def completed(self, task_id: str, group_id: str, *, is_pooled: bool) -> None:
-        """Record that a task has all its episodes.
+        """Record that the group of a task gets no more episodes.
 
         Episodes of the task that are still running belong to its next group. A task that is not
         pooled does not count for its mix's share, so that another task may take its place.
@@ -171,14 +174,15 @@ class MixQuotas:
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
-        """Record that a pooled group was dropped, so that it no longer counts for its mix's
-        share."""
+        """Record that a pooled group was dropped. The task of the group then no longer counts for
+        the share of its mix."""
         mix = self._mix_of_group.pop(group_id, None)
         if mix is not None:
             mix.num_done -= 1
 
     def sweep(self, now: float) -> None:
-        """Remove the mixes that are absent and have no open task. Call it periodically."""
+        """Remove the mixes that have sent no claim request lately and have no open task. Call this
+        method periodically."""
         absent = [
             name for name, mix in self._mixes.items() if not mix.open and not mix.is_present(now)
         ]
@@ -206,12 +210,13 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the open task with this id. If there is none, begin the task for `mix`."""
+        """Return the open task with this id. If no task with this id is open, begin the task for
+        `mix`."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close the task if it has no running and no ended episode; return whether it was
+        """Close the task if it has no running and no ended episode. Return True if the task was
         closed."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]

@@ -30,11 +30,13 @@ batch."""
 
 
 class IllegalTransition(Exception):
-    """Error for a change of the engine's status that the table forbids: a bug in the server."""
+    """Error for a change of the engine's status that the table of transitions forbids. The cause is
+    a bug in the server."""
 
 
 class EngineLifecycle:
-    """The engine's status, the step that is being collected, and the version that is served."""
+    """The engine's status, the step for which groups are being collected, and the version of the
+    served weights."""
 
     def __init__(self) -> None:
         self.status = OFFLINE
@@ -52,12 +54,13 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """Number of the first step that can train a group that ends now: the step after the running
-        step, if a step runs."""
+        """Number of the first step that can train a group that ends now. While a step runs, this is
+        the next step."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
-        """Change the engine's status. Raises IllegalTransition if the table forbids the change."""
+        """Change the engine's status. Raises IllegalTransition if the table of transitions forbids
+        the change."""
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(f"{self.status} -> {to}")
         self._rolling_s = self.seconds_rolling(now)
@@ -77,12 +80,13 @@ class EngineLifecycle:
         """Return the total number of seconds in the state ROLLING, the only state in which clients
         may claim episodes.
 
-        Quotas use this as a clock, which stops in all other states.
+        Quotas use this number as the time of a clock that stops in all other states.
         """
         return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
-        """Return whether the state ROLLING_POST may end.
+        """Return True if the state ROLLING_POST may end. In this state, claimed episodes get time
+        to end.
 
         The state may end when no claimed episode is left, or after POST_DEADLINE_S seconds.
         """

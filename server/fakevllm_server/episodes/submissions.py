@@ -25,7 +25,7 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """The reply to a request, with the hash that identifies the request."""
+    """The reply to a request, with a hash of the request's body that identifies the request."""
 
     body_hash: bytes
     reply: BaseModel
@@ -34,7 +34,7 @@ class CachedReply:
 
 
 class SubmissionCache:
-    """The latest replies by the keys of their requests. Pure."""
+    """A cache of the latest replies, by the keys of their requests."""
 
     def __init__(self) -> None:
         self._replies: OrderedDict[str, CachedReply] = OrderedDict()
@@ -42,7 +42,8 @@ class SubmissionCache:
         """Keys of replies with calls, oldest first. Some of them may be out of the cache."""
 
     def find(self, key: str) -> CachedReply | None:
-        """Return the cached reply to the request with this key; None if it is not cached."""
+        """Return the cached reply to the request with this key, or None if the reply is not
+        cached."""
         return self._replies.get(key)
 
     def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
@@ -58,7 +59,8 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
-        """Keep the calls of only the newest MAX_WITH_CALLS replies that have calls."""
+        """Remove the calls from all replies except the newest MAX_WITH_CALLS replies that have
+        calls."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)

@@ -1,4 +1,5 @@
-"""Placement of workers: the number of workers on each node of the Ray cluster."""
+"""Placement of the verl trainer's workers: the number of workers on each node of the Ray
+cluster."""
 
 from __future__ import annotations
 
@@ -8,8 +9,8 @@ from fakevllm_server.types.backend import BackendRefused
 
 
 def place_workers(num_gpus_per_node: Sequence[int], num_workers: int | None) -> list[int]:
-    """Return the number of workers on each node that is used. All used nodes get the same number of
-    workers.
+    """Return a list with the number of workers on each node that is used. All used nodes get the
+    same number of workers.
 
     The first argument has the number of GPUs of each node. Each worker takes one GPU. As few nodes
     as possible are used. If `num_workers` is None, there is one worker for each GPU. Raises

@@ -1,8 +1,9 @@
 """Checks of vLLM's capabilities, evaluated from vLLM's responses. The module `capability_probe`
 sends the requests.
 
-vLLM can serve even if all checks fail. Training is possible only if all checks with `is_required`
-succeed: token ids, logprobs of these ids, and routes that replace the weights.
+vLLM can serve even if all checks fail. Training is possible only if all required checks succeed.
+The required checks are about the token ids, the logprobs of these ids, and the routes that replace
+the weights.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ NO_SUCH_METHOD = 405
 MINUS_INFINITY = -9999.0
 """The value that vLLM sends as the logprob minus infinity."""
 PROCESSED_RATIO = (0.4, 0.62)
-"""Range for logprobs that include the temperature: a difference between two logprobs at temperature
-2, divided by the same difference at temperature 1. The exact ratio is 0.5; the range allows for
-logits in bfloat16."""
+"""Accepted range of a ratio that shows that logprobs include the temperature. The ratio is a
+difference between two logprobs at temperature 2, divided by the same difference at temperature 1.
+The exact ratio is 0.5. The range allows for logits in bfloat16."""
 RAW_RATIO = (0.8, 1.25)
 """Range of the same ratio for logprobs that ignore the temperature. The exact ratio is 1."""
 MIN_GAP = 1e-4
@@ -41,7 +42,7 @@ class CheckResult:
     """Whether training requires that the check succeeds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result of the check as an entry of engine_probes.json."""
+        """Return the result of the check as a JSON object for the file engine_probes.json."""
         return {
             "name": self.name,
             "ok": self.is_ok,
@@ -57,7 +58,7 @@ class CheckResult:
 
 def training_refusal(results: Sequence[CheckResult]) -> str | None:
     """Return the reason, in one sentence, why samples of this vLLM cannot be used for training.
-    Return None if they can."""
+    Return None if the samples can be used."""
     failed = [result for result in results if result.is_required and not result.is_ok]
     if not failed:
         return None
@@ -68,7 +69,7 @@ def training_refusal(results: Sequence[CheckResult]) -> str | None:
 
 
 def check_version(response: VllmResponse) -> CheckResult:
-    """Check vLLM's version by the response to GET /version, and return the result."""
+    """Check that vLLM's version, which is the response to GET /version, is a tested version."""
     version = response.json.get("version")
     if version is None:
         return CheckResult("version", False, f"not reported ({response.detail})")
@@ -78,7 +79,7 @@ def check_version(response: VllmResponse) -> CheckResult:
 
 
 def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResult:
-    """Check that vLLM serves the model under the wanted name."""
+    """Check that vLLM serves the model under the configured name."""
     if served == wanted:
         return CheckResult("model", True, f"{served}, {max_model_len} tokens")
     finding = f"it serves no {wanted!r}; apps must use {served!r} ({max_model_len} tokens)"
@@ -156,8 +157,8 @@ def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> Ch
 
 
 def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
-    """Check that vLLM has the routes that replace the weights, by the response to a GET on each of
-    UPDATE_ROUTES."""
+    """Check that vLLM has all UPDATE_ROUTES, which are the POST routes that replace the weights. If
+    a route exists, vLLM responds to a GET on the route with status 405."""
     name, fix = "weight update", "VLLM_SERVER_DEV_MODE=1 in its environment"
     missing = [route for route, response in responses.items() if response.status != NO_SUCH_METHOD]
     if missing:
@@ -177,11 +178,11 @@ def check_tool_calls(response: VllmResponse, chat_template: str | None) -> Check
 
 
 def check_reasoning(server_info: VllmResponse, chat_template: str | None) -> CheckResult:
-    """Check that vLLM serves a model with a reasoning parser if the model's chat template contains
-    `<think>`.
+    """Check that vLLM uses a reasoning parser if the model's chat template contains `<think>`.
+    Without a parser, the reasoning is part of the answer.
 
-    Only a vLLM in development mode responds to GET /server_info. Without a response from
-    /server_info, the check succeeds.
+    The parser is named in the response to GET /server_info, which only a vLLM in development mode
+    supports. Without this response, the check succeeds.
     """
     name = "reasoning parser"
     config = as_object(server_info.json.get("vllm_config")).get("structured_outputs_config")

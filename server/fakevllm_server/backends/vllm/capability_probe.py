@@ -28,7 +28,8 @@ COMPLETION_TIMEOUT_S = 300.0
 SERVER_ERROR = 500
 """Lowest status of a temporary failure. Lower statuses depend on how vLLM was started."""
 NUM_TOP = 20
-"""vLLM's default limit. The larger the difference of two logprobs, the more certain the check."""
+"""Number of top logprobs that are requested, which is vLLM's default limit. More top logprobs have
+larger differences, which make the check of the logprobs more certain."""
 UNTRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings that sample from the whole distribution, and override generation_config.json."""
 TOOL: Json = {
@@ -39,7 +40,7 @@ TOOL: Json = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One entry of /v1/models."""
+    """A model in vLLM's response to GET /v1/models."""
 
     name: str
     max_model_len: int
@@ -77,7 +78,8 @@ async def probe(
 
 
 def served_model(response: VllmResponse, wanted_name: str) -> ServedModel:
-    """Return the model with the wanted name, or else the first model of /v1/models."""
+    """Return the model with the wanted name from vLLM's response to GET /v1/models. If no model has
+    this name, return the first model."""
     if response.status in (401, 403):
         raise BackendRefused("vLLM wants another key: give it with --rollout-key-file FILE")
     cards = [as_object(card) for card in as_list(response.json.get("data"))]
@@ -93,7 +95,8 @@ def served_model(response: VllmResponse, wanted_name: str) -> ServedModel:
 
 
 def write_report(results: Sequence[CheckResult], run_dir: Path) -> None:
-    """Write the results of all capability checks to the log and to the file `PROBE_FILE`."""
+    """Write the results of all capability checks to the log and to the file `PROBE_FILE` in the run
+    directory."""
     for result in results:
         log.log(logging.INFO if result.is_ok else logging.WARNING, "vLLM %s", result)
     entries = [result.to_json() for result in results]

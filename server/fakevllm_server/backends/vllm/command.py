@@ -27,7 +27,7 @@ REFUSED = {
     "api-key": "only the server reaches the engine: protect the server with --key-file",
     "trust-remote-code": "code from a model folder is never run: remove --trust-remote-code",
 }
-"""vLLM arguments that break an assumption of the server -> the reason and the fix."""
+"""vLLM arguments that break an assumption of the server, each with the reason and the fix."""
 
 JOB_ARGUMENTS = {
     "max-model-len": "max_model_len",
@@ -35,7 +35,7 @@ JOB_ARGUMENTS = {
     "gpu-memory-utilization": "gpu_memory_utilization",
     "tensor-parallel-size": "tensor_model_parallel_size",
 }
-"""vLLM's argument -> the job setting with the same meaning."""
+"""Arguments of vLLM, each with the job setting that has the same meaning."""
 
 TOOL_MARKERS = (
     ("<tool_call>", "<arg_key>", "glm45"),
@@ -55,8 +55,9 @@ TOOL_MARKERS = (
     ("<|tool|>", "<|tool_call|>", "phi4_mini_json"),
     ("<|tool_call|>", "", "granite"),
 )
-"""Two literals and vLLM's name of a tool-call parser. The parser fits a chat template that contains
-both literals. The first match counts. Every version in `KNOWN_VERSIONS` has these parsers."""
+"""Each entry has two texts and vLLM's name of a tool-call parser. The parser fits a chat template
+that contains both texts. The first entry that fits is used. Every version in `KNOWN_VERSIONS` has
+these parsers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ class Install:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the installed vLLM is a build for CPUs: its version contains "cpu". vLLM looks
-        for the same substring when it selects its platform."""
+        """Whether the installed vLLM is a build for CPUs. Such a build has "cpu" in its version.
+        vLLM looks for the same substring when it selects its platform."""
         return "cpu" in self.version
 
     @property
@@ -101,8 +102,8 @@ def serve_command(
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
-    """Return the arguments of `vllm serve` for the engine settings of a job, by the argument's name
-    without leading dashes.
+    """Return the arguments of `vllm serve` for the engine settings of a job. The keys are the names
+    of the arguments without leading dashes.
 
     >>> job_arguments(TrainJob(max_num_seqs=8))
     {'max-num-seqs': '8'}
@@ -113,7 +114,7 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
 
 def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[str, str]:
     """Return the environment variables for vLLM's process. Inherited variables override the
-    defaults."""
+    defaults. VLLM_API_KEY is removed, because the server's requests carry no key."""
     defaults = {
         # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",
@@ -142,10 +143,11 @@ def tool_parser(chat_template: str | None) -> str | None:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
-    """Parse command line arguments. Return the value of each long flag by vLLM's name of the flag.
-    A flag without a value has the value None.
+    """Parse command line arguments. Return a dict from the name of each long flag to its value, or
+    to None for a flag without a value.
 
-    The name has no leading dashes, no `no-`, and hyphens instead of underscores.
+    The names are those that vLLM uses, without leading dashes, without the prefix `no-`, and with
+    hyphens instead of underscores.
 
     >>> parse_flags(["--max_model_len=512", "--no-enforce-eager", "--dtype", "half"])
     {'max-model-len': '512', 'enforce-eager': None, 'dtype': 'half'}

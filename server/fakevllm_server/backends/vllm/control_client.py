@@ -1,7 +1,7 @@
-"""HTTP client for the control of a vLLM: health, weight updates, and the requests of the capability
-probes.
+"""HTTP client that controls a vLLM. It checks the health of vLLM, replaces its weights, and sends
+the requests that probe its capabilities.
 
-Every call has a timeout.
+Every request has a timeout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ log = logging.getLogger("fakevllm.server")
 
 HEALTH_TIMEOUT_S = 5.0
 DEFAULT_TIMEOUT_S = 30.0
-"""For routes that vLLM's API process answers without the engine, on a busy machine."""
+"""Time limit for routes that need only vLLM's API process and not its engine. The machine may be
+busy."""
 PAUSE_TIMEOUT_S = 120.0
 """vLLM first finishes its current engine step, which may have a large batch."""
 RELOAD_TIMEOUT_S = 900.0
@@ -62,7 +63,7 @@ class ControlClient:
         """Pause vLLM. A paused vLLM runs no engine step until `resume`, and keeps its running
         requests.
 
-        Raises the errors of `load_weights`.
+        Raises ActionFailed if vLLM reports a failure, and BackendError if vLLM does not respond.
         """
         await self._require("/pause?mode=keep", PAUSE_TIMEOUT_S)
 
@@ -89,21 +90,22 @@ class ControlClient:
         await self.resume()
 
     async def resume(self) -> None:
-        """Resume a paused vLLM. Raises the errors of `load_weights`."""
+        """Resume a paused vLLM. Raises ActionFailed if vLLM reports a failure, and BackendError if
+        vLLM does not respond."""
         await self._require("/resume", DEFAULT_TIMEOUT_S)
 
     async def is_paused(self) -> bool:
         return (await self.get("/is_paused")).json.get("is_paused") is True
 
     async def update_version(self, version: int) -> bool:
-        """Send vLLM the version of its weights. Return False if this vLLM does not record
-        versions."""
+        """Send the version of the current weights to vLLM. Return True if vLLM has recorded the
+        version, which not every vLLM supports."""
         body = {"new_version": str(version)}
         return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
-        """Send a POST request and return the response, which has status 200. For another status,
-        raises the errors of `load_weights`."""
+        """Send a POST request, and return the response if its status is 200. Raises ActionFailed
+        for any other status, and BackendError if vLLM does not respond."""
         response = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if response.status == 0:

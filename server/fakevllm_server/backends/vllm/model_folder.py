@@ -1,7 +1,7 @@
 """The chat template and the default sampling parameters, read from vLLM's model folder.
 
-If the model is a Hugging Face name that vLLM downloads, there is no local folder and neither can be
-read.
+If the model is a Hugging Face name that vLLM downloads, there is no local folder from which the
+template and the parameters can be read.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from fakevllm_server.backends.vllm.response import Json, as_list, as_object, parse_object
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Keys of generation_config.json that vLLM uses for a request without these settings. vLLM ignores
-`do_sample`."""
+"""Keys of generation_config.json with the values that vLLM uses if a request does not set them.
+vLLM ignores the key `do_sample`."""
 
 
 def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> str | None:
@@ -30,7 +30,7 @@ def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> st
 
 
 def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
-    """Return the default sampling parameters, which vLLM uses for a request that sets none."""
+    """Return the sampling parameters that vLLM uses by default, if a request does not set them."""
     source = flags.get("generation-config") or "auto"
     folder = model if source == "auto" else source
     settings: Json = {}

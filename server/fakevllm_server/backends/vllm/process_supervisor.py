@@ -4,8 +4,9 @@
 
 The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
 that PROGRAM starts belong to this group. The supervisor passes SIGTERM on to PROGRAM. The
-supervisor ends the whole group when PROGRAM ends, or when its own standard input closes because the
-server was killed. The exit code of the supervisor is the exit code of PROGRAM.
+supervisor ends the whole group when PROGRAM ends. It also ends the group when the supervisor's
+standard input closes, which happens when the server is killed. The exit code of the supervisor is
+the exit code of PROGRAM.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ POLL_INTERVAL_S = 0.02
 
 
 def main() -> int:
-    """Run the program in `sys.argv`, and end all its processes. Return the program's exit code, or
-    128 + the number of the signal that ended the program."""
+    """Run the program whose command line is in `sys.argv`. When the program has ended, end all
+    processes that it started. Return the program's exit code, or 128 + the number of the signal
+    that ended the program."""
     command = sys.argv[1:]
     if command[:1] != ["--"] or not command[1:]:
         print("usage: process_supervisor -- PROGRAM [ARGUMENT...]", file=sys.stderr)

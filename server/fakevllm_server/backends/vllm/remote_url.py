@@ -13,8 +13,8 @@ PATHS = ("", "/", "/v1", "/v1/")
 def base_url(url: str) -> str:
     """Check the URL of a vLLM server, and return the URL without its path.
 
-    Raises BackendRefused for a URL that cannot be a vLLM server. The message contains no part of
-    the URL, because the URL may contain a password.
+    Raises BackendRefused for a URL that cannot be that of a vLLM server. The message contains no
+    part of the URL, because the URL may contain a password.
 
     >>> base_url("http://gpu-box:8000/v1/")
     'http://gpu-box:8000'
@@ -33,8 +33,8 @@ def base_url(url: str) -> str:
 
 
 def host_and_port(url: str) -> str:
-    """Return the host of a URL, with the port if the URL has a port. Raises BackendRefused for a
-    URL that cannot be a vLLM server.
+    """Return the host of a vLLM server's URL, with the port if the URL has a port. Raises
+    BackendRefused for a URL that cannot be that of a vLLM server.
 
     >>> host_and_port("http://gpu-box:8000")
     'gpu-box:8000'
@@ -43,8 +43,8 @@ def host_and_port(url: str) -> str:
 
 
 def _problem(parts: SplitResult) -> str | None:
-    """Return the reason why a URL cannot be a vLLM server, or None if it can. Raises ValueError for
-    an invalid port."""
+    """Return the reason why a URL cannot be that of a vLLM server, or None if the URL is valid.
+    Raises ValueError for an invalid port."""
     if parts.scheme not in SCHEMES:
         return "it does not begin with http:// or https://"
     if "@" in parts.netloc:

@@ -1,6 +1,7 @@
-"""vLLM as a Rollout: a child process on a Unix socket, or a vLLM server at `--rollout-url`.
+"""vLLM as the rollout engine, either as a child process on a Unix socket or as a vLLM server at
+`--rollout-url`.
 
-This module calls a vLLM server at a URL an external vLLM.
+In this module, a vLLM server at a URL is named an external vLLM.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fakevllm_server.types.weight_versions import WeightGate
 log = logging.getLogger("fakevllm.server")
 
 BOOT_TIMEOUT_S = 1800.0
-"""Maximum seconds until vLLM is healthy: it loads and compiles a large model."""
+"""Maximum seconds until vLLM is healthy. Loading and compiling a large model takes long."""
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
 weights."""
@@ -53,7 +54,7 @@ class VllmRollout:
         self._gate = WeightGate()
         self._closing: asyncio.Future[None] | None = None
         self._is_changing = False
-        """Whether vLLM is paused, or about to be paused: it samples for no client."""
+        """Whether vLLM is paused, or about to be paused, so that it samples for no client."""
         self._num_failed = 0
         """Number of publishes in a row that failed after the pause."""
 
@@ -76,7 +77,7 @@ class VllmRollout:
         """Replace vLLM's weights. First, running calls have up to `DRAIN_BOUND_S` seconds to
         finish. Raises BackendError if the weights cannot be replaced.
 
-        * If vLLM could not be paused, it continues with the old weights.
+        * If vLLM was not paused, it continues with the old weights.
         * If a child process fails after the pause, it is ended, because its weights are unknown.
         * If an external vLLM fails after the pause, it stays paused, and calls wait until a later
           publish succeeds.
@@ -118,8 +119,8 @@ class VllmRollout:
     async def close(self) -> None:
         """End the child process, or disconnect from an external vLLM.
 
-        If this call is cancelled, closing continues in the background, and the next call of `close`
-        waits until it has finished.
+        If `close` is cancelled, the work continues in the background. The next call of `close`
+        waits until this work has finished.
         """
         if self._closing is None or self._closing.done():
             self._closing = asyncio.ensure_future(self._close())
@@ -196,7 +197,8 @@ class VllmRollout:
         )
 
     async def _pause(self, client: ControlClient) -> None:
-        """Pause vLLM. If the pause fails, try to resume vLLM, and raise BackendError."""
+        """Pause vLLM. After a failed pause, try to resume a vLLM that still has its old weights,
+        and raise BackendError."""
         self._is_changing = True
         try:
             await client.pause()
@@ -237,7 +239,8 @@ class VllmRollout:
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
         """Handle a failed publication of weights. A child process is ended. For an external vLLM,
-        the failure is counted. Return the error to raise."""
+        the failure is counted, because too many failures make it unhealthy. Return the error to
+        raise."""
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")

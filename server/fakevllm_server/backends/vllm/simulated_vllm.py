@@ -1,14 +1,15 @@
-"""A simulation of vLLM without a model, for tests: its control routes and a deterministic policy.
+"""A simulation of vLLM for tests. It has vLLM's control routes, and a deterministic policy instead
+of a model.
 
     python -m fakevllm_server.backends.vllm.simulated_vllm FOLDER --uds PATH [--fault NAME]
 
-The simulation keeps these properties of vLLM:
+The simulation behaves as follows:
 
 * It reports the logprobs of its policy at the requested temperature.
 * The weights are the file `weights.txt` in the weights folder. The text of this file is the content
   of every answer.
 * While it is paused, the simulation samples nothing.
-* After a failed reload, the content of every answer is HALF_LOADED.
+* After a failed reload of the weights, the content of every answer is the text HALF_LOADED.
 
 Each `Fault` makes the simulation behave like a vLLM with one wrong setting or one failure.
 """

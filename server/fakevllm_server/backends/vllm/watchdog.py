@@ -41,16 +41,16 @@ class Observation:
 
 
 class Watchdog:
-    """The decision whether a vLLM hangs, made from the observations of this vLLM in order of
-    time."""
+    """Decides whether a vLLM hangs. The decision is made from observations of this vLLM, which are
+    added in order of time."""
 
     def __init__(self, now: float) -> None:
         self._last_healthy_at = now
         self._last_progress_at = now
 
     def observe(self, state: Observation) -> str | None:
-        """Add an observation. If vLLM hangs, return a description of the hang, as the predicate of
-        a sentence. Otherwise return None."""
+        """Add an observation. If vLLM hangs, return a description without a subject, such as "has
+        not responded to /health for 61 s". Otherwise return None."""
         if state.is_healthy:
             self._last_healthy_at = state.at
         if state.has_progressed or state.is_paused or not state.num_running:
