@@ -2,7 +2,7 @@
 
 A call *drifts* if its prompt should repeat the tokens of an earlier call, but an app, a chat
 template or a parser has changed these tokens. The cause is first searched in the token ids, and
-then in the text if the vocabulary can decode the ids. If neither proves a cause, the cause is
+then in the text if the vocabulary can decode the ids. If neither search finds a cause, the cause is
 `unknown`. Causes are only counted, and tokens are never changed. The only cost of a branch is
 additional compute.
 """
@@ -38,9 +38,10 @@ class Cause(StrEnum):
     REGENERATED = "regenerated"
     """The prompt equals that of an earlier call of another group."""
     FORKED = "forked"
-    """The prompt extends an earlier call with another question than a call that extends it too."""
+    """The prompt extends an earlier call that another call has extended already, with another
+    question."""
     RETOKENISED = "retokenised"
-    """The prompt has the same text in other ids."""
+    """The prompt repeats the text of an earlier call with other token ids."""
     SPECIAL_TOKENS = "special_tokens"
     """The same text except for special tokens, such as a sampled end token that was replaced."""
     TRIMMED = "trimmed"
@@ -55,8 +56,8 @@ class Cause(StrEnum):
     APP_EDIT = "app_edit"
     """The app changed a message that it had sent, and kept the rest of the history."""
     OTHER_SYSTEM_PROMPT = "other_system_prompt"
-    """The first message is another, and some later messages are equal. For example, tools or a
-    clock in the system prompt changed, or a side call reads the same conversation."""
+    """The first message differs, and some later messages are equal. For example, tools or a clock
+    in the system prompt changed, or a side call reads the same conversation."""
     UNRELATED = "unrelated"
     """The prompt shares no message with the most similar calls: a sub-agent, or a side call."""
     UNKNOWN = "unknown"
@@ -70,8 +71,8 @@ NO_DRIFT = frozenset(
 )
 """Causes that are intended; every other cause is drift."""
 MAX_COMPARED = 8
-"""Maximum number of earlier calls that are compared as text with a prompt. All of them share the
-same number of tokens with it, and the newest are taken."""
+"""Maximum number of earlier calls that are compared as text with a prompt. These calls share the
+largest number of tokens with the prompt. If there are more such calls, the newest are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,8 @@ def find_causes(
 
 
 def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
-    """Return metrics of the causes: `branch_<cause>`, the number of calls with this cause, for
-    every cause that occurred, and `drift_rate`.
+    """Return the number of calls with each cause that occurred, under the name `branch_<cause>`,
+    and the metric `drift_rate`.
 
     `drift_rate` is the share of drifted calls among the examined calls that are not the first call
     of their session. If there are no such calls, the metrics have no `drift_rate`.
@@ -145,8 +146,8 @@ class _ReadBudget:
     tokens_left: float
 
     def spend(self, num_tokens: int) -> bool:
-        """Subtract `num_tokens` tokens from the budget. Return whether the budget had enough
-        tokens left."""
+        """Subtract `num_tokens` tokens from the budget. Return True if the budget had enough tokens
+        left. Without a decoder, nothing is subtracted."""
         if self.vocabulary.decode is not None:
             self.tokens_left -= num_tokens
         return self.tokens_left >= 0
@@ -217,7 +218,7 @@ class _Session:
         """Return the cause for a prompt whose text differs or cannot be decoded.
 
         The cause is `unknown` if the difference is inside the sampled answer, or in the template
-        text before the answer. Either may have been rewritten in any way.
+        text before the answer. Both may have been rewritten in any way.
         """
         start = self.budget.vocabulary.message_start
         answer_start = call.answer_start(start)
@@ -239,7 +240,8 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 def _smallest_change(texts: TextPair) -> Cause | None:
     """Compare the two texts several times, each time ignoring larger changes. Return the cause that
-    belongs to the first comparison that finds no difference."""
+    belongs to the first comparison that finds no difference, or None if all comparisons find a
+    difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,

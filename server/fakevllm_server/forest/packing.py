@@ -79,9 +79,9 @@ def _length(forest: Forest, call: int) -> int:
 
 
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
-    """Return the indices of the calls in depth-first post-order of their last nodes. Also return,
-    for each call, the length of the longest prefix that the call shares with any earlier call in
-    this order. The preceding call always shares this prefix."""
+    """Return (order, shared). `order` has the indices of the calls in depth-first post-order of
+    their last nodes. `shared` has, for each call in this order, the length of the longest prefix
+    that the call shares with any earlier call. The preceding call always shares this prefix."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -134,8 +134,8 @@ order."""
 def _cheapest_runs(
     new: Sequence[int], shared: Sequence[int], num_groups_cut: Sequence[int], max_tokens: int
 ) -> list[tuple[int, int]]:
-    """Return the cheapest division of the sorted calls into consecutive runs, as index ranges
-    [first, last) in ascending order.
+    """Return the cheapest division of the sorted calls into consecutive runs. Each run is an index
+    range [first, last). The runs are in ascending order.
 
     shared[i] is the number of tokens that call i shares with the call before, and new[i] is the
     number of all other tokens of call i. The run [i, j) has shared[i] + new[i] + … + new[j - 1]
@@ -185,8 +185,8 @@ def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs of calls by first-fit decreasing bin packing. Return the runs of each
-    piece."""
+    """Combine small runs of calls into pieces by first-fit decreasing bin packing. Return a list of
+    runs for each piece. A run is an index range [first, last)."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

@@ -45,7 +45,7 @@ class Edges:
     share a tree. A node that is trained at two temperatures has two heads."""
     head_set: array[int]
     """[heads] Index in `sets` of the allowed tokens, or -1 for the whole vocabulary. Hidden states
-    do not depend on it either."""
+    do not depend on the allowed tokens either."""
     sets: Sequence[bytes]
     """The distinct allowed sets, in the format of `CallTokens.allowed_sets`."""
     head_start: array[int]
@@ -71,7 +71,8 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSpans:
-    """The trained tokens of one call: spans of positions along its path, at a temperature."""
+    """The trained tokens of one call, as spans of positions along the path of the call. All of them
+    have one temperature."""
 
     path: Slices
     """The nodes of the call."""
@@ -82,9 +83,9 @@ class TrainedSpans:
     """The set of allowed tokens for each position; None for the whole vocabulary."""
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
-        """Yield the nodes of the trained tokens in order of their positions, as ranges [begin, end)
-        of consecutive nodes. Each range has one kind of head, which is yielded with the range: the
-        temperature and the set of allowed tokens."""
+        """Yield the nodes of the trained tokens in order of their positions, as tuples (kind of
+        head, begin, end). Each tuple has a range [begin, end) of consecutive nodes. The kind of
+        head is the pair (temperature, set of allowed tokens)."""
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):
@@ -97,7 +98,8 @@ def find_edges(
     parent: array[int],
     segment_starts: Sequence[int],
 ) -> Edges:
-    """Return the heads and edges for the trained tokens of all calls.
+    """Return the heads (rows of logits) and edges (predicted tokens) for the trained tokens of all
+    calls.
 
     `ids` has the token id of each node, and `parent` has the parent of each node. `segment_starts`
     has the first node of each segment, ascending; a segment is a part of the forest without a
@@ -135,7 +137,7 @@ _HeadKind = tuple[float, bytes | None]
 """Temperature and allowed set of a head."""
 _Link = tuple[int, int, int]
 """(head, node, length): node head + i predicts node + i, for i < length. The length is above 1 only
-inside a segment, so no other link has a head between these."""
+inside a segment, so no other link has a head among these nodes."""
 
 
 class _EdgeIndex:
@@ -143,8 +145,8 @@ class _EdgeIndex:
     of allowed tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Create a lookup. `runs` has a tuple (first node, length, first edge) for each range of
-        consecutive nodes that have consecutive edges."""
+        """Create a lookup. `runs` has a tuple (first node, number of nodes, first edge) for each
+        range of consecutive nodes that have consecutive edges."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
@@ -170,8 +172,9 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the edges of sorted links, which must not overlap. All edges get heads of `kind`.
-        Return the lookup from the links' nodes to the new edges."""
+        """Add the edges of sorted links, which must not overlap. All edges get heads of `kind`,
+        which is a temperature and a set of allowed tokens. Return the lookup from the predicted
+        nodes to the new edges."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []

@@ -48,12 +48,13 @@ class CallTokens:
     """Key for everything else that changes what the model computes from equal ids. Calls with
     different keys share no node."""
     temperature: float = 1.0
-    """Divisor of the logits. Not part of the root, because hidden states do not depend on it."""
+    """Divisor of the logits. The temperature is not part of the root key, because hidden states do
+    not depend on it."""
     allowed_sets: Sequence[bytes | None] | None = None
-    """For each of `ids`, the set of tokens that could be sampled, packed as in
-    `types.token_masks`. None means the whole vocabulary. Log-probabilities are those of the
-    distribution over the set. Only sets of trained tokens are used. Sets are not part of the root
-    either."""
+    """For each of `ids`, the set of tokens that could be sampled, packed as in `types.token_masks`.
+    None means the whole vocabulary. Log-probabilities are those of the distribution over the set.
+    Only sets of trained tokens are used. Sets are not part of the root key, because hidden states
+    do not depend on them."""
 
     def __post_init__(self) -> None:
         end = 1
@@ -102,7 +103,7 @@ class Segment:
     largest subtree comes first, so its nodes directly follow those of this segment."""
     path: Slices
     """The nodes from the root to the end of this segment. They are the keys that the segment's
-    queries see; inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
+    queries see. Inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
     slices, because the child with the largest subtree comes first."""
 
 
@@ -111,7 +112,7 @@ class Forest:
     """The trees of a set of calls.
 
     Each array has one item per node, in depth-first pre-order. Items have 8 bytes, so that
-    `torch.frombuffer` can read the arrays; it refuses empty arrays. The shape of a tree does not
+    `torch.frombuffer` can read the arrays, except for empty arrays. The shape of a tree does not
     depend on the order of the calls. Trees with different root keys are in the order of each key's
     first call.
     """
@@ -202,7 +203,8 @@ class _Run:
     """Ids of a call that contains this run."""
     start: int
     end: int
-    """The tokens of the run are source[start:end]. Both are depths, too."""
+    """The tokens of the run are source[start:end]. `start` and `end` are also depths in the
+    tree."""
     children: dict[int, _Run] = field(default_factory=dict[int, "_Run"])
     """Continuations of the run, by their first token."""
     size: int = 0
@@ -218,8 +220,8 @@ class _Run:
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
-    """Insert the token ids of a call into the trie. `children` has the first runs of the trie, by
-    their first token."""
+    """Insert the token ids of a call into the trie. `children` has the runs at the root of the
+    trie, by their first token. A run is a range of nodes without a branch."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])
@@ -239,8 +241,9 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
-    """Return the segments of all trees in depth-first pre-order, each with the run from which it
-    was made. `roots` has the first runs of the trees by root key."""
+    """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. The
+    run is the part of the trie from which the segment was made. For each root key, `roots` has the
+    runs at the roots of the trees, by their first token."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []

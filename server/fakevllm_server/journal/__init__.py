@@ -1,5 +1,6 @@
-"""The journal: one SQLite file with all acknowledged requests and their later states (README.md).
+"""The journal is one SQLite file with all acknowledged requests and their later states (see
+README.md).
 
-Other folders use `store`: put a change, wait until it is on disk, and read. One thread writes. No
-module here makes a decision about training.
+Other folders use the module `store` to put changes into the journal, to wait until these are on
+disk, and to read. Only one thread writes. No module here makes a decision about training.
 """

@@ -28,7 +28,8 @@ def read_journal_file(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Open a journal file, and return the result of a query, such as a function of reads.py.
+    """Open a journal file, call `query` with the connection, and return the result. `query` can be
+    any function of the module `reads`.
 
     Raises ConfigError if the file cannot be read.
     """

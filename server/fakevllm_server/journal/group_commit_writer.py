@@ -1,7 +1,7 @@
 """The one thread that writes the journal, in group commits.
 
 Changes that arrive while a transaction is flushed to disk are written together in the next
-transaction, so that a thousand writers cost about as many flushes as ten.
+transaction. Therefore the number of flushes hardly grows with the number of writers.
 
 If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile, the
 server's memory has the changes in the queue, and the file does not have them yet. None of these
@@ -28,7 +28,7 @@ log = logging.getLogger("fakevllm.server")
 MAX_BATCH = 1_000
 """Maximum number of changes in one transaction."""
 MAX_WAITING = 10_000
-"""Number of queued changes beyond which no new request is accepted."""
+"""Number of queued changes above which the server accepts no new request."""
 RETRY_S = 0.5
 """Seconds between two attempts at a transaction that the disk refused."""
 _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
@@ -89,7 +89,7 @@ class JournalWriter:
 
     @property
     def last_position(self) -> int:
-        """Position of the change that was put last, counted from the first change."""
+        """Position of the change that was queued last. The first change has position 1."""
         return self._num_put
 
     @property
@@ -102,7 +102,8 @@ class JournalWriter:
         return self._num_written == self._num_put
 
     def put(self, change: Change) -> int:
-        """Queue a change; return its position for `wait_written`."""
+        """Queue a change. Return the position of the change, which can be passed to
+        `wait_written`."""
         with self._wake:
             self._queue.append(change)
             self._num_put += 1
@@ -110,7 +111,7 @@ class JournalWriter:
             return self._num_put
 
     async def wait_written(self, position: int, limit_s: float | None = None) -> None:
-        """Wait until everything up to `position` is on disk.
+        """Wait until all changes up to `position` are on disk.
 
         Raises JournalError after `limit_s` seconds, or if the writer has stopped.
         """
@@ -135,7 +136,8 @@ class JournalWriter:
             return self._wake.wait_for(lambda: self._num_written >= position, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Write the queued changes and end the thread. Return whether all changes were written."""
+        """Write the queued changes and end the thread. Return True if all changes were written
+        within `limit_s` seconds."""
         with self._wake:
             self._is_closing = True
             self._wake.notify_all()

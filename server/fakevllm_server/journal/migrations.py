@@ -1,4 +1,5 @@
-"""The migrations of the journal's schema. Never edit a released migration: append a new one."""
+"""The migrations of the journal's schema. A released migration must not be edited, because existing
+journals have run it already. Append a new migration instead."""
 
 from __future__ import annotations
 
@@ -148,7 +149,7 @@ _M001 = (
 )
 
 _SLUG = "substr({0}, 1, instr({0} || ':', ':') - 1)"
-"""A reason's first word."""
+"""SQL for the part of a reason before its first colon."""
 _COUNT = f"""
     INSERT INTO drops VALUES ({_SLUG.format("COALESCE(NEW.reason, '')")}, 1)
     ON CONFLICT (reason) DO UPDATE SET num = num + 1;

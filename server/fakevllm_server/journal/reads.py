@@ -79,7 +79,7 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """The step and the version of the weights that answer apps."""
+    """The step and the version of the weights that the rollout engine serves."""
 
     version: int = 0
     step: int = 0
@@ -89,7 +89,7 @@ class ServedWeights:
 def pending_work(db: Connection, now: float) -> PendingWork:
     """Read all work that is not trained yet.
 
-    The idle limits of claims from before a restart start again at `now`.
+    Claims from before a restart count as active at `now`, so that they do not expire at once.
     """
     pending = PendingWork()
     claimed = (
@@ -138,9 +138,9 @@ def waiting_clients(db: Connection) -> list[str]:
 
 
 def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
-    """Return the batches that are planned and not trained, oldest first.
+    """Return the batches that were chosen for a step and are not trained yet, oldest first.
 
-    Corrupt groups are left out, and their ids are added to `corrupt`.
+    Groups with a corrupt call are left out. The ids of these groups are added to `corrupt`.
     """
     batches: list[PlannedBatch] = []
     query = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
@@ -156,7 +156,8 @@ def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
 
 
 def log_position(db: Connection) -> LogPosition:
-    """Return the end of the run log; zeros for a new run."""
+    """Return the numbers of the last entry and the last step, and the highest weight version. For a
+    new run, all of them are 0."""
     seq, version = db.exec_driver_sql(
         "SELECT COALESCE(MAX(seq), 0), COALESCE(MAX(version), 0) FROM entries"
     ).one()
@@ -167,10 +168,11 @@ def log_position(db: Connection) -> LogPosition:
 
 
 def served_weights(db: Connection) -> ServedWeights | None:
-    """Return the weights that were served last; for a new run, step 0 and version 0.
+    """Return the step and the version of the weights that were served last. For a new run, both are
+    0.
 
-    Return None if the step of these weights was abandoned and no other weights have been served
-    since.
+    Return None if a rollback has discarded the step of these weights for good, and no other weights
+    have been served since.
     """
     newest = "SELECT version, step FROM publications ORDER BY version DESC LIMIT 1"
     served = ServedWeights(*(db.exec_driver_sql(newest).one_or_none() or ()))
@@ -188,13 +190,15 @@ def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
 
 
 def drop_counts(db: Connection) -> dict[str, int]:
-    """Return the number of groups ever dropped, by the reason's slug; most frequent first."""
+    """Return the number of groups ever dropped for each reason, most frequent reason first. A
+    reason is shortened to the part before its first colon."""
     query = "SELECT reason, num FROM drops ORDER BY num DESC, reason"
     return {reason: num for reason, num in _rows(db, query)}
 
 
 def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
-    """Return the log entries of the steps up to `last` since the latest `stopped` entry.
+    """Return the `step` entries of the run log after its latest `stopped` entry, for steps up to
+    `last`.
 
     The entries are ordered by step. For a step that was trained again, only the latest entry is
     returned.
@@ -209,7 +213,8 @@ def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
 
 
 def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
-    """Return the metrics of the steps up to `last`, each from its latest entry."""
+    """Return the metrics of each step up to `last`. For a step that was trained again, only the
+    latest metrics are returned."""
     query = (
         "SELECT entry_json FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step)"
@@ -225,14 +230,15 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def submission(db: Connection, key: str) -> Submission | None:
-    """Return the acknowledged request with this key, with its reply; None for an unknown key."""
+    """Return the acknowledged request with this key, together with its reply. Return None for an
+    unknown key."""
     query = 'SELECT "key", body_hash, reply_json FROM submissions WHERE "key" = ?'
     row = db.exec_driver_sql(query, (key,)).one_or_none()
     return None if row is None else Submission(*row)
 
 
 def ended_reason(db: Connection, group_id: str) -> str | None:
-    """Return the reason why the id of an ended group is refused; None if the id is new."""
+    """Return the reason why the id of an ended group is refused, or None if the id is new."""
     query = "SELECT state, reason FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (group_id,)).one_or_none()
     if row is None:
@@ -244,7 +250,8 @@ def ended_reason(db: Connection, group_id: str) -> str | None:
 def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[RecordedCall]]:
     """Return the calls of each sibling of a group.
 
-    A sibling whose calls were deleted has an empty list. If a call is corrupt, return [].
+    `num` is the number of siblings. A sibling whose calls were deleted has an empty list. If any
+    call of the group is corrupt, return [].
     """
     try:
         return [_calls(db, SiblingRef(group_id, index).episode_id) for index in range(num)]
@@ -253,9 +260,9 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
 
 
 def groups_trained_after(db: Connection, step: int) -> list[str]:
-    """Return the ids of groups that were trained or planned after a step.
+    """Return the ids of groups that were trained in, or planned for, steps after `step`.
 
-    Trained groups are read from the run log, because old rows of groups are deleted.
+    Trained groups are read from the run log, because old rows of the table of groups are deleted.
     """
     trained: dict[int, LogEntry] = {}
     query = (
@@ -274,13 +281,13 @@ def groups_trained_after(db: Connection, step: int) -> list[str]:
 
 
 def last_pruned(db: Connection) -> int:
-    """Return the last step whose captured calls were deleted."""
+    """Return the last step whose captured calls were deleted, or 0 if no calls were deleted."""
     return int(meta(db, PRUNED) or 0)
 
 
 def meta(db: Connection, key: str) -> str | None:
-    """Return the value of a stored fact about the run, by its key; None if the fact is not
-    stored."""
+    """Return the value of a stored fact about the run by the key of the fact, or None if the fact
+    is not stored."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 
@@ -311,7 +318,8 @@ def _groups(db: Connection, ids: Sequence[str], corrupt: list[str]) -> Iterator[
 
 
 def _group(db: Connection, group_id: str) -> FinishedGroup:
-    """Return a group with its episodes and calls. Raises CorruptCall."""
+    """Return a group with its episodes and calls. Raises CorruptCall if the digest of a call does
+    not match."""
     members = (
         'SELECT owner, "index", reward, task_id FROM samples WHERE group_id = ? ORDER BY "index"'
     )
@@ -327,7 +335,8 @@ def _group(db: Connection, group_id: str) -> FinishedGroup:
 
 
 def _calls(db: Connection, owner: str) -> list[RecordedCall]:
-    """Return the calls of an episode or sibling, in order. Raises CorruptCall."""
+    """Return the calls of an episode or sibling, in order. Raises CorruptCall if the digest of a
+    call does not match."""
     query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
     return [parse_call_row(row) for row in _rows(db, query, owner)]
 

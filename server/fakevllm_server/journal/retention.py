@@ -27,7 +27,7 @@ because a change adds at most one reply and one group."""
 
 
 class Retention:
-    """Deletes rows on the writer's thread, inside the writer's transactions."""
+    """Deletes old rows on the thread that writes the journal, inside the writer's transactions."""
 
     def __init__(self) -> None:
         self._num_changes = 0
@@ -36,9 +36,9 @@ class Retention:
         so that groups that must be kept are not examined in each round."""
 
     def run_after(self, db: Connection, num_changes: int, now: float) -> None:
-        """Count new changes, and delete old rows if a round of deletion is due.
+        """Count the changes of a transaction, and delete old rows if a round of deletion is due.
 
-        The deletion is part of the same transaction. `now` is in Unix seconds.
+        The deletion is part of the same transaction as the changes. `now` is in Unix seconds.
         """
         self._num_changes += num_changes
         while self._num_changes >= CHANGES_PER_ROUND:

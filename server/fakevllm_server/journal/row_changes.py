@@ -1,8 +1,8 @@
 """All kinds of changes to the journal. One function per kind returns a `Change`.
 
 A function's docstring describes the effect that the change has when the writer applies it. Each
-change is applied within a single transaction. The labels of changes are also the names of crash
-points.
+change is applied within a single transaction. The label of a change is also the name of a crash
+point, at which tests end the server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def claimed(episode: Episode) -> Change:
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Reopen episodes whose claims were given up or expired, and delete their calls."""
+    """Reopen episodes whose claims were aborted, given up or expired, and delete the calls of these
+    claims."""
 
     def apply(db: Connection) -> None:
         for episode in episodes:
@@ -67,7 +68,7 @@ def reopened(episodes: Sequence[Episode]) -> Change:
 
 
 def call_recorded(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
-    """Store a captured call as number `seq` of its owner: a sibling or an episode."""
+    """Store a captured call as call number `seq` of its owner, which is a sibling or an episode."""
     return Change("call", lambda db: put_call(db, owner, seq, call, group_id))
 
 
@@ -111,7 +112,8 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """End a passive group, or store a feedback sample with the `calls` that it carries."""
+    """End a passive group (the answers to one request of an app). Or store a feedback sample (an
+    answer of an earlier group) with the `calls` that the sample carries."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
@@ -128,7 +130,7 @@ def group_ended(
 
 
 def group_aborted(group_id: str) -> Change:
-    """Drop an open group as `aborted`."""
+    """Drop an open group with the reason `aborted`, and delete its calls."""
     group = PooledGroup(group_id, GroupState.DROPPED, "aborted")
 
     def apply(db: Connection) -> None:
@@ -154,7 +156,8 @@ def dropped(entry: LogEntry) -> Change:
 
 
 def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
-    """Plan the batch of a step; `version` is that of the weights before the step."""
+    """Store the batch that a step will train. `version` is the version of the weights before the
+    step."""
 
     def apply(db: Connection) -> None:
         row = (step, version, groups_hash(group_ids), BatchState.PLANNED)
@@ -179,8 +182,8 @@ def unplanned(step: int) -> Change:
 
 
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
-    """Store a trained step, its consumed groups and, if one was saved, its checkpoint, in one
-    transaction."""
+    """Store in one transaction that a step and its groups were trained. If the step saved a
+    checkpoint, the checkpoint is stored too."""
 
     def apply(db: Connection) -> None:
         update_batch = "UPDATE batches SET state = ? WHERE step = ?"
@@ -200,8 +203,8 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
-    """Delete the checkpoints of these steps. Also delete the calls that no kept checkpoint needs
-    for training its later steps again."""
+    """Delete the checkpoints of `steps`. Also delete the calls of the steps up to `oldest_kept`,
+    because a run that continues from a kept checkpoint does not train these steps again."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:
@@ -219,8 +222,8 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
 
 
 def rolled_back(entry: LogEntry) -> Change:
-    """Return the run to the end of the entry's step. Mark the later batches and their groups as
-    planned again.
+    """Return the run to the end of the step in `entry`. The batches and groups of later steps
+    become planned again, because they will be trained again.
 
     Checkpoints of later steps are deleted.
     """
@@ -240,9 +243,10 @@ def rolled_back(entry: LogEntry) -> Change:
 
 
 def abandoned(entry: LogEntry) -> Change:
-    """Return the run to the end of the entry's step, and delete the later batches and checkpoints.
+    """Return the run to the end of the step in `entry`, and discard all later steps for good. The
+    batches and checkpoints of later steps are deleted.
 
-    The groups in `entry.lost` are dropped with the entry's reason.
+    The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
 
     def apply(db: Connection) -> None:
@@ -259,7 +263,7 @@ def abandoned(entry: LogEntry) -> Change:
 
 
 def published(version: int, step: int) -> Change:
-    """Store that the weights of a step are served as `version`."""
+    """Store that the weights of a step are served under the version number `version`."""
     row = (version, step, time.time())
     insert = "INSERT OR IGNORE INTO publications VALUES (?, ?, ?)"
     return Change("publish", lambda db: db.exec_driver_sql(insert, row))
@@ -271,7 +275,7 @@ def entry_logged(entry: LogEntry) -> Change:
 
 
 def meta_set(key: str, value: str | None) -> Change:
-    """Store a fact about the run under a key; the value None deletes the fact."""
+    """Store a fact about the run under a key. The value None deletes the fact."""
     return Change("meta", lambda db: put_meta(db, key, value))
 
 

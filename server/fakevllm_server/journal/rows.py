@@ -47,7 +47,8 @@ def call_row(call: RecordedCall) -> CallRow:
 
 
 def parse_call_row(row: CallRow) -> RecordedCall:
-    """Return the call that `call_row` converted to this row. Raises CorruptCall."""
+    """Return the call that `call_row` converted to this row. Raises CorruptCall if the digest in
+    the row does not match."""
     prompt_ids, response_ids, logprobs, facts_json, digest = row
     if _digest(prompt_ids, response_ids, logprobs, facts_json) != digest:
         raise CorruptCall
@@ -75,12 +76,13 @@ def _digest(*parts: bytes | str | None) -> bytes:
 
 
 PRUNED = "pruned_to_step"
-"""Key in the table `meta` of the last step whose calls were deleted."""
+"""Key in the table `meta`. The value is the last step whose calls were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """An acknowledged request and its reply, which a repeated request gets again."""
+    """An acknowledged request and its reply. If the client repeats the request, it gets this reply
+    again."""
 
     key: str
     body_hash: bytes
@@ -100,7 +102,7 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state and, if it is not pooled, the reason."""
+    """A group that has ended, with its state. A group that is not pooled also has the reason."""
 
     group_id: str
     state: GroupState
@@ -111,14 +113,15 @@ class PooledGroup:
 def pooled_or_dropped(
     group_id: str, reason: str | None, advantage: float | None = None
 ) -> PooledGroup:
-    """Return the row of a group: pooled or, if `reason` is not empty, dropped."""
+    """Return the row of a group that has ended. The state of the group is `dropped` if `reason` is
+    not empty, and otherwise `pooled`."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
     return PooledGroup(group_id, state, reason or None, advantage)
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """A row of the table of checkpoints."""
+    """A checkpoint as it is recorded in the journal."""
 
     step: int
     folder: str
@@ -128,5 +131,5 @@ class SavedCheckpoint:
 
 
 def groups_hash(group_ids: Sequence[str]) -> str:
-    """Return a hash of the ids of a batch's groups, in order."""
+    """Return a hash of the ids of a batch's groups. The hash depends on the order of the groups."""
     return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()
