@@ -114,6 +114,10 @@ def start(
         bool,
         typer.Option(help="Keep the latest call for /replay_latest_llm_call (debugging)."),
     ] = False,
+    media_domain: Annotated[
+        list[str] | None,
+        typer.Option(help="Host from which vLLM may fetch images, audio and video."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the engine.")] = 0,
     engine_arg: Annotated[
         list[str] | None, typer.Option(help="Additional argument for the rollout engine.")
@@ -156,6 +160,7 @@ def start(
             allow_hub=allow_hub,
             allow_train_code=allow_train_code,
             keep_latest_call=keep_latest_call,
+            media_domains=[host.lower() for host in media_domain or ()],
             seed=seed,
             rollout=rollout,
             trainer=trainer,

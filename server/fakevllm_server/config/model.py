@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from fakevllm_adapters.http.access_guard import LOOPBACK, is_loopback
+from fakevllm_adapters.http.media_urls import is_host_name
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import KeyRing
 from fakevllm_runtime.errors import ConfigError as ConfigError
@@ -53,6 +54,8 @@ class ServerConfig:
     """Whether the server keeps training code that clients upload. The code is never run."""
     keep_latest_call: bool = False
     """Whether the server keeps the latest call for `/replay_latest_llm_call`."""
+    media_domains: Sequence[str] = ()
+    """Hosts from which vLLM may fetch the images, audio and video that a request names by URL."""
     seed: int = 0
     engine_args: Sequence[str] = ()
     """Additional command-line arguments for the rollout engine."""
@@ -81,6 +84,7 @@ class ServerConfig:
                 "as --trainer, or not at all."
             )
         self._refuse_unused_settings()
+        _check_media_domains(self.media_domains)
         if self.rollout_url is not None:
             check_url("--rollout-url", self.rollout_url)
         elif self.rollout_name == "vllm":
@@ -114,6 +118,8 @@ class ServerConfig:
             "--engine-arg is for an engine that this server starts, not for --rollout-url": (
                 self.engine_args and self.rollout_url
             ),
+            "--media-domain is for --rollout vllm, because the other engines take only text: add "
+            "this, or leave the domain out": self.media_domains and self.rollout_name != "vllm",
             "--trainer-arg is for a trainer in a process of its own; here one process samples and "
             "trains: give --engine-arg": self.trainer_args and is_one_process,
             "--weights-dir is for a trainer in a process of its own; here one process samples and "
@@ -180,6 +186,14 @@ class ServerConfig:
 def _check_name(flag: str, name: str, known: Collection[str]) -> None:
     if name not in known:
         raise ConfigError(f"{flag} must be one of {', '.join(known)}, got {name!r}.")
+
+
+def _check_media_domains(hosts: Sequence[str]) -> None:
+    for host in hosts:
+        if not is_host_name(host):
+            raise ConfigError(
+                f"--media-domain takes a host name such as images.example.com, got {host!r}."
+            )
 
 
 def check_url(flag: str, url: str) -> None:

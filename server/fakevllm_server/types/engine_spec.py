@@ -37,6 +37,8 @@ class EngineSpec:
     """URL of a rollout engine that the user runs. The server then starts no rollout engine."""
     api_key: str | None = field(default=None, repr=False)
     """API key for the engine at `url`."""
+    media_domains: Sequence[str] = ()
+    """Hosts from which the engine may fetch the media URLs of requests."""
 
     @property
     def role(self) -> str:

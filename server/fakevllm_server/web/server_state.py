@@ -352,6 +352,7 @@ class ServerState:
             job_args=job_arguments(job) if config.rollout_name == "vllm" else {},
             url=config.rollout_url,
             api_key=config.rollout_key,
+            media_domains=config.media_domains,
         )
         trainer = replace(
             rollout,

@@ -41,6 +41,12 @@ def test_rollout_and_trainer_override_the_backend() -> None:
         ({"rollout": "fake"}, "tokens are not those of other engines"),
         ({"rollout_url": "http://gpu:8000"}, "--rollout-url is for --rollout vllm"),
         ({"backend": "vllm", "rollout_key": "k"}, "--rollout-key-file is for --rollout-url"),
+        ({"media_domains": ["a.org"]}, "--media-domain is for --rollout vllm"),
+        ({"backend": "vllm", "media_domains": ["https://a.org"]}, "takes a host name such as"),
+        (
+            {"backend": "vllm", "engine_args": ["--allowed-media-domains=a.org"]},
+            "use --media-domain HOST instead",
+        ),
         ({"trainer_args": ["--device=cpu"]}, "give --engine-arg"),
         ({"weights_dir": RUN}, "here one process samples and trains"),
         ({"backend": "vllm", "engine_args": ["--uds", "/x"]}, "chooses the engine's socket"),

@@ -200,11 +200,14 @@ class AppCall:
             self.is_ended = not message.get("more_body", False)
 
 
-async def start_server(folder: Path, engine: PlannedEngine) -> ServerState:
+async def start_server(
+    folder: Path, engine: PlannedEngine, config: ServerConfig | None = None
+) -> ServerState:
     """Return the state of a server whose engine is `engine` and is serving."""
-    run_dir = folder / "run"
-    run_dir.mkdir()
-    state = ServerState(ServerConfig("fake", run_dir))
+    if config is None:
+        config = ServerConfig("fake", folder / "run")
+    config.run_dir.mkdir(exist_ok=True)
+    state = ServerState(config)
     state.engine.move(EngineStatus.BOOTING, 0.0)
     await connect_engine(state, engine)
     return state

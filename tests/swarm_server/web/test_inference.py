@@ -53,6 +53,11 @@ def end_group(state: ServerState) -> EndGroupReply:
     return state.pool.end_group("g", [1.0, 0.0], step=1)
 
 
+def image_at(url: str) -> dict[str, Any]:
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return {"messages": [{"role": "user", "content": [part]}]}
+
+
 def lose_engine(state: ServerState) -> None:
     state.engine.move(EngineStatus.BOOTING, 0.0, "it died")
 
@@ -293,3 +298,20 @@ async def test_an_engine_that_refuses_the_capture_serves_and_the_group_has_the_r
     async with running(tmp_path, answers(400, b"{}"), answers_whole) as (state, _):
         assert (await AppCall(state, headers=SIBLING).answered()).status == 200
         assert end_group(state).failure_reason == "no_trainable_call: capture_refused"
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+async def test_vllm_gets_no_media_url_of_a_host_that_is_not_allowed(
+    tmp_path: Path, path: str
+) -> None:
+    config = ServerConfig("vllm", tmp_path, media_domains=["images.example.com"])
+    async with PlannedEngine(tmp_path, answers_whole) as engine:
+        state = await start_server(tmp_path, engine, config)
+        refused = await AppCall(state, image_at("http://10.0.0.1/a.png"), path=path).answered()
+        assert refused.status == 400 and not engine.bodies
+        error = refused.json["error"]
+        assert error["type"] == "BadRequestError" and "--media-domain 10.0.0.1" in error["message"]
+        allowed = image_at("https://images.example.com/a.png")
+        assert (await AppCall(state, allowed, path=path).answered()).status == 200
+        assert len(engine.bodies) == 1
+        await state.close()

@@ -26,8 +26,16 @@ REFUSED = {
     "uds": "the server chooses the engine's socket: remove --uds",
     "api-key": "only the server reaches the engine: protect the server with --key-file",
     "trust-remote-code": "code from a model folder is never run: remove --trust-remote-code",
+    "allowed-media-domains": "the server checks media URLs too: use --media-domain HOST instead",
+    "allowed-local-media-path": (
+        "no request may read the server's files: remove --allowed-local-media-path"
+    ),
 }
 """vLLM arguments that break an assumption of the server, each with the reason and the fix."""
+
+NO_MEDIA_DOMAIN = "none.invalid"
+"""Host name that cannot exist (RFC 2606). vLLM fetches from every host if its list of allowed hosts
+is empty, so the list of a server without `--media-domain` has this name."""
 
 JOB_ARGUMENTS = {
     "max-model-len": "max_model_len",
@@ -98,7 +106,9 @@ def serve_command(
         if name not in user_flags
         for part in ([f"--{name}"] if value is None else [f"--{name}", value])
     ]
-    return [*SUPERVISOR, *VLLM, spec.model, "--uds", str(socket), *arguments, *spec.extra_args]
+    media = ["--allowed-media-domains", *(spec.media_domains or [NO_MEDIA_DOMAIN])]
+    server_arguments = [spec.model, "--uds", str(socket), *media, *arguments]
+    return [*SUPERVISOR, *VLLM, *server_arguments, *spec.extra_args]
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
@@ -127,6 +137,8 @@ def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[st
     result = defaults | dict(inherited)
     # With this variable, vLLM would refuse the server's requests, which carry no key.
     result.pop("VLLM_API_KEY", None)
+    # An allowed host must not redirect vLLM to a host that is not allowed.
+    result["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] = "0"
     return result
 
 

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from fakevllm_adapters.formats.base import Adapter
+from fakevllm_adapters.formats.base import Adapter, Json
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
@@ -31,6 +31,7 @@ from fakevllm_adapters.http.asgi import (
 )
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
 from fakevllm_adapters.http.limits import Limits
+from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import path_with_query
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
@@ -93,6 +94,7 @@ async def _relay_route(state: ServerState, scope: Scope, body: bytes, send: Send
     """Relay a request for a small route, such as /v1/models, to the engine."""
     headers = header_map(scope)
     _episode_of_call(state, scope, headers)  # refuses an episode that is not claimed
+    _check_media_urls(state, body, json_object(body))
     path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
     path = path_with_query(path, scope.get("query_string", b""))
     await state.serving_engine().relay(scope["method"], path, body, engine_headers(headers), send)
@@ -114,6 +116,7 @@ async def _answer_call(
     else:
         job, model = state.job, state.attached_engine().info.model
         checked = _with_model(check_body(body, LIMITS), model)
+    _check_media_urls(state, checked.raw, checked.body)
     call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job)
     if sibling is None and episode is None:
         _log_direct_call(state, headers)
@@ -132,6 +135,17 @@ async def _answer_call(
         await _attempt_twice(state, attempt)
     finally:
         state.episodes.call_ends(episode, time.monotonic())
+
+
+def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None:
+    """Raise WireError (400) if vLLM would fetch a media URL whose host is not allowed.
+
+    The other engines fetch nothing, and refuse media with vLLM's error for a text model.
+    """
+    if state.config.rollout_name == "vllm":
+        refusal = media_refusal(raw, body, state.config.media_domains)
+        if refusal is not None:
+            raise refusal
 
 
 def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:

@@ -29,6 +29,7 @@ def vllm_arguments(
     template: str | None = None,
     model: str | None = "m",
     job: TrainJob | None = None,
+    media_domains: tuple[str, ...] = (),
 ) -> list[str]:
     """Return the arguments after `vllm serve`."""
     spec = EngineSpec(
@@ -39,18 +40,28 @@ def vllm_arguments(
         seed=7,
         extra_args=arguments,
         job_args=job_arguments(job or TrainJob()),
+        media_domains=media_domains,
     )
     whole_command = serve_command(spec, install, Path("s"), template)
     assert whole_command[: len(module.SUPERVISOR)] == list(module.SUPERVISOR)
     return whole_command[len(module.SUPERVISOR) + len(module.VLLM) :]
 
 
-def test_the_default_commandare_these() -> None:
+def test_the_default_arguments_are_these() -> None:
     assert vllm_arguments() == [
-        *("m", "--uds", "s", "--served-model-name", "served", "--seed", "7"),
+        *("m", "--uds", "s", "--allowed-media-domains", module.NO_MEDIA_DOMAIN),
+        *("--served-model-name", "served", "--seed", "7"),
         *("--logprobs-mode", "processed_logprobs", "--enable-prefix-caching"),
         "--disable-uvicorn-access-log",
     ]
+
+
+def test_vllm_gets_the_allowed_media_domains_and_follows_no_redirects() -> None:
+    arguments = vllm_arguments(media_domains=("a.org", "b.org"))
+    position = arguments.index("--allowed-media-domains")
+    assert arguments[position + 1 : position + 3] == ["a.org", "b.org"]
+    inherited = {"VLLM_MEDIA_URL_ALLOW_REDIRECTS": "1"}
+    assert serve_environment(inherited, GPU)["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
 
 
 @pytest.mark.parametrize(
@@ -160,6 +171,7 @@ def test_the_environment_enables_weight_updates_and_disables_usage_reports() -> 
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",
     }
 
 

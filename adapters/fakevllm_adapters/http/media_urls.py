@@ -1,0 +1,100 @@
+"""The URLs of images, audio and video in a request's messages, and the decision whether an engine
+may fetch them. This module does no I/O.
+
+An engine that fetches any URL lets a client reach addresses that only the engine's machine can
+reach, such as a cloud's metadata service.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator
+from typing import Any, cast
+
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.protocol.errors import WireError, bad_request
+
+_HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
+_URL_OF_HOST = re.compile(r"https?://([a-z0-9.-]+)(:[0-9]+)?([/?#][^\\\s]*)?", re.IGNORECASE)
+"""A URL whose host all URL parsers read alike. URL parsers disagree about a user name, a
+backslash and a space, so URLs that contain one of them do not match."""
+_URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
+"""Fields of a content part whose value is a URL, or an object with the field `url`."""
+_REQUEST_FIELDS = ("messages", "input", "system")
+"""Fields of a request that contain messages or content parts."""
+_NESTED_FIELDS = ("content", "output")
+"""Fields of a message or a content part that contain content parts. `input` is not one of them: in
+a part of type `tool_use` it holds a tool's arguments, which are not fetched."""
+
+
+def is_host_name(text: str) -> bool:
+    """Return whether the text is a host name in lower case, such as `images.example.com`.
+
+    >>> is_host_name("images.example.com"), is_host_name("https://example.com")
+    (True, False)
+    """
+    return _HOST.fullmatch(text) is not None
+
+
+def media_refusal(
+    raw: bytes, body: Json | None, allowed_hosts: Collection[str]
+) -> WireError | None:
+    """Return the error (400) for the first media URL that the engine may not fetch. Return None if
+    the engine may fetch all media URLs of the request.
+
+    `body` is the parsed request. If `body` is None, `raw` is parsed in the way that vLLM parses a
+    request, because vLLM accepts some bodies that orjson refuses. A `data:` URL is always allowed,
+    because its content is in the URL.
+    """
+    request = body if body is not None else _parsed_by_vllm(raw)
+    if not isinstance(request, dict):
+        return None
+    for url in _media_urls([cast(Json, request).get(name) for name in _REQUEST_FIELDS]):
+        if url[:5].lower() == "data:":
+            continue
+        match = _URL_OF_HOST.fullmatch(url)
+        host = match[1].lower() if match is not None else None
+        if host is None or host not in allowed_hosts:
+            return bad_request(_refusal_text(url, host))
+    return None
+
+
+def _refusal_text(url: str, host: str | None) -> str:
+    if host is None:
+        return (
+            f"The media URL {url[:100]!r} is not fetched: send the content as a `data:` URL, or "
+            "use a plain `https://HOST/PATH` URL of an allowed host."
+        )
+    return (
+        f"Media URLs of the host {host[:100]!r} are not fetched: send the content as a `data:` "
+        f"URL, or let the server's owner start it with `--media-domain {host[:100]}`."
+    )
+
+
+def _parsed_by_vllm(raw: bytes) -> object:
+    """Return the JSON value as Python's json module reads it. Return None if it cannot."""
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _media_urls(node: object) -> Iterator[str]:
+    """Yield the media URLs in messages or content parts, in any of the wire formats."""
+    if isinstance(node, list):
+        for item in cast(list[Any], node):
+            yield from _media_urls(item)
+    if not isinstance(node, dict):
+        return
+    fields = cast(Json, node)
+    for name in _URL_FIELDS:
+        value: object = fields.get(name)
+        url = cast(Json, value).get("url") if isinstance(value, dict) else value
+        if isinstance(url, str):
+            yield url
+    source: object = fields.get("source")
+    if isinstance(source, dict) and isinstance(url := cast(Json, source).get("url"), str):
+        yield url
+    for name in _NESTED_FIELDS:
+        yield from _media_urls(fields.get(name))
