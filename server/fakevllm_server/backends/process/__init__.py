@@ -1,4 +1,4 @@
-"""Engines in child processes, and the combination of a rollout and a trainer to one backend.
+"""Engines in child processes. A rollout engine and a trainer form one backend.
 
 engine_registry.py   engines by name, and which rollout and trainer a `--backend` has
 rollout_trainer_pairs.py  a rollout and a trainer in one process or in two

@@ -1,8 +1,8 @@
-"""Client of an engine of this project in a child process. The engine is a rollout, a trainer, or
-both.
+"""Client of an engine in a child process that speaks this project's control routes. The engine is a
+rollout engine, a trainer, or both.
 
-The process serves HTTP on one Unix socket: vLLM's routes for calls, and `/control/*` for the server
-that started it.
+The process serves HTTP on one Unix socket. vLLM's routes answer calls. The server that started the
+process uses `/control/*`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ Json = dict[str, Any]
 log = logging.getLogger("fakevllm.server")
 
 CONTROL_TIMEOUT_S = 3600
-"""Timeout of a control action: enough for one training step of a large model."""
+"""Timeout of a control action, which suffices for one training step of a large model."""
 HEALTH_TIMEOUT_S = 5
 HEALTH_INTERVAL_S = 10.0
 """Seconds between two health checks of a running engine."""
 HUNG_AFTER_S = 60.0
 """Seconds without a successful health check after which an engine counts as hung. A busy engine
-thread does not delay the answer, because the process's event loop gives it."""
+thread does not delay a health check, because the process's event loop answers the check."""
 HUNG_AFTER_CHECKS = 3
 """Minimum number of failed health checks in a row before an engine counts as hung. If this server
 itself was suspended for a while, only the check that was running then fails."""
@@ -60,12 +60,12 @@ MODULES = {
     "embedded": "fakevllm_server.backends.embedded",
     "verl": "fakevllm_server.backends.verl",
 }
-"""Name of an engine to the module that its process runs."""
+"""The module that an engine's process runs, by the name of the engine."""
 
 
 class ChildEngine:
-    """An engine in a child process, used as a Rollout and a Trainer. If the spec has `train_only`,
-    the process only trains."""
+    """An engine in a child process, used as a Rollout and a Trainer. If the engine's spec has
+    `train_only`, the process only trains."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec

@@ -20,8 +20,8 @@ from pathlib import Path
 from fakevllm_server.types.backend import BackendError, BackendRefused
 
 BOOT_TIMEOUT_S = 600.0
-"""Seconds that a process may take until it is ready: enough to load a large model from a slow
-disk."""
+"""Seconds that a process may take until it is ready. A large model can be loaded from a slow disk
+in this time."""
 STOP_GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 PASSING_ERRORS = frozenset(
@@ -36,11 +36,11 @@ succeed."""
 REFUSED_EXIT_CODE = 2
 """Exit code of an engine that cannot start until the user fixes the cause."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Exit codes after SIGKILL: of the process itself, and of a shell around it."""
+"""Exit codes of a process that SIGKILL ended, and of a shell that ran such a process."""
 POLL_INTERVAL_S = 0.05
 """Seconds between two checks whether a started process is ready."""
 TAIL_BYTES = 4096
-"""Size of the end of the log file in which the last line is searched."""
+"""Number of bytes at the end of the log file in which the last line is searched."""
 
 
 class ChildProcess:

@@ -1,5 +1,5 @@
-"""The table of engines by name, and the table of the rollout and the trainer for each value of
-`--backend`.
+"""The tables of rollout engines and trainers by name. A third table has the rollout engine and the
+trainer for each value of `--backend`.
 
 A new engine is a folder in `backends/` and an entry in these tables.
 """
@@ -35,14 +35,15 @@ PAIRS = {
     "vllm": ("vllm", "embedded"),
     "verl": ("vllm", "verl"),
 }
-"""Value of `--backend` to the names of its rollout engine and its trainer."""
+"""The names of the rollout engine and the trainer, by the value of `--backend`."""
 
 
 def open_backend(
     rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None
 ) -> Backend:
     """Return a backend that consists of a rollout and a trainer. If both specs name the same
-    engine, the backend is one process that samples and trains.
+    engine, the backend is one process that samples and trains. Otherwise the backend has two
+    processes.
 
     Two processes exchange new weights through the folder `weights_dir`. If `weights_dir` is None, a
     folder in memory is used.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 STATE, GROUP, SESSION = 0, 2, 3
-"""Positions of the fields of /proc/PID/stat that follow the process's name."""
+"""Positions of three fields of /proc/PID/stat, counted from the field after the process's name."""
 
 
 def live_processes(field: int, number: int) -> list[int]:

@@ -62,11 +62,12 @@ class OneProcess:
 
 class TwoProcesses:
     """A backend of two processes. The trainer exports its weights to a folder, and the rollout
-    loads the weights from there. If one process dies, only this process is restarted."""
+    engine loads the weights from this folder. If one process dies, only this process is restarted.
+    """
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """Combine `rollout` and `trainer`. Each publication of new weights creates the folder
-        `weights_folder`, and removes the folder at its end."""
+        """Combine `rollout` and `trainer`. Each publish of new weights begins by creating the
+        folder `weights_folder`, and ends by removing the folder."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder
@@ -141,11 +142,11 @@ class TwoProcesses:
 
 
 async def _is_healthy(engine: Rollout | Trainer) -> bool:
-    """Return whether the engine passes a health check.
+    """Return True if the engine passes a health check.
 
     If a check fails quickly, the engine is dead. If a check fails slowly, the engine may only be
     busy, and the check is repeated. An unnecessary restart would lose the running calls of a
-    rollout, or a trainer's steps since the last checkpoint.
+    rollout engine, or the steps of a trainer since its last checkpoint.
     """
     for _ in range(MAX_SLOW_CHECKS):
         start_time = time.monotonic()
@@ -157,11 +158,11 @@ async def _is_healthy(engine: Rollout | Trainer) -> bool:
 
 
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
-    """Return the path of the folder for new weights. The folder is in `root`, or in memory if
-    `root` is None.
+    """Return the path of the folder for new weights. The folder is in `root`. If `root` is None,
+    the folder is in memory, or in the system's temporary folder on a machine without /dev/shm.
 
-    The folder is always the same for one run on one machine. Therefore the next server finds and
-    removes the files that a killed server left there.
+    The path is always the same for one run on one machine. Therefore the next server finds and
+    removes the files that a killed server left in the folder.
     """
     run = hashlib.sha256(f"{platform.node()} {run_dir.resolve()}".encode()).hexdigest()[:12]
     if root is None:

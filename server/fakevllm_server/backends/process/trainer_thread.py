@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 class SingleThread:
-    """A daemon thread that runs actions in order. Because it is a daemon, the process can exit
-    during an action."""
+    """A daemon thread that runs actions in order. Because the thread is a daemon, the process can
+    exit during an action."""
 
     def __init__(self, name: str, initialize: Callable[[], object]) -> None:
         """Start the thread. `initialize` runs on the new thread first, because some settings of

@@ -1,4 +1,4 @@
-"""Check at start-up that an attention method gives the results of the model itself.
+"""Check at start-up that an attention method gives the same results as the unchanged model.
 
 A few random calls go through the model twice: together as a forest, and one by one through the
 unchanged model. The calls include siblings, a duplicate, and a next turn of a conversation. The
@@ -6,7 +6,7 @@ log-probabilities, and a gradient through all layers, must agree.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s on the demo's
 model, and on a GPU as long as a step of a thousand tokens. For FlexAttention the calls are longer,
-and its kernels are compiled during the check instead of during the first step. With a large model
+and the check compiles the kernels, which the first step would compile otherwise. With a large model
 on a CPU, the check reads the weights about twenty times, which still takes less time than the first
 step.
 """
@@ -36,21 +36,21 @@ TOLERANCE = {
     torch.bfloat16: 5e-2,
     torch.float16: 1e-2,
 }
-"""Largest accepted difference by type, relative to the largest log-probability and to the norm of
-the gradient. It is above the rounding of a deep model, and below the effect of a wrong position or
-mask. Norm layers compute in float32 even in a float64 model."""
+"""Largest accepted difference by dtype, relative to the largest log-probability and to the norm of
+the gradient. The limit is above the rounding of a deep model, and below the effect of a wrong
+position or mask. Norm layers compute in float32 even in a float64 model."""
 NUM_CHECKED_WEIGHTS = 4
-"""Number of weights whose gradients are compared. They are the first that train, so their gradients
-go through all layers above them. One weight is not enough, because half of the weights of a
-new adapter have a gradient of 0."""
+"""Number of weights whose gradients are compared. The first weights that train are taken, so the
+gradients go through all layers above these weights. One weight is not enough, because half of the
+weights of a new adapter have a gradient of 0."""
 MAX_WINDOW = 64
 """Longest attention window, in tokens, that the check's calls exceed. Exceeding a longer window
 would need the memory of a step."""
 SHORT = 9
-"""Prompt length, in tokens, that exceeds no limit."""
+"""Length of a prompt, in tokens, if the attention window is too long for the check's calls."""
 WHOLE_BLOCKS = 3
-"""Number of whole blocks in a prompt for a block-wise kernel. Later blocks attend to them without a
-mask."""
+"""Number of whole blocks in a prompt for a kernel that computes by blocks. Later blocks attend to
+these blocks without a mask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +62,20 @@ class AttentionCheck:
     gradient: float = 0.0
     """Norm of the difference, relative to the norm of the gradient; 0 if nothing is trained."""
     fault: str | None = None
-    """Why the method must not be used, as one clause; None if it may be used."""
+    """Why the attention method must not be used, as one clause. None if the method may be used."""
 
 
 def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
-    """Check an attention method that shares prefixes, and return the result of the check. First
-    check that the model supports prefix sharing, then compare the results with the results of the
-    model itself."""
+    """Check an attention method that shares prefixes, and return the result of the check. The first
+    check is whether the model supports prefix sharing. The second check compares the method's
+    results with the results of the unchanged model."""
     reason = sharing_refusal(model)
     return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
 
 
 def check_attention(model: Any, attention: str) -> AttentionCheck:
-    """Compare the results of any attention method, including `rows`, with the results of the model
-    itself. Return the result of the check."""
+    """Compare the results of any attention method, including `rows` (which shares no prefixes),
+    with the results of the unchanged model. Return the result of the check."""
     try:
         log_prob, gradient = relative_differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.
@@ -94,8 +94,8 @@ def check_attention(model: Any, attention: str) -> AttentionCheck:
 
 
 def relative_differences(model: Any, attention: str) -> tuple[float, float]:
-    """Return two relative differences between an attention method and the model itself: the
-    difference of the log-probabilities, and the difference of a gradient."""
+    """Return the relative differences between an attention method and the unchanged model, as
+    (difference of the log-probabilities, difference of a gradient)."""
     causal = causal_model(model)
     calls = check_calls(causal.config.get_text_config(), attention)
     trained = (parameter for parameter in causal.parameters() if parameter.requires_grad)
@@ -113,8 +113,8 @@ def relative_differences(model: Any, attention: str) -> tuple[float, float]:
 def _one_by_one(
     causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return the log-probabilities and gradients of the unchanged model. The calls go through the
-    model one by one, so at most one call is in memory."""
+    """Return (log-probabilities, gradients) of the unchanged model. The calls go through the model
+    one by one, so at most one call is in memory."""
     log_probs: list[Tensor] = []
     gradients = [torch.zeros_like(weight) for weight in weights]
     coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
@@ -130,9 +130,9 @@ def _one_by_one(
 
 
 def _coefficients(number: int) -> Tensor:
-    """Return random coefficients, one for each token. The check compares the gradient of the sum of
-    log-probabilities with these coefficients. Random coefficients prevent errors that cancel each
-    other out."""
+    """Return random coefficients, one for each token. The check compares the gradients of a
+    weighted sum of log-probabilities, in which these coefficients are the weights. With random
+    coefficients, errors at different tokens do not cancel each other out."""
     return torch.randn(number, generator=torch.Generator().manual_seed(0))
 
 
@@ -147,8 +147,8 @@ def _relative_difference(actual: Sequence[Tensor], expected: Sequence[Tensor]) -
 def _gradients(
     log_prob: Tensor, coefficients: Tensor, weights: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Return the gradients of the weighted sum of `log_prob` for all weights of the model. The
-    gradient is 0 for a weight on which the sum does not depend."""
+    """Return the gradients of the sum of `coefficients` times `log_prob`, one for each of the model
+    weights `weights`. The gradient is 0 for a weight on which the sum does not depend."""
     if not (log_prob.requires_grad and weights):
         return [torch.zeros_like(weight) for weight in weights]
     total = (log_prob * coefficients.to(log_prob)).sum()

@@ -30,10 +30,10 @@ class EdgeValues(NamedTuple):
     """Values of each edge of a piece."""
 
     log_prob: Tensor
-    """[edges], at least float32."""
+    """[edges] Log-probability of the edge's token, in float32 or a wider dtype."""
     entropy: Tensor | None
-    """[edges] Entropy in nats of the distribution that the edge's token was sampled from; None if
-    it was not requested."""
+    """[edges] Entropy in nats of the distribution that the edge's token was sampled from. None if
+    the entropy was not requested."""
 
 
 def edge_values(
@@ -46,7 +46,8 @@ def edge_values(
     max_logits: int | None = None,
 ) -> EdgeValues:
     """Run one forward pass of a piece, and return the log-probability of each edge. `attention` is
-    the name of a method in ATTENTIONS. The entropy is returned too if `with_entropy` is true.
+    the name of a method in ATTENTIONS. The entropy of each edge is returned too if `with_entropy`
+    is true.
 
     Set `entropy_trains` to False if no gradient goes through the entropy. Otherwise the gradient
     graph of the entropy would keep logits in memory that no backward pass frees.
@@ -74,14 +75,14 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """Return the log-probability of every edge of a piece, [edges]. `edge_values` documents the
-    arguments."""
+    """Return the log-probability of every edge of a piece, [edges]. The arguments are those of
+    `edge_values`, where they are documented."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
 def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
-    """Return consecutive chunks of heads, as ranges [first, last). The logits of one chunk are at
-    most `max_logits` numbers."""
+    """Return consecutive chunks of heads, as ranges [first, last). A chunk has at most `max_logits`
+    logits, or one head if a single head has more logits."""
     size = num_heads
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)

@@ -1,4 +1,5 @@
-"""A forest as tensors on a device: the inputs of a forward pass, and the mapping back to calls."""
+"""A plan, which is a forest of calls as tensors on a device. The tensors are the inputs of a
+forward pass, and the mapping from its outputs back to the calls."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ class Plan:
     """[edges] The token id of each edge."""
     gather: Tensor
     """[trained tokens] The edge of every trained token of every call, one call after another. An
-    edge occurs once for each call that trains on it, and the gradient of the gather adds these
-    up."""
+    edge occurs once for each call that trains on the edge, and the gradient of the gather adds up
+    the gradients of these calls."""
     num_trained: Sequence[int]
     """Number of trained tokens of each call."""
 
@@ -65,13 +66,14 @@ class Plan:
         return len(self.edge_head)
 
     def flat(self, edge_values: Tensor) -> Tensor:
-        """Return values per trained token, [trained tokens], from values per edge, [edges]. The
-        tokens are in the order of the calls, one call after another, as the losses expect them."""
+        """Return values per trained token, [trained tokens], from values per edge, [edges]. An edge
+        is a predicted token that several calls may share. The returned tokens are in the order of
+        the calls, one call after another, as the losses expect them."""
         return edge_values.index_select(0, self.gather)
 
     def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
-        """Return a tensor of values [trained tokens] for each call, from values per edge,
-        [edges]."""
+        """Return one tensor [trained tokens] for each call, from values per edge, [edges]. An edge
+        is a predicted token that several calls may share."""
         return self.flat(edge_values).split(list(self.num_trained))
 
 

@@ -3,11 +3,11 @@ forest of some calls as tensors.
 
 Three invariants must hold for each trained token:
 
-    I1  its edge has the id that was sampled there, the node before it, the call's temperature, and
-        the set of tokens that could be sampled
-    I2  the node before it attends to exactly the call's preceding tokens, in order, at their
-        positions
-    I3  the log-probability that it is compared with is the recorded one
+    I1  The token's edge has the sampled token id, the node of the preceding token, the call's
+        temperature, and the set of tokens that could be sampled.
+    I2  The node of the preceding token attends to exactly the call's preceding tokens, in order, at
+        their positions.
+    I3  The loss compares the token's new log-probability with the recorded log-probability.
 
 The check compares two things with the recorded calls: the tensors that a forward pass reads, and
 the parents, subtree ends and segments from which the attention layouts are built. This module does
@@ -31,7 +31,8 @@ from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
 class RecordedCall(Protocol):
-    """The fields of a recorded call that the check reads."""
+    """The fields of a recorded call that the check reads. The call is recorded with the tokens and
+    log-probabilities that the engine reported."""
 
     @property
     def group_id(self) -> str: ...
@@ -57,7 +58,8 @@ class PlanCheck:
     num_correct: int
     """Number of tokens for which all three invariants hold."""
     fault: str | None = None
-    """The first token that differs from the record, as one clause; None if all agree."""
+    """Description of the first token that differs from the recorded token, as one clause. None if
+    all tokens agree."""
 
 
 def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tensor) -> PlanCheck:
@@ -83,8 +85,8 @@ def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tens
 
 
 def _trained_mask(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor | None:
-    """Return a mask [response tokens] of the trained tokens in `calls`. Return None if the plan has
-    another number of trained tokens."""
+    """Return a mask [response tokens] of the trained tokens in `calls`. Return None if the plan and
+    `calls` differ in the number of trained tokens."""
     if len(calls) != len(plan.num_trained):
         return None
     is_trained = [list(call.is_trained) for call in calls]
@@ -100,8 +102,8 @@ def _is_correct(
     is_trained: Tensor,
     sampled_log_prob: Tensor,
 ) -> Tensor:
-    """Return for each trained token whether the invariants I1, I2 and I3 hold, [trained tokens] of
-    bool."""
+    """Return a mask [trained tokens] that is True where the invariants I1, I2 and I3 of this module
+    hold."""
     position = rows.responses[is_trained]
     gather, is_edge = _clipped_indices(plan.gather.cpu(), plan.num_edges)
     if not plan.num_edges:
@@ -148,14 +150,14 @@ class _CallRows(NamedTuple):
     nodes: Tensor
     """The plan's node of each token."""
     is_correct_so_far: Tensor
-    """Whether this token and all tokens of the call before it are those recorded."""
+    """Whether this token and all earlier tokens of its call are the recorded tokens."""
     responses: Tensor
     """[response tokens] Indices of the response tokens."""
 
     @staticmethod
     def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
-        """Return the nodes of all calls, found by following the plan's paths, and whether they are
-        correct. Return None if a path has another length than its call."""
+        """Return the nodes of all calls, found by following the plan's paths, and masks of the
+        correct nodes. Return None if a path and its call differ in length."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
         answers = torch.tensor([len(call.response_ids) for call in calls], dtype=torch.long)
@@ -179,9 +181,9 @@ class _CallRows(NamedTuple):
 
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
-    """Return for each token of a call whether its node correctly continues the call, as bool. Two
-    conditions must hold. The node is a child of the previous token's node. The node attends to
-    exactly its ancestors and itself."""
+    """Return a mask [tokens of all calls] that is True where the token's node correctly continues
+    the call. Two conditions must hold. The node is a child of the previous token's node. The node
+    attends to exactly its ancestors and itself."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
     before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
@@ -189,9 +191,9 @@ def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
 
 
 def _has_consistent_ancestors(plan: Plan) -> Tensor:
-    """Return for each node whether it attends to exactly its ancestors and itself, [nodes] of bool.
-    The ancestors are listed in the path of the node's segment. The number of subtrees that contain
-    the node must also be the node's position + 1."""
+    """Return a mask [nodes] that is True for each node that attends to exactly its ancestors and
+    itself. The ancestors are listed in the path of the node's segment, which must be consistent.
+    The number of subtrees that contain the node must be the node's position + 1."""
     forest = plan.forest
     num = forest.num_nodes
     parent, tout = as_tensor(forest.parent, "cpu"), as_tensor(forest.tout, "cpu")
@@ -201,8 +203,8 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return for each node whether the segment that contains the node is consistent, [nodes] of
-    bool. A segment is a range of nodes without a branch.
+    """Return a mask [nodes] that is True for each node in a consistent segment. A segment is a
+    range of nodes without a branch.
 
     Two conditions must hold for a segment. All its nodes have the subtree end of the segment, so
     the segment has no branch. The path of the segment contains each ancestor once, and ends with
@@ -241,8 +243,8 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
 
 
 def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Return the indices, with 0 in place of each index outside [0, limit). Also return a mask that
-    is true for the indices inside [0, limit)."""
+    """Return (indices, mask). The mask is True for the indices inside [0, limit). Each index
+    outside [0, limit) is replaced by 0."""
     is_inside = (numbers >= 0) & (numbers < limit)
     return torch.where(is_inside, numbers, 0), is_inside
 

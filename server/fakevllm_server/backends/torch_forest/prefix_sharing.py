@@ -2,10 +2,11 @@
 
 If all calls share only a few first tokens, such as the token that begins every prompt, sharing
 these tokens saves almost nothing. But sharing has two costs. At a branch, every node that is not
-below the largest child needs one more partial attention. And a cut of the tree into pieces computes
-the shared tokens again. If the top of a tree (the tokens before its first branch) saves less than
-it costs, the calls get a different root key for each branch. Calls with different root keys share
-no tokens. The training result does not change.
+below the largest child needs one more partial attention. And if the tree is cut into pieces, each
+piece computes the shared tokens again. If the top of a tree (the tokens before its first branch)
+saves less than it costs, the calls of each branch get a different root key (a property that is
+equal for all calls of one tree). Calls with different root keys share no tokens. The training
+result does not change.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ measured on a CPU with small models, where the share is largest."""
 
 MAX_PEELS = 8
 """Maximum number of passes. Each pass builds the forest again. Prefixes that stay shared after the
-last one cost a little time, but the training result is the same."""
+last pass cost a little time, but the training result is the same."""
 
 
 def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
     """Return the same calls, with different root keys for calls that should not share a small
-    prefix. Call this function before `pack`."""
+    prefix. Calls with different root keys share no tokens. Call this function before `pack`, which
+    builds the trees."""
     kept = list(calls)
     for _ in range(MAX_PEELS):
         forest = build_forest(kept)
@@ -44,8 +46,9 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the tops of trees that save less than they cost, by their first node. The top of a
-    tree is its segment before the first branch. A tree without a branch is never included."""
+    """Return the tops of trees for which sharing saves less time than it costs, by the first node
+    of the top. The top of a tree is its segment before the first branch. A tree without a branch is
+    never included."""
     return {
         top.start: top
         for top in forest.segments

@@ -2,9 +2,9 @@
 
 In these models the hidden state at a token depends only on the position and on the preceding token
 ids, and attention accepts any set of keys. Other models would silently give wrong results.
-Recurrent layers (linear attention, Mamba, short convolutions) read the nodes in the order of the
-row. Dynamic RoPE depends on the length of the longest call. ALiBi depends on a token's place in the
-row.
+Recurrent layers (linear attention, Mamba, short convolutions) depend on all earlier tokens of the
+row, including tokens of other calls. Dynamic RoPE depends on the length of the longest call. ALiBi
+depends on a token's place in the row.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose code has been reviewed and tested. After the LM head they run no code that
-`edge_log_probs` would miss."""
+"""Model types whose code has been reviewed and tested. After the LM head these models run no code
+that `edge_log_probs` leaves out."""
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
 """RoPE types whose frequencies depend only on the config."""

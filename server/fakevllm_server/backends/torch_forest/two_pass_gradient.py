@@ -24,14 +24,16 @@ from fakevllm_server.backends.torch_forest.edge_log_probs import EdgeValues, edg
 from fakevllm_server.backends.torch_forest.forward_plan import Plan
 
 LossOfEdges = Callable[[Sequence[EdgeValues]], Tensor]
-"""The values of every piece, in the order of the pieces -> the loss, a scalar."""
+"""Function of the edge values of all pieces, in the order of the pieces, that returns the loss as a
+scalar."""
 
 
 def loss_coefficients(
     loss_of: LossOfEdges, first_pass: Sequence[EdgeValues]
 ) -> tuple[Tensor, list[EdgeValues]]:
-    """Return the loss, without a gradient graph, and the derivative c_e of the loss with respect to
-    each log-probability of the first pass."""
+    """Return (loss, coefficients). The loss has no gradient graph. The coefficients are the
+    derivatives c_e of the loss with respect to the log-probabilities of the first pass, and with
+    respect to the entropies if there are entropies."""
     leaves = [
         EdgeValues(
             _leaf(values.log_prob), None if values.entropy is None else _leaf(values.entropy)

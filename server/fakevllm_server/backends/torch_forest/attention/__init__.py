@@ -1,4 +1,5 @@
-"""Attention over a forest: one module for each method, and the choice among them.
+"""Methods to compute attention over a forest (calls as trees of tokens), and the choice of a
+method.
 
     registry.py           the table ATTENTIONS, and the fastest method for a piece
     transformers_hook.py  the attention implementation that transformers calls

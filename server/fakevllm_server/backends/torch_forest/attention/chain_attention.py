@@ -2,21 +2,22 @@
 
 The heaviest child of a node is the child with the largest subtree. The nodes are numbered so that
 the heaviest child directly follows its parent. A chain starts at a node that is not a heaviest
-child, and follows heaviest children down to a leaf. Its nodes are therefore consecutive. Each node
-is in exactly one chain, and a chain is a plain causal sequence. A node's ancestors outside its
-chain are upper parts of other chains, and the node attends to each of these parts completely:
+child, and follows heaviest children down to a leaf. The nodes of a chain are therefore consecutive.
+Each node is in exactly one chain, and a chain is a plain causal sequence. A node's ancestors
+outside its chain are upper parts of other chains, and the node attends to each of these parts
+completely:
 
     within a chain    causal attention of the chain to itself
     at a branch       all nodes below the lighter children attend to the chain down to the branch
 
-This method needs no mask and no copy of keys, and computes no pair of nodes in vain. The path from
-the root to a node passes through at most 1 + log2(number of nodes) chains. The attention of the
-node has one partial result for each of these chains. The partial results are combined by their
-softmax denominators, as flash attention combines its tiles. A forest without branches needs one
-causal pass.
+This method needs no mask and no copy of keys, and computes no pair of nodes that a mask would hide.
+The path from the root to a node passes through at most 1 + log2(number of nodes) chains. The
+attention of the node has one partial result for each of these chains. The partial results are
+combined by their softmax denominators, as flash attention combines its tiles. A forest without
+branches needs one causal pass.
 
-The kernels are the kernels that `scaled_dot_product_attention` uses on a CPU. They are called
-directly by name, because `scaled_dot_product_attention` does not return the softmax denominators.
+The method calls the kernels that `scaled_dot_product_attention` uses on a CPU. The kernels are
+called directly, because `scaled_dot_product_attention` does not return the softmax denominators.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ SHORT = 32
 
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
-    """The chains of one kernel launch."""
+    """Chains that are computed in one kernel launch. A chain is a plain causal sequence of
+    nodes."""
 
     nodes: Tensor
-    """[chains, longest] Nodes of each chain, padded on the right by repeating the last one. Causal
+    """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Causal
     queries of real nodes do not attend to the padding."""
     is_real: Tensor | None
     """[chains, longest] False for padding; None if there is no padding."""
@@ -67,14 +69,14 @@ class CrossBlock:
 
 
 def is_available(device: torch.device) -> bool:
-    """Return whether torch has the kernels that chain attention needs on `device`."""
+    """Return True if torch has the kernels that chain attention needs on `device`."""
     return device.type == "cpu" and _forward is not None and _backward is not None
 
 
 def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
-    """Return the chains of a forest as ranges of nodes [first, last). Also return one block of full
-    attention for each branch: in this block, the nodes below the lighter children attend to the
-    chain down to the branch."""
+    """Return (chains, blocks) of a forest. Each chain is a range of nodes [first, last). Each
+    branch has one block of full attention, in which the nodes below the lighter children attend to
+    the chain down to the branch."""
     chains: list[tuple[int, int]] = []
     cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
@@ -91,8 +93,8 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 
 class ChainLayout:
-    """A Layout that computes attention by chains. Layers whose attention window is shorter than a
-    call use the segment layout instead."""
+    """A Layout (a computation of attention over a forest) by chains. Layers whose attention window
+    is shorter than a call use SegmentLayout instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -114,8 +116,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Group chains of similar lengths into batches, and return the batches. Each batch is one
-    kernel launch."""
+    """Group chains of similar lengths into batches, and yield the batches. Each batch is computed
+    in one kernel launch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:
@@ -147,16 +149,17 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 
 class _ChainAttention(torch.autograd.Function):
-    """An autograd function: the attention of each node to all its ancestors. The output is combined
-    from the partial softmax of each kernel launch. In the backward pass, each launch gets the
-    output and the denominator of the whole softmax, and therefore returns its exact share of the
-    gradients."""
+    """An autograd function that computes the attention of each node to itself and all its
+    ancestors. The output is combined from the partial softmax results of the kernel launches. In
+    the backward pass, each launch gets the output and the denominator of the whole softmax, and
+    therefore returns its exact share of the gradients."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: ChainLayout
     ) -> Tensor:
-        """Return the attention output of all nodes. All tensors are [heads, nodes, size]."""
+        """Return the attention output of all nodes. Query, key, value and output are [attention
+        heads, nodes, size]."""
         heads, nodes, size = value.shape
         # Node-major in memory, as the layers before and after need it.
         out = query.new_empty(nodes, heads, size, dtype=_accumulation_dtype(query.dtype)).transpose(
@@ -217,13 +220,14 @@ class _ChainAttention(torch.autograd.Function):
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which partial results are added up."""
+    """Return the dtype in which the partial results of the kernel launches are added up."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _select(values: Tensor, batch: ChainBatch) -> Tensor:
-    """Return the values at the nodes of a batch: [heads, nodes, …] -> [chains, heads, longest, …].
-    If the batch's `first_node` is set, the result is a view and no copy."""
+    """Select the values at the nodes of a batch of chains. The shape changes from [heads, nodes, …]
+    to [chains, heads, longest chain, …]. If the batch's `first_node` is set, the result is a view
+    of the input."""
     num_chains, longest = batch.nodes.shape
     if batch.first_node is not None:
         rows = values[:, batch.first_node : batch.first_node + num_chains * longest]
@@ -233,8 +237,8 @@ def _select(values: Tensor, batch: ChainBatch) -> Tensor:
 
 
 def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
-    """Write the `values` of a batch, [chains, heads, longest, …], into `target`, [heads, nodes, …].
-    Each node is in exactly one chain, so no entry is written twice."""
+    """Write the values of a batch of chains, [chains, heads, longest chain, …], into `target`,
+    [heads, nodes, …]. Each node is in exactly one chain, so no entry is written twice."""
     if batch.first_node is not None:
         _select(target, batch).copy_(values)
         return
@@ -247,5 +251,6 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 def chains(model: Any, plan: Plan) -> Tensor:
     """Run the model with attention by chains. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]."""
+    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
+    that predicts trained tokens."""
     return head_states(model, plan, ChainLayout(plan))

@@ -1,4 +1,5 @@
-"""Attention under one mask of nodes times nodes: the reference of the tests, fast for tiny trees.
+"""Attention under one mask of shape [nodes, nodes]. This method is the reference for the tests, and
+it is fast for tiny trees.
 
 The method also computes the pairs of nodes that the mask hides. Time and memory are quadratic in
 the number of nodes.
@@ -17,7 +18,8 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:
-    """A Layout that computes attention under one boolean mask of all pairs of nodes."""
+    """A Layout (a computation of attention over a forest) with one boolean mask of all pairs of
+    nodes."""
 
     def __init__(self, plan: Plan) -> None:
         self._pos = plan.pos
@@ -38,8 +40,8 @@ class DenseLayout:
         )
 
     def visible(self, window: int | None) -> Tensor:
-        """Return the attention mask of a forest, [nodes, nodes] of bool: whether the query node
-        (row) attends to the key node (column)."""
+        """Return the attention mask of a forest, [nodes, nodes] of bool. An entry is True if the
+        query node (row) attends to the key node (column)."""
         if window is None:
             return self._visible
         return self._visible & (self._pos[:, None] - self._pos[None, :] < window)
@@ -47,5 +49,6 @@ class DenseLayout:
 
 def dense(model: Any, plan: Plan) -> Tensor:
     """Run the model with attention under one mask. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]."""
+    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
+    that predicts trained tokens."""
     return head_states(model, plan, DenseLayout(plan))

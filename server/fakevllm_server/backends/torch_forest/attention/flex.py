@@ -1,9 +1,10 @@
-"""FlexAttention over the depth-first intervals of the forest: the method for GPUs.
+"""FlexAttention over a forest, which is the attention method for GPUs. In depth-first order, the
+nodes of each subtree are consecutive, so the mask needs only the ends of the subtrees.
 
 The block mask is computed from the subtree ends of whole blocks of nodes. For a hundred thousand
-nodes, this takes about ten milliseconds and almost no memory. Torch's own function would evaluate
-every pair of nodes. The kernel is compiled once for all lengths, because a compilation for each
-length would take longer than a training step.
+nodes, this takes about ten milliseconds and almost no memory. Torch's own function for block masks
+would evaluate every pair of nodes. The kernel is compiled once for all lengths, because a
+compilation for each length would take longer than a training step.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from fakevllm_server.backends.torch_forest.attention.transformers_hook import no
 from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 BLOCK = 128
-"""Block size of the kernels, in nodes. The number of nodes is padded to a multiple of it."""
+"""Block size of the kernels, in nodes. The number of nodes is padded to a multiple of the block
+size."""
 
 
 class FlexLayout:
-    """A Layout that computes attention by FlexAttention. The nodes are padded to whole blocks, and
-    each padding node is a separate tree."""
+    """A Layout (a computation of attention over a forest) by FlexAttention. The nodes are padded to
+    whole blocks, and each padding node is a separate tree."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -55,9 +57,10 @@ class FlexLayout:
 
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
-    """Return FlexAttention's block mask of a forest. `tout` has the subtree end of each node, and
-    `pos` has the position of each node. The number of nodes is a multiple of the block size `size`.
-    With a window, the mask may list a block in which all pairs of nodes are masked."""
+    """Return FlexAttention's block mask of a forest. `tout` has, for each node, the end of the
+    node's subtree (the first node after the subtree). `pos` has the position of each node. The
+    number of nodes is a multiple of the block size `size`. With a window, a listed block may
+    contain no pair of nodes that attend, which costs time but changes no result."""
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
@@ -93,10 +96,11 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
 
 
 def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return FlexAttention's two tensors for a table of blocks. The first tensor has, for each
-    query block, the number of key blocks to which it attends. The second tensor has, for each query
-    block, the indices of all key blocks, with the attended key blocks first. `blocks` is [query
-    blocks, key blocks] of bool: whether the query block attends to the key block."""
+    """Return the two tensors (counts, indices) by which FlexAttention describes a table of blocks.
+    For each query block, `counts` has the number of key blocks to which the query block attends.
+    For each query block, `indices` has all key blocks, with the attended key blocks first. An entry
+    of `blocks`, [query blocks, key blocks] of bool, is True if the query block attends to the key
+    block."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
     return counts[None, None], order[None, None]
@@ -110,6 +114,7 @@ def _compiled(device_type: str) -> Any:
 
 def flex(model: Any, plan: Plan) -> Tensor:
     """Run the model with FlexAttention. Return the hidden states from which the LM head predicts
-    trained tokens, [heads, hidden]."""
+    trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node that
+    predicts trained tokens."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

@@ -1,5 +1,5 @@
-"""Attention without sharing: each call is a separate row, padded on the right. The method works
-with every causal model.
+"""Attention without shared prefixes. Each call is a separate row, padded on the right. The method
+works with every causal model.
 
 Calls share no tokens, and the model runs plain forward passes. The LM head still runs only once for
 each node that predicts a token.
@@ -22,7 +22,8 @@ MAX_PADDING = 1.1
 
 def rows(model: Any, plan: Plan) -> Tensor:
     """Run the model with one row for each call. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]."""
+    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
+    that predicts trained tokens."""
     body = body_of(model)
     flat: list[Tensor] = []
     flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)

@@ -1,4 +1,5 @@
-"""The table of attention methods, and the choice of the fastest one for a piece.
+"""The table of attention methods, and the choice of the fastest method for a piece (a set of calls
+that go through the model together).
 
 A new method is a file and an entry in ATTENTIONS.
 """
@@ -22,7 +23,8 @@ ROWS = "rows"
 """Name of the method that computes calls one by one and shares nothing."""
 
 HeadStates = Callable[[Any, Plan], Tensor]
-"""(model, plan) -> [heads, hidden], the hidden states on which the LM head runs."""
+"""Function of (model, plan) that returns the hidden states on which the LM head runs, [heads,
+hidden]."""
 
 ATTENTIONS: dict[str, HeadStates] = {
     "chains": chains,
@@ -52,8 +54,9 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
-    """Return the name of the fastest attention method for a piece with the sharing factor `rho`. If
-    `rho` is at least MIN_RHO, the method is `sharing_attention`, which the device and the attention
-    check allow. Otherwise the method is `rows`, which shares no prefixes. Because `rows` computes
-    `rho` times as many tokens, it may exceed the memory budget by a factor of up to MIN_RHO."""
+    """Return the name of the fastest attention method for a piece, which is a set of calls. If the
+    piece's sharing factor `rho` is at least MIN_RHO, the method is `sharing_attention`, the best
+    method that shares prefixes on this device. Otherwise the method is `rows`, which shares no
+    prefixes. Because `rows` computes `rho` times as many tokens, it may exceed the memory budget by
+    a factor of up to MIN_RHO."""
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

@@ -2,9 +2,9 @@
 a branch. The nodes of the segment are the queries, and all nodes from the root to the end of the
 segment are the keys.
 
-This method runs on every device and in layers with a window. Siblings of equal length share a
-kernel launch. Keys and values of a path are copied for every launch; the method `chains` avoids
-that copy on a CPU.
+This method runs on every device and in layers with an attention window. Segments with the same
+parent and the same length share a kernel launch. Keys and values of the path from the root are
+copied for every launch. On a CPU, the method `chains` avoids this copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments with the same parent and the same length, which are computed in one kernel
-    launch."""
+    """Segments (ranges of nodes without a branch) that are computed in one kernel launch. All have
+    the same parent and the same length."""
 
     ancestors: Slices
     """Common ancestors, from the root."""
@@ -36,7 +36,8 @@ class SegmentBatch:
 
 
 class SegmentLayout:
-    """A Layout that computes one batch of segments after another."""
+    """A Layout (a computation of attention over a forest) that computes one batch of segments after
+    another."""
 
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
@@ -55,8 +56,8 @@ class SegmentLayout:
 
 
 def segment_batches(forest: Forest, device: torch.device) -> Iterator[SegmentBatch]:
-    """Yield the segments of a forest in batches. All segments of a batch have the same parent and
-    the same length."""
+    """Yield the segments of a forest (ranges of nodes without a branch) in batches. All segments of
+    a batch have the same parent and the same length."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for segment in forest.segments:
         batches[segment.parent, segment.end - segment.start].append(segment.start)
@@ -121,8 +122,8 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
     """Return the attention mask of a segment, [length, num_ancestors + length] of bool. Each of the
-    segment's `length` nodes attends to the nodes before it and to itself, and with a window only to
-    nodes less than `window` positions back."""
+    segment's `length` nodes attends to itself and to the nodes before it. With a window, the node
+    attends only to nodes less than `window` positions back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
     return mask if window is None else mask.triu(num_ancestors - window + 1)
@@ -130,5 +131,6 @@ def _mask(length: int, num_ancestors: int, window: int | None, device: torch.dev
 
 def segments(model: Any, plan: Plan) -> Tensor:
     """Run the model with attention by segments. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]."""
+    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
+    that predicts trained tokens."""
     return head_states(model, plan, SegmentLayout(plan))

@@ -1,4 +1,5 @@
-"""The hook into transformers: an attention implementation that takes a layout as an argument.
+"""An attention implementation for transformers that takes a layout as an argument. A layout
+computes attention over a forest (calls as trees of tokens).
 
 A model with this attention implementation normally computes as with `sdpa`. In a forward pass with
 the argument `forest=LAYOUT`, the layout decides to which nodes each node attends. Because the
@@ -23,8 +24,8 @@ IMPLEMENTATION = "fakevllm_forest"
 
 class Layout(Protocol):
     """A computation of attention over the nodes of a forest. A node attends to its ancestors and
-    itself. In a layer with a window, a node attends only to the nodes among these that are less
-    than `window` positions back."""
+    itself. In a layer with a window, a node attends only to itself and to ancestors less than
+    `window` positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
@@ -45,8 +46,9 @@ def forest_attention(
     forest: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention with the signature that transformers calls. The inputs are [batch, heads,
-    tokens, size]. The returned output is [batch, tokens, heads, size]."""
+    """Compute attention, by the given layout or else by `sdpa`. transformers calls this function.
+    The inputs are [batch, heads, tokens, size]. The returned output is [batch, tokens, heads,
+    size]."""
     if forest is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -88,7 +90,8 @@ def install_attention(model: Any) -> None:
 
 def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
     """Run the model on the nodes of a plan with the given layout. Return the hidden states from
-    which the LM head predicts trained tokens, [heads, hidden]."""
+    which the LM head predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan,
+    which is a node that predicts trained tokens."""
     return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 
@@ -97,9 +100,9 @@ def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
     of every node, [nodes, hidden]. `ids` has the token ids and `pos` the positions of the nodes,
     [nodes] each."""
     install_attention(model)
-    # transformers passes a mask of four dimensions on unchanged. Without one, it would take jumps
-    # of the positions for packed sequences and build a mask of nodes times nodes. The layouts read
-    # neither mask.
+    # transformers passes a mask of four dimensions on unchanged. Without such a mask, it would
+    # interpret jumps of the positions as packed sequences, and build a mask of nodes times nodes.
+    # The layouts read neither mask.
     unused_mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
     output = body_of(model)(
         input_ids=ids[None],
@@ -113,5 +116,5 @@ def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
 
 def repeat_kv(states: Tensor, query: Tensor) -> Tensor:
     """Return keys or values, [1, key heads, nodes, size], repeated so that every query head has its
-    own."""
+    own key head or value head."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], 1)
