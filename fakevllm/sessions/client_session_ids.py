@@ -1,4 +1,5 @@
-"""Session hints: the names of sessions and users that clients send in headers and bodies. Pure."""
+"""Session hints: the names of sessions and users that clients send in headers and bodies. This
+module does no I/O."""
 
 from __future__ import annotations
 
@@ -57,9 +58,10 @@ _RETRY_HINT = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
-    """Return the hints of a request. Never raises.
+    """Return the session hints of a request: the names of its session, user and earlier answer.
+    This function never raises.
 
-    Header names are in lower case. `body` is in the app's own format.
+    Header names are in lower case. `body` is the request body as the app sent it.
     """
     if _HEADERS.isdisjoint(headers) and _FIELDS.isdisjoint(body or ()):
         return _RETRY_HINT if _is_retry(headers) else NO_HINTS
@@ -93,7 +95,8 @@ def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
 
 
 def _sessions_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Return the names of the session and of its parent session."""
+    """Return (name of the session, name of its parent session). A name is None if the headers do
+    not contain it."""
     if session := _header(headers, b"x-session-id") or _header(headers, b"x-session-affinity"):
         return session, _header(headers, b"x-parent-session-id")
     if session := _header(headers, b"x-claude-code-session-id"):

@@ -1,7 +1,7 @@
 """The lookup of a request's session, and of the answer that the request continues.
 
-A lookup changes nothing. It tries the kinds of evidence in order, the most certain kind first; see
-`Evidence`.
+A lookup does not change the session tree. It tries the kinds of evidence in order, the most certain
+kind first. `Evidence` lists the kinds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MAX_QUOTING_CHARS = 20_000
 
 
 class HistoryMatch(NamedTuple):
-    """A group that is part of a request's history."""
+    """An earlier group whose question or answer was found in a request's history, and its position
+    there."""
 
     group: GroupNode
     at: int
@@ -49,15 +50,17 @@ class LookupResult(NamedTuple):
 
 
 class SessionLookup:
-    """The lookup of sessions in an index."""
+    """The functions that find a request's session in the index of earlier groups."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
 
     def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
-        """Return the session and the parent of a request.
+        """Return the session of a request, and its parent (the group whose answer the request
+        continues).
 
-        `named` is the session that the request's hints name; None if the index has no such session.
+        `named` is the session that the request's headers or body name. It is None if the request
+        names no session, or if the index has no session of this name.
         """
         is_named = request.hints.session is not None
         issued, evidence = self._by_issued_id(request)
@@ -83,8 +86,8 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Return the lookup's result from the request's history and its answers; None if they match
-        no session."""
+        """Find the session through earlier groups with which the request's history begins. Return
+        None if no session was found this way."""
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
             evidence = Evidence.PREFIX
@@ -103,8 +106,8 @@ class SessionLookup:
     def _by_other_evidence(
         self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
     ) -> LookupResult:
-        """Return the lookup's result from the other evidence: answers in the middle of the history,
-        names, cache key and quotes."""
+        """Find the session through evidence other than the beginning of the history: answers in the
+        middle of the history, names, cache key and quotes."""
         match = self._distinctive_answer(request, within)
         if match is not None:
             is_known = evidence is not Evidence.NONE
@@ -123,8 +126,8 @@ class SessionLookup:
         return LookupResult(quoted, Evidence.QUOTE)
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
-        """Return a match for the last served answer to which the request refers by a response id or
-        a tool call id, and the kind of evidence. The match is None if there is no such answer."""
+        """Return (match, evidence) for the last served answer to which the request refers by a
+        response id or a tool call id. The match is None if there is no such answer."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -143,8 +146,8 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return the longest prefix of the history that ends in a served answer, as a match; None
-        if there is none."""
+        """Return a match for the longest beginning of the history that equals the history and the
+        served answer of an earlier group. Return None if there is no such group."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -160,12 +163,13 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Return the longest prefix that ends after message `after` and equals the history of an
-        earlier group, as a match; None if there is none.
+        """Return a match for the longest beginning of the history that equals the history of an
+        earlier group, without its answer. This beginning must end after message `after`. Return
+        None if there is no such group.
 
-        If the session is not known, three more conditions must hold. The message after the prefix
-        is an answer, which the app has reworded. The earlier group has no continuation. All groups
-        that match belong to the same session.
+        If the session is not known, three more conditions must hold. The message after the matching
+        part is an answer, which the app has reworded. No other request continues the earlier group.
+        All groups that match belong to the same session.
         """
         messages = request.history.messages
         by_history = self._index.by_history
@@ -183,7 +187,8 @@ class SessionLookup:
         return None
 
     def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
-        """Return the group of the failed request that this request retries; None if there is none.
+        """Return the group of the unanswered request that this request retries, or None if there is
+        no such group.
 
         The client's library must mark the request as a retry, because a request with equal text may
         come from another user.
@@ -201,8 +206,8 @@ class SessionLookup:
     def _distinctive_answer(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return a match for the last answer in the history that was served to one session only;
-        None if there is none."""
+        """Return a match for the last distinctive answer (a long one, or one with tool calls) in
+        the history that was served to one session only. Return None if there is no such answer."""
         messages = request.history.messages
         for at in range(len(messages) - 1, -1, -1):
             if messages[at].is_distinctive:
@@ -213,13 +218,14 @@ class SessionLookup:
         return None
 
     def _recent(self, request: IncomingRequest) -> Iterator[SessionNode]:
-        """Yield the recent sessions of the scope and the user, the latest first."""
+        """Yield the recently used sessions of the request's API key and user, the latest first."""
         for session in islice(reversed(self._index.sessions.values()), MAX_RECENT_SESSIONS):
             if session.scope == request.scope and _is_same_user(session, request.hints):
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question the request's text quotes; None if there is none.
+        """Return the session whose question is quoted in the request's text, or None if there is no
+        such session.
 
         If the text quotes several sessions, a session whose answer is quoted too is preferred.
         """
@@ -244,7 +250,7 @@ class SessionLookup:
 
 
 def padded(text: str) -> str:
-    """Return the beginning of a text, in the form that `quotes` expects.
+    """Return the beginning of a text between two line breaks. `quotes` expects this form.
 
     The rest of the text is cut off to limit the time, because the text is searched once per
     session.
@@ -253,8 +259,8 @@ def padded(text: str) -> str:
 
 
 def quotes(text: str, excerpt: str) -> bool:
-    """Return whether a `padded` text contains the excerpt as whole lines. A speaker's name may
-    precede the excerpt.
+    """Return True if a `padded` text contains the excerpt as whole lines. The name of a speaker and
+    a colon may precede the excerpt.
 
     >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
     True
@@ -272,7 +278,7 @@ def _is_possible(group: GroupNode, request: IncomingRequest) -> bool:
 
 
 def _is_same_user(session: SessionNode, hints: Hints) -> bool:
-    """Return whether the session and the request may belong to the same user.
+    """Return True if the session and the request may belong to the same user.
 
     The result is False only if both users are known and differ.
     """
@@ -280,10 +286,11 @@ def _is_same_user(session: SessionNode, hints: Hints) -> bool:
 
 
 def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, bool]:
-    """Return a sort key for groups with equal histories; the largest key is the most likely parent.
+    """Return a sort key for groups with equal histories. The group with the largest key is the most
+    likely parent of the request.
 
     The key consists of three conditions, the most important first: the cache keys are equal, the
-    system prompts are equal, and the group has no continuation yet.
+    system prompts are equal, and no other request continues the group's answer yet.
     """
     cache_key = request.hints.cache_key
     return (

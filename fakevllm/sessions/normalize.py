@@ -1,5 +1,5 @@
-"""Normalized histories. Each history has a key (a hash), which stays equal in whatever form a
-client repeats a conversation.
+"""Normalized message histories. Each history has a key (a hash). The key is the same in whatever
+form a client repeats a conversation.
 
 Clients parse the messages that they received and serialize them again, so the bytes differ. A key
 depends on the role, the text, the tool calls with their parsed arguments, and the pictures as they
@@ -61,7 +61,7 @@ _EXAMPLES_END = "I switched to a new code base."
 
 
 class NormalizedMessage(NamedTuple):
-    """A message of a history, reduced to the parts that its key covers."""
+    """A message of a history, reduced to the parts from which its key (a hash) is computed."""
 
     role: str
     """user, tool or assistant."""
@@ -108,14 +108,14 @@ class MessageHistory:
 
     @property
     def has_answers(self) -> bool:
-        """Whether the history has a message of the assistant."""
+        """True if the history has a message of the assistant."""
         return any(message.role == "assistant" for message in self.messages)
 
     def turns_after(self, at: int) -> int:
-        """Return the number of turns that users began after message `at`. With -1 for `at`, all
-        turns are counted.
+        """Return the number of turns that users began after the message with the index `at`. With
+        -1 for `at`, all turns are counted.
 
-        Several messages of a user between two answers begin one turn.
+        Several messages of a user between two answers begin only one turn.
         """
         turns, is_open = 0, True
         for message in self.messages[at + 1 :]:
@@ -153,14 +153,16 @@ def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
 
 @lru_cache(1024)
 def scope_key(scope: str) -> bytes:
-    """Return the key of the empty history in a scope. Histories of two scopes never match."""
+    """Return the key of the empty history for a scope (an API key). The key of each history depends
+    on this key, so histories of two scopes never match."""
     return _key(scope)
 
 
 def normalize_message(
     history_key: bytes, message: Json, previous_role: str = ""
 ) -> NormalizedMessage | None:
-    """Return the normalized message, with the key of the history that ends with this message.
+    """Return the normalized message, which includes the key of the history that ends with this
+    message.
 
     `history_key` is the key of the history before the message. The result is None if the message is
     empty.
@@ -210,8 +212,8 @@ def _text(message: Json) -> str:
 
 
 def _question_in_context(text: str) -> str:
-    """Return the user's question from a text that also contains context. If the text has no
-    context, return the whole text.
+    """Return the user's question from a text in which an app has added context to the question. If
+    the text has no context, return the whole text.
 
     >>> _question_in_context("### Task: ... <context>a</context>\\n<user_query>Why?</user_query>")
     'Why?'
@@ -224,8 +226,8 @@ def without(text: str, begin: str, end: str) -> str:
     """Return the text without the passages that start with the mark `begin` and stop with the mark
     `end`.
 
-    The function uses no regular expression, which would scan the rest of the text once for each
-    mark that is never closed.
+    The function uses no regular expression, because a regular expression would scan the rest of the
+    text once for each mark that is never closed.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
@@ -250,7 +252,7 @@ def _non_text_parts(content: object) -> list[bytes]:
 
 
 def _calls(message: Json) -> list[tuple[str, bytes]]:
-    """Return the name and the canonical arguments of each tool call."""
+    """Return (name, arguments in canonical form) for each tool call of a message."""
     tool_calls: object = message.get("tool_calls")
     calls = cast(list[Any], tool_calls) if isinstance(tool_calls, list) else []
     functions = [cast(Json, call).get("function") for call in calls if isinstance(call, dict)]
@@ -278,8 +280,9 @@ def _call_ids(message: Json, role: str, text: str) -> Iterator[str]:
 
 
 def canonical_arguments(arguments: object) -> bytes:
-    """Return a call's arguments in a canonical form, independent of spaces, order, escapes and the
-    spelling of whole numbers. Arguments that are not JSON are returned unchanged.
+    """Return the arguments of a tool call as JSON in a canonical form. This form does not depend on
+    spaces, the order of keys, escapes and the spelling of whole numbers. Arguments that are not
+    JSON are returned unchanged except for surrounding spaces.
 
     >>> canonical_arguments('{"b": 1.0, "a": "\\\\u00e9"}').decode()
     '{"a":"é","b":1}'
@@ -298,7 +301,8 @@ def canonical_arguments(arguments: object) -> bytes:
 
 
 def _with_integers(value: object) -> object:
-    """Return the value with whole floats as integers, as JavaScript writes them."""
+    """Return a JSON value in which each float without a fraction is replaced by an integer.
+    JavaScript writes such floats as integers."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER:
         return int(value)
     if isinstance(value, dict):
@@ -317,7 +321,7 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts, each with its answer.
+    """The lengths of the latest prompts without messages, each counted with its answer.
 
     A new prompt is cut at these lengths, to check whether it begins with an earlier prompt and its
     answer.
@@ -327,10 +331,10 @@ class PromptEnds:
         self._lengths: deque[int] = deque(maxlen=NUM_ENDS)
 
     def history_of(self, prompt: str, scope: str) -> MessageHistory:
-        """Return a prompt as a history.
+        """Return a prompt without messages as a message history.
 
-        The prompt is cut at each known length. The history has one message per cut, whether or not
-        an answer ends there, and a last message for the whole prompt.
+        The prompt is cut at each stored length. The history has one message per cut, whether or not
+        an answer ends at the cut, and a last message for the whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -351,7 +355,8 @@ class PromptEnds:
 
 
 class PromptHash:
-    """The running hash of a prompt that waits for its answer. The text itself is not kept."""
+    """The hash of a prompt that waits for its answer, which can be extended by the answer. The text
+    itself is not stored."""
 
     def __init__(self, prompt: str, scope: str) -> None:
         self._digest = _new_digest(scope_key(scope))
@@ -359,7 +364,7 @@ class PromptHash:
         self._length = len(prompt)
 
     def with_answer(self, answer: str) -> tuple[bytes, int] | None:
-        """Return the key and the length of the prompt followed by its answer.
+        """Return (key, length in characters) for the prompt followed by its answer.
 
         The result is None if the answer is empty.
         """

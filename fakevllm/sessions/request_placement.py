@@ -1,8 +1,8 @@
 """The placement of one request in the session tree.
 
 A request is placed only once. The record of its group contains the place, so the request is placed
-before that record is made. An error in this module never reaches the app: the request then has no
-place.
+before the record is made. If an error occurs in this module, the app still gets its answer, and the
+request has no place.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Placement:
-    """The placement of one request: the request and, after `place` was called, its place in the
-    session tree."""
+    """One request and, after `place` was called, its place in the session tree."""
 
     tree: SessionTree
     group_id: str
@@ -46,10 +45,12 @@ class Placement:
     _is_served: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
-        """Return the session that the request would continue as a main call, or None.
+        """Return the id of the session that the request would continue as a main call, or None if
+        it would open a new session. A main call is any call except those that the app makes for
+        itself, such as a request for a title.
 
-        Call `place` soon after this method. `place` uses the result of this method's lookup, and
-        other requests may evict the session.
+        Call `place` soon after this method, because `place` uses the result of this method's
+        lookup, and other requests may evict the session.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -72,9 +73,9 @@ class Placement:
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
         """Store the message that the app gets, in the first attempt or in a retry. Only the first
-        call has an effect.
+        call of this method has an effect.
 
-        `at` is in Unix seconds.
+        `at` is the time in Unix seconds.
         """
         if self._place is None or self._is_served:
             return
@@ -85,7 +86,8 @@ class Placement:
             log.exception("the answer of request %s could not be kept", self.group_id)
 
     def failed(self, at: float) -> None:
-        """Record that the app did not get the whole answer, unless `served` was called."""
+        """Record that the app did not get the whole answer. If `served` was called before, do
+        nothing."""
         if self._place is not None and not self._is_served:
             self.tree.failed(self.group_id, at)
 

@@ -1,4 +1,4 @@
-"""The index of the latest groups and their sessions, by several keys.
+"""The index of the latest groups and their sessions, which finds groups by several keys.
 
 The size of the index is bounded. The least recently used group is evicted first. A session is
 evicted together with its last group.
@@ -95,15 +95,15 @@ class GroupNode:
     """Groups that continue this group's answer, by id."""
 
     def was_open_at(self, at: float) -> bool:
-        """Return whether the group had no answer yet at the time `at` (Unix seconds)."""
+        """Return True if the group had no answer yet at the time `at` (Unix seconds)."""
         return self.status is GroupStatus.OPEN or self.ended_at > at
 
 
 class GroupIndex(Generic[Key]):
     """An index of groups by one kind of key.
 
-    Several groups may share a key. If a key has one group, as most keys have, that group is stored
-    without a dict.
+    Several groups may share a key. Most keys have only one group, which is then stored without a
+    dict.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class GroupIndex(Generic[Key]):
         return len(self._entries)
 
     def add(self, key: Key, group: GroupNode) -> None:
-        """Add a group as the latest of its key."""
+        """Add a group under a key, as the latest group with this key."""
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = group
@@ -123,7 +123,7 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove a group, if it has this key."""
+        """Remove a group from a key. If the group does not have this key, do nothing."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)
@@ -131,7 +131,7 @@ class GroupIndex(Generic[Key]):
             del self._entries[key]
 
     def latest(self, key: Key) -> Iterator[GroupNode]:
-        """Return at most MAX_MATCHES groups of this key, the latest first."""
+        """Return at most MAX_MATCHES groups with this key, the latest first."""
         entry = self._entries.get(key)
         if entry is None:
             return iter(())
@@ -140,7 +140,7 @@ class GroupIndex(Generic[Key]):
         return iter((entry,))
 
     def has(self, key: Key) -> bool:
-        """Return whether any group has this key."""
+        """Return True if any group has this key."""
         return key in self._entries
 
 
@@ -174,7 +174,8 @@ class SessionIndex:
         return session
 
     def add(self, group: GroupNode) -> None:
-        """Add a group, link the group to its parent, and evict the groups that exceed the bound."""
+        """Add a group, link the group to its parent, and evict the least recently used groups if
+        there are too many."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:
@@ -199,7 +200,8 @@ class SessionIndex:
         call_ids: tuple[str, ...],
         response_id: str | None,
     ) -> None:
-        """Mark a group as served, and index the keys by which later requests may refer to it."""
+        """Mark a group as served, and index the keys by which later requests may refer to the
+        group."""
         group.status, group.prompt_hash = GroupStatus.SERVED, None
         group.answered_key, group.message_key = answered_key, message_key
         group.call_ids, group.response_id = call_ids, response_id

@@ -47,7 +47,8 @@ _ORPHAN_CHARS = 4_000
 
 
 class _Orphan(NamedTuple):
-    """A side call that quotes a question before any main call with that question has arrived."""
+    """A side call (a call that the app makes for itself, for example for a title) that arrived
+    before any main call with the question that it quotes."""
 
     session_id: str
     text: str
@@ -55,8 +56,8 @@ class _Orphan(NamedTuple):
 
 
 class SessionTree:
-    """The sessions of all apps. The tree is pure: times are arguments. Only one thread may use the
-    tree."""
+    """The sessions of all apps. The tree does no I/O, and times are arguments. Only one thread may
+    use the tree."""
 
     def __init__(self, max_groups: int = MAX_GROUPS) -> None:
         self._index = SessionIndex(max_groups)
@@ -70,8 +71,8 @@ class SessionTree:
 
     @property
     def num_keys(self) -> int:
-        """Number of all keys, sessions and links that the tree holds. Tests check that this number
-        is bounded."""
+        """Number of all keys, sessions and parent links that the tree holds. Tests check that this
+        number is bounded."""
         index = self._index
         group_indexes = (
             index.by_history,
@@ -86,10 +87,11 @@ class SessionTree:
     def history_of(
         self, body: Json, prompt: str, scope: str
     ) -> tuple[MessageHistory, PromptHash | None]:
-        """Return the message history of a request body, and the hash of its prompt.
+        """Return (message history, hash of the prompt) for a request body.
 
-        The body is in the upstream's format. If it has messages, the history is made from them, and
-        the hash is None. Otherwise `prompt` is used; the hash is None if the prompt is empty.
+        The body is in the upstream's format. If the body has messages, the history is made from
+        them, and the hash is None. Otherwise the history is made from `prompt`. The hash is then
+        None only if the prompt is empty.
         """
         messages: object = body.get("messages")
         if isinstance(messages, list):
@@ -98,16 +100,18 @@ class SessionTree:
         return history, PromptHash(prompt, scope) if prompt else None
 
     def find(self, request: IncomingRequest) -> LookupResult:
-        """Return the session and the parent of a request without placing it."""
+        """Return the session of a request and the group whose answer the request continues. The
+        request is not added to the tree."""
         session_id = _named_session_id(request)
         named = self._index.sessions.get(session_id) if session_id else None
         return self._lookup.find(request, named)
 
     def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
-        """Place a request. Its group is open until `served` or `failed` is called.
+        """Add a request to the tree, and return its place. Its group is open until `served` or
+        `failed` is called.
 
-        Call this method once per group. `lookup` is the result of `find` if `find` was just called,
-        else None.
+        Call this method once per group. If `find` was just called, `lookup` is its result, which
+        saves a second lookup.
         """
         lookup = lookup or self.find(request)
         session = lookup.session or self._open_session(request)
@@ -206,8 +210,8 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the id of the session that this request should join: a session that was opened by
-        an earlier side call which quotes this request's question.
+        """Return the id of the session that this main call should join. This is a session that an
+        earlier side call opened, and the side call quotes this request's question.
 
         The result is None if there is no such session, or if the session has a main call already.
         """
@@ -269,7 +273,8 @@ class SessionTree:
         return Kind.EDITS if is_continued else Kind.CONTINUES
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
-        """Return whether the history has the parent's answer, but not the messages before it."""
+        """Return True if the history has the parent's answer, but not the messages before this
+        answer."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group
@@ -294,7 +299,8 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the session's latest main call with the same history as the request, or None."""
+        """Return the session's latest main call with the same history as the request, or None if
+        there is no such call."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group
@@ -332,7 +338,8 @@ class SessionTree:
 
 
 def _named_session_id(request: IncomingRequest) -> str | None:
-    """Return the id of the session that the request names, or None."""
+    """Return the id of the session that the request's headers or body name, or None if they name no
+    session."""
     name = request.hints.session
     return _session_id(request.scope, name) if name else None
 

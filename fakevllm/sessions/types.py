@@ -1,5 +1,5 @@
-"""The types of the session tree: a request that is to be placed, the place of a request, and a
-placed request."""
+"""The types of the session tree: a request that is to be placed, its place in the tree, and a
+placed request from the ledger."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
 """The service for feedback about answers.
 
 Each feedback is stored in the ledger, and the `on_feedback` hook computes its value. If the rewards
-of the answer's group have not been sent yet, the value is added to the reward. Otherwise the
-feedback becomes a late sample: a training sample of its own.
+of the answer's group have not been sent to the server yet, the value is added to the served
+answer's reward. Otherwise the feedback becomes a late sample: a training sample of its own.
 
-Feedback that has been stored is processed by this proxy process or, after a restart, by the next
-proxy process.
+If the proxy stops before it has processed stored feedback, the next proxy process does so.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ _NO_FEEDBACK = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT
 
 
 class FeedbackService:
-    """The service that accepts explicit feedback from apps, and detects implicit feedback: a next
-    message or a regeneration. `close` leaves unprocessed feedback to the next proxy process."""
+    """The service that accepts explicit feedback from apps, and detects implicit feedback. A next
+    message or a regeneration is implicit feedback. `close` leaves unprocessed feedback to the next
+    proxy process."""
 
     def __init__(
         self,
@@ -83,7 +83,8 @@ class FeedbackService:
 
     def restore(self) -> None:
         """Process the feedback that an earlier proxy process had stored. Call this method before
-        any group of an earlier process is sent."""
+        any group of an earlier process is sent, so that the feedback can still be added to the
+        group's reward."""
         for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
             self._start(row)
 
@@ -91,10 +92,11 @@ class FeedbackService:
         await self._background.close()
 
     async def accept(self, body: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
-        """Store feedback, and return its row and whether it had been stored before.
+        """Store feedback, and return (row of the ledger, True if the feedback had been stored
+        before).
 
-        Raises WireError with status 404 if the app received no such answer, 400 if the
-        `feedback_id` names other feedback, and 503 if the ledger cannot be written.
+        Raises WireError with status 404 if the app received no answer with this id, 400 if the
+        `feedback_id` was used before for other feedback, and 503 if the ledger cannot be written.
         """
         group_id = await self._find(body.id, app_key)
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
@@ -109,8 +111,8 @@ class FeedbackService:
         return row, not is_new
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
-        """Process a new request as implicit feedback about an earlier answer of its session, and
-        release the groups of the session's earlier turns.
+        """Process a new request as implicit feedback about an earlier answer of its session. Also
+        release the groups of the session's earlier turns, so that they no longer wait for feedback.
 
         `text` is the request's last user message.
         """
@@ -126,7 +128,8 @@ class FeedbackService:
     # --- storing
 
     async def _find(self, name: str, app_key: str | None) -> str:
-        """Return the id of the group whose answer has the id `name`. Raises WireError (404)."""
+        """Return the id of the group whose answer has the id `name`. Raises WireError (404) if the
+        app received no such answer."""
         group_id = self._delivery.find(name, app_key)
         if group_id is None:
             await self._ledger.flush(FLUSH_S)  # the answer may be an instant old
@@ -142,8 +145,8 @@ class FeedbackService:
     async def _store(
         self, body: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
-        """Return the ledger row of the feedback, and whether the feedback is new. Raises WireError
-        (400, 503)."""
+        """Return (row of the ledger, True if the feedback is new). Raises WireError with status 400
+        if the `feedback_id` is in use, and 503 if the ledger cannot be written."""
         rows = self._ledger.feedback
         is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
@@ -182,8 +185,8 @@ class FeedbackService:
     # --- processing
 
     def _start(self, row: FeedbackRecord) -> None:
-        """Start processing feedback, unless the feedback was processed already or is being
-        processed."""
+        """Start to process feedback. If the feedback was processed already or is being processed,
+        do nothing."""
         key = (row.group_id, row.feedback_id)
         if row.state == FeedbackState.RECEIVED and key not in self._in_progress:
             self._in_progress[key] = True
@@ -193,11 +196,12 @@ class FeedbackService:
     async def _finish(
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Call `process`, and pass its result to `feedback_finished`.
+        """Call `process`, which returns the amount to add to the group's reward, and pass this
+        amount to `feedback_finished`.
 
-        A stop of the proxy cancels this method before it calls `feedback_finished`. The group is
-        then not sent by this process, because the ledger may already record the feedback as added
-        to the group's reward. The next proxy process sends the group.
+        If the proxy stops, this method is cancelled before it calls `feedback_finished`. The group
+        is then not sent by this process, because the ledger may already record the feedback as
+        added to the group's reward. The next proxy process sends the group.
         """
         try:
             amount = await process()
@@ -220,8 +224,8 @@ class FeedbackService:
         return self._locks.setdefault(group_id, asyncio.Lock())
 
     def _void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Mark feedback as void (taken back or replaced), unless it was added to a reward or sent
-        already."""
+        """Mark feedback as void, because it was taken back or replaced. Feedback that was already
+        added to a reward or sent as a sample is not changed."""
         key = (row.group_id, row.feedback_id)
         if key in self._in_progress:
             self._in_progress[key] = False
@@ -238,9 +242,9 @@ class FeedbackService:
         The result is None if the feedback will become a sample, or if the feedback has no value.
 
         An amount is returned only after the ledger has stored the amount. A restart could otherwise
-        train the feedback a second time. `recorded` is the receipt of `row`; None if the ledger is
-        known to have the row. This method must not await anything before its first write, because
-        feedback may be taken back meanwhile.
+        train the feedback a second time. `recorded` is the receipt for the queued write of `row`.
+        None means that the ledger is known to have the row. This method must not await anything
+        before its first write, because the app may take the feedback back meanwhile.
         """
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):
@@ -322,7 +326,7 @@ class FeedbackService:
         return await asyncio.to_thread(self._ledger.feedback.preceding_group, place, group_id)
 
     async def _subject(self, group_id: str) -> FeedbackSubject | None:
-        """Return the answered request; None if the ledger could not be written, or if no answer was
-        served."""
+        """Return the answered request. Return None if the ledger does not have the group, or if no
+        answer was served."""
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(read_subject, self._ledger, group_id)

@@ -1,4 +1,4 @@
-"""The body of a feedback request, its identity and its value. Pure."""
+"""The body of a feedback request, its identity and its value. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ effect."""
 
 
 class FeedbackBody(BaseModel):
-    """The body of POST /v1/feedback. Unknown fields are ignored, as vLLM does."""
+    """The body of POST /v1/feedback. Unknown fields are ignored, because vLLM ignores them too."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
@@ -44,18 +44,19 @@ class FeedbackBody(BaseModel):
 
     @property
     def is_withdrawal(self) -> bool:
-        """Whether all content fields are null. A request without content withdraws earlier
-        feedback."""
+        """True if all content fields (score, thumbs, edited, comment) are null. A request without
+        content withdraws earlier feedback."""
         return not self.content
 
     @property
     def content(self) -> dict[str, Any]:
-        """The content fields that are not null."""
+        """The content fields (score, thumbs, edited, comment) that are not null."""
         return self.model_dump(exclude={"id", "feedback_id"}, exclude_none=True)
 
     @property
     def value(self) -> float | None:
-        """The value of the feedback if there is no hook; None if the feedback has no value.
+        """The value of the feedback in a proxy without an `on_feedback` hook, or None if the
+        feedback has no value.
 
         >>> FeedbackBody(id="a", thumbs="down").value, FeedbackBody(id="a", comment="Hm").value
         (-1.0, None)
@@ -64,26 +65,30 @@ class FeedbackBody(BaseModel):
 
 
 def value_of(score: float | None, thumbs: str | None) -> float | None:
-    """Return the value of a feedback if there is no hook. A score takes precedence over thumbs."""
+    """Return the value of a feedback in a proxy without an `on_feedback` hook. A score takes
+    precedence over thumbs. If both are None, the result is None."""
     if score is not None or thumbs is None:
         return score
     return 1.0 if thumbs == "up" else -1.0
 
 
 class FeedbackIdConflict(ValueError):
-    """A `feedback_id` that was used before for other content about the same answer."""
+    """The `feedback_id` was used before for other content about the same answer."""
 
 
 def identify(
     body: FeedbackBody, earlier: Sequence[FeedbackRecord]
 ) -> tuple[str, FeedbackRecord | None]:
-    """Return the feedback's id, and the earlier feedback that this one repeats, or None.
+    """Return (id of the feedback, earlier feedback that this feedback repeats). The second element
+    is None if the feedback is new.
 
-    `earlier`: all feedback about the same answer, oldest first.
+    `earlier` is all feedback about the same answer, oldest first.
 
     Feedback without a `feedback_id` repeats earlier feedback with equal content. There are two
-    exceptions: the earlier feedback was taken back or replaced, or feedback with another number was
-    sent since. Therefore the sequence thumbs up, down, up ends as up. Raises FeedbackIdConflict.
+    exceptions. The feedback is new if the earlier feedback was taken back or replaced. Feedback
+    with a value is also new if other feedback with a value was sent in between. Therefore the
+    sequence thumbs up, down, up ends as up. Raises FeedbackIdConflict if the `feedback_id` was used
+    for other content.
     """
     if body.feedback_id is not None:
         known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)
@@ -103,24 +108,26 @@ def identify(
 
 
 def content_of(row: FeedbackRecord) -> dict[str, Any]:
-    """Return the content fields of a stored feedback that are not null."""
+    """Return the fields with content (score, thumbs, edited, comment) of a stored feedback that are
+    not null."""
     fields = {name: getattr(row, name) for name in ("score", "thumbs", "edited", "comment")}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback in `earlier` that new feedback about the same answer replaces: all
-    explicit feedback that has not been used yet."""
+    """Return the feedback that new feedback about the same answer replaces. This is all explicit
+    feedback in `earlier` that is still being processed, or that waits to be sent as a sample."""
     unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)
     return [row for row in earlier if row.kind == "feedback" and row.state in unused]
 
 
 def baseline_of(others: Sequence[float], num: int) -> float | None:
-    """Return the baseline of a feedback: the mean of the app's latest other values. `others` has
-    the values of the app's other feedback, latest first. Return None if the app has sent fewer than
-    `num` feedbacks, including this feedback. The value minus the baseline is trained. Feedback that
-    is always equal therefore trains nothing, and mostly negative feedback does not push the model
-    away from all of its answers.
+    """Return the baseline of a feedback: the mean of the latest values of the app's other feedback.
+    `others` has these values, latest first. Return None if the app has sent fewer than `num`
+    feedbacks, including this feedback.
+
+    The value minus the baseline is trained. Feedback that is always equal therefore trains nothing,
+    and mostly negative feedback does not push the model away from all of its answers.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

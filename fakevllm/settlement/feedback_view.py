@@ -1,4 +1,4 @@
-"""The argument of the `on_feedback` hook: an answer with feedback about it."""
+"""The argument of the `on_feedback` hook, which consists of an answer and feedback about it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class FeedbackSubject:
-    """An answered request that feedback is about."""
+    """An answered request about which the app has sent feedback."""
 
     group: GroupRecord
     messages: list[dict[str, Any]]
@@ -24,8 +24,8 @@ class FeedbackSubject:
 
 
 def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
-    """Read an answered request from the ledger; this blocks. Return None if the group is not in the
-    ledger, or if no answer was served."""
+    """Read an answered request from the ledger. This function blocks. Return None if the group is
+    not in the ledger, or if no answer was served."""
     group = ledger.group(group_id)
     if group is None or group.served_index is None:
         return None
@@ -39,8 +39,8 @@ def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
 def hook_argument(
     subject: FeedbackSubject, task: Task | None, row: FeedbackRecord, next_message: str = ""
 ) -> Feedback:
-    """Return the hook's argument. `next_message` is the user's next message, for implicit
-    feedback."""
+    """Return the argument of the `on_feedback` hook. For implicit feedback, `next_message` is the
+    user's next message."""
     group = subject.group
     served = next(sibling for sibling in group.siblings if sibling.served)
     answer: dict[str, Any] = orjson.loads(served.message_json or "{}")

@@ -48,14 +48,15 @@ class LateSamples:
         self._woken.set()
 
     def group_settled(self, group_id: str) -> None:
-        """Send the feedback that waited for this group's outcome, if any."""
+        """Record that the outcome of a group is known. If feedback waited for this outcome, wake
+        the background task, which sends the feedback."""
         if self._settled is not None:
             self._settled.add(group_id)
         if group_id in self._blocked:
             self._woken.set()
 
     async def run(self) -> None:
-        """Send late feedback until cancelled."""
+        """Send late feedback to the server until cancelled."""
         while True:
             await self._woken.wait()
             await self._link.serving.wait()  # until then, the server refuses samples
@@ -74,8 +75,8 @@ class LateSamples:
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return group id and feedback id of the feedback that has a baseline and whose group is
-        settled."""
+        """Return (group id, feedback id) for each feedback that can be sent. Such feedback has a
+        baseline, and the server has accepted or refused its group."""
         settled = self._settled = set[str]()
         try:
             await self._ledger.flush()
@@ -90,8 +91,8 @@ class LateSamples:
         return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
-        """Send one feedback as a sample. A temporary error is raised. After any other error, the
-        feedback is recorded as lost."""
+        """Send one feedback to the server as a training sample. After a temporary error, raise the
+        error. After any other error, record the feedback as lost."""
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile
@@ -149,7 +150,7 @@ class LateSamples:
 
 
 def _untrainable_reason(served: ServedCalls) -> str | None:
-    """Return the reason if an answer cannot become a sample, else None."""
+    """Return the reason why an answer cannot become a training sample, or None if it can."""
     if not served.calls:
         return "no_calls: the answer's tokens are not in the ledger"
     if len(served.calls) > MAX_SAMPLE_CALLS:

@@ -1,5 +1,5 @@
 """The groups that have not been sent to the server yet. Feedback about their answers can still be
-added to their rewards. Pure; the clock is passed in."""
+added to their rewards. This module does no I/O, and times are arguments."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class _Group:
 
 
 class PendingGroups:
-    """The groups between the app's answer and the sending of the group."""
+    """The groups whose app has its answer and that have not been sent to the server yet."""
 
     def __init__(self, window_s: float = 0.0) -> None:
-        """Create an empty collection. `window_s` is the number of seconds for which a scored group
-        waits for feedback."""
+        """Create an empty collection. A scored group waits `window_s` seconds for feedback before
+        it is sent."""
         self._window_s = window_s
         # Bounded by the number of open groups, and by the groups within the window.
         self._groups: dict[str, _Group] = {}
@@ -48,8 +48,8 @@ class PendingGroups:
     def add(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Add a group whose app has the answer, or is about to get it. Only the first call for a
-        group has an effect."""
+        """Add a group whose app has the answer, or is about to get the answer. Only the first call
+        for a group has an effect."""
         if group_id in self._groups:
             return
         self._groups[group_id] = _Group(answer_id, app_key, place)
@@ -61,7 +61,8 @@ class PendingGroups:
     def group_recorded(self, group_id: str, now: float, *, accepts_feedback: bool) -> None:
         """Record that the group is in the ledger with its rewards, ready to be sent.
 
-        `accepts_feedback`: whether the served sibling has a reward to which feedback can be added.
+        `accepts_feedback` is True if the served sibling has a reward to which feedback can be
+        added.
         """
         restored = _Group(None, None, None, is_restored=True)
         group = self._groups.setdefault(group_id, restored)
@@ -69,8 +70,8 @@ class PendingGroups:
         group.accepts_feedback = accepts_feedback
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the group whose answer has the id `name` for this app, or whose own id is
-        `name`."""
+        """Return the id of the group whose answer has the id `name`, or whose own id is `name`.
+        Return None if there is no such group of this app."""
         group_id = self._by_answer.get(name, name)
         group = self._groups.get(group_id)
         if group is None or group.is_restored or group.app_key != app_key:
@@ -78,18 +79,19 @@ class PendingGroups:
         return group_id
 
     def is_recorded(self, group_id: str) -> bool:
-        """Return whether the group was recorded; True also for a sent or forgotten group."""
+        """Return True if the group was recorded, or is no longer in this collection because it was
+        sent or forgotten."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group (do not send it) until the matching call of `feedback_finished`."""
+        """Hold the group, so that it is not sent until the matching call of `feedback_finished`."""
         if group_id in self._groups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Add `amount` to the group's reward, and release the group. If `amount` is None, nothing
-        is added."""
+        """Stop holding the group for one feedback. If `amount` is not None, add it to the group's
+        reward, and release the group, so that it is sent without further delay."""
         group = self._groups.get(group_id)
         if group is None:
             return
@@ -99,16 +101,16 @@ class PendingGroups:
             group.is_released = True
 
     def accepts_feedback(self, group_id: str) -> bool:
-        """Return whether feedback may still be added to the group's reward."""
+        """Return True if feedback may still be added to the group's reward."""
         group = self._groups.get(group_id)
         return group is not None and group.accepts_feedback
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the group about which a request at `place` is implicit feedback.
+        """Return the id of the group about which a request at `place` is implicit feedback.
 
         If the request is a regeneration, the result is the latest group of the same request. If the
-        request is a next message, the result is the group of the preceding answer. None if there is
-        no such group here.
+        request is a next message, the result is the group of the preceding answer. The result is
+        None if this collection has no such group.
         """
         if place.kind is Kind.REGENERATES:
             session = self._by_session.get(place.session_id, ())
@@ -119,7 +121,8 @@ class PendingGroups:
         return place.parent_id if is_next else None
 
     def release_earlier_turns(self, place: Place) -> list[str]:
-        """Release the groups of the session's earlier turns, and return them."""
+        """Release the groups of the session's earlier turns, so that they no longer wait for
+        feedback. Return the ids of these groups."""
         released = [
             group_id
             for group_id in self._by_session.get(place.session_id, ())
@@ -130,16 +133,16 @@ class PendingGroups:
         return released
 
     def wait_s(self, group_id: str, now: float) -> float:
-        """Return the seconds for which the group is still held: infinity while feedback about the
-        group is being processed."""
+        """Return the number of seconds for which the group is still held. The result is infinite
+        while feedback about the group is being processed, and before the group is recorded."""
         group = self._groups[group_id]
         if group.send_at is None or group.num_in_progress > 0:
             return math.inf
         return 0.0 if group.is_released else max(0.0, group.send_at - now)
 
     def remove(self, group_id: str) -> float:
-        """Remove a group that is about to be sent. Return the sum of its feedback, to be added to
-        the reward of its served sibling."""
+        """Remove a group that is about to be sent. Return the sum of its feedback, which the caller
+        adds to the reward of the served sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0
@@ -157,7 +160,7 @@ class PendingGroups:
         return place.turn if place is not None else 0
 
     def _is_same_request(self, group_id: str, place: Place) -> bool:
-        """Return whether `place` regenerates the answer to the group's request."""
+        """Return True if `place` is the place of a request that regenerates the group's answer."""
         own = self._groups[group_id].place
         regenerates = place.kind is Kind.REGENERATES and place.asked_key != ""
         return regenerates and own is not None and own.asked_key == place.asked_key

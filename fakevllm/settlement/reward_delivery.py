@@ -1,9 +1,9 @@
 """Delivery of a group after its app has been answered: first to the ledger, then to the server.
 
-A group is in the ledger with the state `scored` before its rewards are sent, and may be held in
-that state for feedback about its answer. If a stop or a crash prevents a group from being sent, the
-next proxy process sends the group, without waiting for the rest of its window. The server accepts
-each group once.
+A group is in the ledger with the state `scored` before its rewards are sent. In this state, it may
+be held for a time window, in which feedback about its answer is added to its reward. If a stop or a
+crash prevents a group from being sent, the next proxy process sends the group, without waiting for
+the rest of the window. The server accepts each group once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ ALREADY_ACCEPTED = 409
 
 
 class Delivery:
-    """The background delivery of groups to the server. Close it after the objects that call it."""
+    """The background delivery of groups to the server. Close the delivery after the objects that
+    call its methods."""
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Delivery:
 
     @property
     def num_unsettled(self) -> int:
-        """Number of groups of this proxy process that the server has not accepted yet."""
+        """Number of groups of this proxy process whose end the server has not accepted yet."""
         return len(self._background)
 
     # --- feedback
@@ -79,30 +80,33 @@ class Delivery:
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the unsent group whose answer has the id `name` for this app."""
+        """Return the id of the unsent group whose answer has the id `name`, or whose own id is
+        `name`. Return None if there is no such group of this app."""
         return self._pending.find(name, app_key)
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the unsent group about which a request at `place` is implicit feedback."""
+        """Return the id of the unsent group about which a request at `place` is implicit feedback.
+        Return None if there is no such group."""
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
-        """Hold the group until the matching call of `feedback_finished`, unless the group was sent
-        already."""
+        """Hold the group, so that it is not sent until the matching call of `feedback_finished`. If
+        the group was sent already, do nothing."""
         self._pending.feedback_started(group_id)
 
     def accepts_feedback(self, group_id: str) -> bool:
-        """Return whether feedback may still be added to the group's reward."""
+        """Return True if feedback may still be added to the group's reward."""
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Add `amount` to the reward of the group's served sibling. If `amount` is None, nothing is
-        added. The amount must be in the ledger already."""
+        """Stop holding the group for one feedback. If `amount` is not None, add it to the reward of
+        the served sibling. The amount must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
-        """Release the groups of the session's earlier turns, because a later turn has begun."""
+        """Release the groups of the session's earlier turns, so that they no longer wait for
+        feedback, because a later turn has begun."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
@@ -120,7 +124,7 @@ class Delivery:
 
     def settle(self, record: GroupRecord) -> None:
         """Write a group to the ledger, then report its end to the server. If the group is scored,
-        send its rewards; else abort the group."""
+        send its rewards. Otherwise abort the group at the server."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -128,8 +132,8 @@ class Delivery:
         self._background.start(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
-        """Send the groups that earlier proxy processes left `scored`, as soon as the server is
-        reachable."""
+        """Send the groups that earlier proxy processes left in the state `scored`, as soon as the
+        server is reachable."""
         assert self._resending is None, "resend is called once, at the start"
         for group in groups:  # feedback about them may not have been processed yet
             self._pending.group_recorded(
@@ -138,8 +142,8 @@ class Delivery:
         self._resending = asyncio.create_task(self._resend(groups))
 
     async def close(self) -> None:
-        """Stop the delivery. Groups that were not sent stay `scored` in the ledger for the next
-        process."""
+        """Stop the delivery. Groups that were not sent keep the state `scored` in the ledger, and
+        the next proxy process sends them."""
         if self._resending is not None:
             self._resending.cancel()
             await asyncio.gather(self._resending, return_exceptions=True)
@@ -182,7 +186,8 @@ class Delivery:
 
     @contextlib.contextmanager
     def _stoppable_wait(self) -> Generator[None]:
-        """Run the block as a wait that a stop of the proxy cancels at once.
+        """Run the `with` block so that a stop of the proxy cancels it at once, because the block
+        only waits.
 
         After a cancelled wait, the group stays `scored` for the next proxy process.
         """
@@ -225,8 +230,8 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """Wait until the group is no longer held, and return it with the feedback added to the
-        reward of its served sibling."""
+        """Wait until the group is no longer held for feedback. Return the group with the feedback
+        added to the reward of its served sibling."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)
@@ -285,13 +290,13 @@ def _scored(record: GroupRecord) -> ScoredGroup:
 
 
 def _has_served_reward(group: ScoredGroup) -> bool:
-    """Return whether the served sibling has a reward to which feedback can be added."""
+    """Return True if the served sibling has a reward to which feedback can be added."""
     served = group.served_index
     return served is not None and group.rewards[served] is not None
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason slug of a failed request to the server, for the ledger.
+    """Return the reason why a request to the server failed, as a short code for the ledger.
 
     >>> reason_of(TimeoutError())
     'swarm_unreachable'
