@@ -1,8 +1,7 @@
 """Reward answers that differ from their siblings, if they are good enough.
 
-Quality is a gate: an answer that does not pass gets 0, so that being different never pays by
-itself. Near copies form a cluster and share one bonus. Eight near copies together therefore earn
-the bonus of a single answer.
+An answer that is not good enough gets 0, so being different alone never pays. Near copies form a
+cluster and share one bonus. Eight near copies together therefore earn the bonus of a single answer.
 """
 
 from __future__ import annotations
@@ -43,13 +42,13 @@ def on_compute_relative_reward(
 
 
 def passes(answer: Json) -> bool:
-    """Return whether the answer is good enough. Edit this: the default accepts any complete
-    text."""
+    """Return True if the answer is good enough. Edit this function. By default, any complete text
+    is good enough."""
     return answer["finish_reason"] == "stop" and bool((answer.get("content") or "").strip())
 
 
 def clusters_of(texts: Sequence[str]) -> list[list[int]]:
-    """Return clusters of near copies, as indices of the texts.
+    """Return clusters of near copies. Each cluster is a list of indices into `texts`.
 
     A text joins the first cluster whose first text is similar to it.
 
@@ -69,9 +68,10 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
 
 
 def word_ngrams(text: str) -> Ngrams:
-    """Return the n-grams of NGRAM_WORDS words, without case and punctuation.
+    """Return the set of all sequences of NGRAM_WORDS words in a text. Case and punctuation are
+    ignored.
 
-    A text of at most NGRAM_WORDS words is a single n-gram.
+    A text of at most NGRAM_WORDS words has a single n-gram, the whole text.
     """
     words = _WORD.findall(text.casefold())
     if len(words) <= NGRAM_WORDS:
@@ -81,5 +81,6 @@ def word_ngrams(text: str) -> Ngrams:
 
 
 def similarity(first: Ngrams, second: Ngrams) -> float:
-    """Return the Jaccard similarity: the size of the intersection over the size of the union."""
+    """Return the Jaccard similarity of two sets of n-grams: the size of the intersection divided by
+    the size of the union."""
     return len(first & second) / len(first | second)

@@ -31,10 +31,10 @@ def on_compute_relative_reward(
 
 
 def score(sibling: Sibling, answer: Json) -> float | None:
-    """Return 1 for a correct answer and 0 for a wrong one; None if the task has no reference
+    """Return 1 for a correct answer and 0 for a wrong one. Return None if the task has no reference
     answer.
 
-    Stores the final answer found in the text as `answer["extracted"]`.
+    The final answer that was found in the text is stored as `answer["extracted"]`.
     """
     reference = sibling.task.metadata.get(REFERENCE_FIELD)
     if reference is None:
@@ -64,7 +64,8 @@ def extract(text: str) -> str | None:
 
 
 def json_field(text: str, name: str) -> str | None:
-    """Return a field of the JSON object in a text; None if there is no such field.
+    """Return a field of the JSON object in a text, as a string. Return None if there is no such
+    field.
 
     >>> json_field('```json\\n{"result": 42}\\n```', "result")
     '42'
@@ -81,10 +82,10 @@ def json_field(text: str, name: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Return a normal form of a text; answers that mean the same have the same normal form.
+    """Return a normal form of a text. Answers that mean the same have the same normal form.
 
-    Numbers are compared by value. Other text is compared without case, without surrounding spaces,
-    and without a final full stop.
+    Numbers are compared by value. Other text is compared without case. Spaces, full stops,
+    asterisks, backticks and dollar signs at both ends are ignored.
 
     >>> normalise(" $1,200.0. ") == normalise("1200"), normalise("Yes.")
     (True, 'yes')

@@ -1,9 +1,9 @@
 """Reward an answer in the required format with 1, or a little less if it is long.
 
-The format is a gate: an answer without the required format gets 0, far less than any answer with
-the format, so giving up the format never pays. Lengths are compared only within the group. An
-answer longer than the median of the passing answers loses up to LENGTH_CAP. If you add a score for
-quality, it should outweigh LENGTH_CAP.
+An answer without the required format gets 0, far less than any answer with the format, so giving up
+the format never pays. Lengths are compared only within the group. Only answers with the required
+format count for the median length. An answer longer than this median loses up to LENGTH_CAP. If you
+add a score for quality, it should outweigh LENGTH_CAP.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def on_compute_relative_reward(
 
 
 def passes(answer: Json) -> bool:
-    """Return whether the answer has the required format."""
+    """Return True if the answer has the required format."""
     is_complete = not MUST_FINISH or answer["finish_reason"] == "stop"
     return is_complete and re.fullmatch(PATTERN, answer.get("content") or "") is not None
 
 
 def measure_lengths(siblings: list[Sibling], answers: list[Json]) -> list[int]:
-    """Return the length of each answer: in tokens if all token counts are known, else in
-    characters."""
+    """Return the length of each answer. Lengths are in tokens if all token counts are known, else
+    in characters."""
     tokens = [sibling.usage.get("completion_tokens") for sibling in siblings]
     if all(isinstance(count, int) for count in tokens):
         return [int(count or 0) for count in tokens]
@@ -53,8 +53,8 @@ def measure_lengths(siblings: list[Sibling], answers: list[Json]) -> list[int]:
 
 
 def length_penalty(length: int, median_length: float) -> float:
-    """Return the penalty for an answer's length: from 0 at the median to LENGTH_CAP at twice the
-    median.
+    """Return the penalty for an answer's length. It rises from 0 at the median length to LENGTH_CAP
+    at twice the median.
 
     >>> length_penalty(100, 100), round(length_penalty(150, 100), 3), length_penalty(900, 100)
     (0.0, 0.05, 0.1)

@@ -4,8 +4,8 @@
     export FAKEVLLM_JUDGE_API_KEY=…          # if the judge requires a key
 
 Never use the model that is being trained as its own judge. If the judge's reply cannot be parsed,
-the answers are not trained; they do not get 0. If the judge cannot be reached, the hook fails, and
-the ledger has the reason.
+the answers get no reward and are not trained. If the judge cannot be reached, the hook fails, and
+the ledger records the reason.
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ def parse_scores(text: str, num_answers: int) -> list[float | None]:
 
 
 def reward_of(score: Any) -> float | None:
-    """Return a score as a reward from 0 to 1; None if the score is not a finite number."""
+    """Return a judge's score as a reward from 0 to 1. Return None if the score is not a finite
+    number."""
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         return None
     return min(max(score / BEST, 0.0), 1.0)
@@ -129,7 +130,8 @@ def answer_text(answer: Json) -> str:
 def setting(name: str) -> str:
     """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
 
-    Raises RuntimeError if the variable is not set; only the API key is optional.
+    Raises RuntimeError if the variable is not set. Only the API key may be missing; then "none" is
+    returned.
     """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:
@@ -139,5 +141,5 @@ def setting(name: str) -> str:
 
 @cache
 def client() -> AsyncOpenAI:
-    """Return the client for the judge's server. All calls of the hook process share one client."""
+    """Return the client for the judge's server. All calls in the hook process share this client."""
     return AsyncOpenAI(base_url=setting("BASE_URL"), api_key=setting("API_KEY"))

@@ -55,8 +55,8 @@ def rank_rewards(scores: Sequence[float]) -> list[float]:
 
 
 def tied_groups(scores: Sequence[float]) -> list[list[int]]:
-    """Return groups of tied scores, as lists of indices; the group with the lowest scores comes
-    first.
+    """Return groups of tied scores. Each group is a list of indices into `scores`. The group with
+    the lowest scores comes first.
 
     A score belongs to a group if it exceeds the group's lowest score by at most MARGIN.
 

@@ -1,8 +1,9 @@
 """Reward answers only by what users do with them: thumbs, scores, corrections and next messages.
 
 Without feedback, all answers of a group get the same reward, so the group trains nothing. Feedback
-that arrives within `[feedback] window_s` counts in the answer's own group. Later feedback becomes a
-training sample of its own. Missing feedback does not count as bad.
+that arrives within `window_s` seconds (section `[feedback]` of the configuration) counts in the
+answer's own group. Later feedback becomes a training sample of its own. Missing feedback does not
+count as bad.
 """
 
 from __future__ import annotations

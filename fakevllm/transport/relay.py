@@ -19,7 +19,7 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """Upstream call of a lead that has siblings."""
+    """Call to the engine for a lead (the app's own request) that has siblings."""
 
     body: bytes
     headers: Mapping[str, str]
@@ -39,12 +39,13 @@ async def relay(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Relay the upstream's answer to the app while it arrives, and return it.
+    """Relay the upstream's answer to the app while it arrives, and return the answer.
 
-    `is_caused_by_siblings`: function that returns whether siblings of the proxy may have caused a
-    429. If they may have, the 429 is raised as an outage and not relayed. Raises WireError for an
-    outage before any answer data has been sent to the app. A later outage ends the stream with an
-    error.
+    `is_caused_by_siblings` returns True if siblings of the proxy may have caused a 429 (too many
+    requests). Such a 429 is raised as an outage and not relayed.
+
+    Raises WireError for an outage if no answer data has been sent to the app yet. A later outage
+    ends the stream to the app with an error event.
     """
     if request.exchange is None:
         return await relay_native(
@@ -71,8 +72,8 @@ async def pass_on(
     """Send a complete reply of the upstream to the app, in the app's format. Return the reply that
     was sent.
 
-    If the engine refuses a translated request, the request is sent again in the app's own format to
-    the engine's own route for that format, and that reply is relayed.
+    If the engine refuses a request that the proxy has translated, the app's original request is
+    sent to the engine's own route for the app's format. The reply of that route is then relayed.
     """
     if reply.status == 200:
         await app.answer(reply)
@@ -92,10 +93,11 @@ async def relay_native(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Relay the answer of the engine's own route for the app's format, byte for byte. Return that
+    """Relay the answer of the engine's own route for the app's format, byte for byte. Return this
     answer.
 
-    Raises WireError, as `relay` does, if no response has been started.
+    Raises WireError for an outage if the response to the app has not been started yet. A later
+    outage ends the response with an error event.
     """
     started = time.monotonic()
     chunks: list[bytes] = []
@@ -128,10 +130,11 @@ async def relay_native(
 async def _relay_stream(
     live: LiveResponse, request: Request, app: AppResponse, started: float, lead: LeadCall | None
 ) -> EngineResponse:
-    """Relay a stream event by event, in the app's format.
+    """Relay a stream event by event, in the app's format. Return the stream that was relayed.
 
-    A stream that begins with a permanent error becomes a plain error response. A stream that breaks
-    off is ended with an error event, or raises WireError if no answer data has been sent.
+    A stream that begins with a permanent error becomes a plain error response. If a stream breaks
+    off after answer data has been sent, the app gets an error event. If it breaks off earlier,
+    WireError is raised.
     """
     assert request.exchange is not None
     awaits_token = lead is not None
@@ -174,7 +177,7 @@ async def _relay_stream(
 
 
 def _find_id(events: Sequence[bytes]) -> str | None:
-    """Return the first id in these events, or None if they have none."""
+    """Return the first answer id in these events. Return None if no event has an id."""
     for event in events:
         # An event that is not valid JSON is skipped. The format's parser refuses it.
         with contextlib.suppress(ValueError):
@@ -185,23 +188,24 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return whether the events contain a token. The first event may contain only the role, which
-    is sent before the engine has processed the prompt, so a second event is required."""
+    """Return True if the events contain a token, which is the case from the second event on. The
+    first event may contain only the role, which is sent before the engine has processed the
+    prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
 
 async def raise_outage(
     live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
 ) -> None:
-    """Raise WireError if the status reports an outage, or if it is a 429 that siblings of the proxy
-    may have caused."""
+    """Raise WireError if the status reports an outage. A 429 also counts as an outage if siblings
+    of the proxy may have caused it."""
     if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
         raw = b"".join([chunk async for chunk in live.chunks])
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 
 async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
-    """Send the upstream's error to the app, in the app's format, and return it."""
+    """Send the upstream's error to the app, in the app's format. Return the upstream's reply."""
     if request.is_translated:
         error_body = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, error_body))

@@ -1,4 +1,5 @@
-"""One request of an app, the plan of its siblings, and the result of each sibling."""
+"""One request of an app, the plan for its siblings (how many, and how they differ), and the result
+of each sibling."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ _REQUEST_ID = "X-Request-Id"
 
 
 class SiblingOutcome(StrEnum):
-    """Kind of a sibling's result."""
+    """Kind of result that a sibling had."""
 
     ANSWERED = "answered"
     """The answer can be served and trained."""
@@ -61,7 +62,8 @@ class Request:
 
     @property
     def body(self) -> Json:
-        """Parsed body in the upstream's format; {} if `exchange` is None."""
+        """Parsed body in the upstream's format; {} if the request could not be parsed or
+        translated."""
         return self.exchange.body if self.exchange is not None else {}
 
     @property
@@ -69,14 +71,15 @@ class Request:
         return self.exchange is not None and self.exchange.streamed
 
     def can_show(self, result: SiblingResult) -> bool:
-        """Return whether the app's format can express this sibling's answer."""
+        """Return True if the app's format can express this sibling's answer."""
         if self.exchange is None or result.answer is None:
             return False
         return self.exchange.can_show(result.answer)
 
     @property
     def is_translated(self) -> bool:
-        """Whether the upstream route has another format than the app."""
+        """Whether the request must be translated, because the upstream route has another format
+        than the app."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
@@ -88,7 +91,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SiblingResult:
-    """Result of one sibling: an answer, or the reply or error in place of an answer."""
+    """Result of one sibling. It is an answer, or the error that came in place of an answer."""
 
     index: int
     reply: EngineResponse | None = None
@@ -97,20 +100,22 @@ class SiblingResult:
 
     @property
     def status(self) -> int:
-        """HTTP status; 499 if there is neither a reply nor an error."""
+        """HTTP status of the reply or of the error; 499 if there is neither."""
         if self.reply is not None:
             return self.reply.status
         return self.error.status if self.error is not None else 499
 
     @property
     def outage(self) -> WireError | None:
-        """Error to send to the app if the engine was unavailable; None if it was not."""
+        """Error to send to the app if the engine was unavailable; None if the engine's reply
+        reports no outage."""
         is_answer = self.reply is not None and self.reply.status not in OUTAGES
         return None if is_answer else self.upstream_error
 
     @property
     def upstream_error(self) -> WireError | None:
-        """Error in place of an answer, with the server's own message if it sent one."""
+        """The error that came in place of an answer; None if there is no error. It contains the
+        server's own message if the server sent one."""
         reply = self.reply
         if reply is None or reply.status == 200:
             return self.error
@@ -118,7 +123,7 @@ class SiblingResult:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine refused this sibling because of overload. Another sibling may still be
+        """Whether the engine refused this sibling because of overload. Other siblings may still be
         answered."""
         error = self.upstream_error
         return error is not None and error.reason is OutageReason.ENGINE_BUSY
@@ -133,14 +138,16 @@ class SiblingResult:
 
     @property
     def shown_message(self) -> Json:
-        """Message of the answer as the reward hook gets it, with its `finish_reason`."""
+        """The answer's message in the form that the reward hook gets, including its
+        `finish_reason`."""
         assert self.answer is not None
         return self.answer.message | {"finish_reason": self.answer.finish_reason}
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingPlan:
-    """The number of siblings, and the changes of each sibling to the request."""
+    """The number of siblings of a request, and the fields that each sibling changes in the
+    request."""
 
     num: int
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
@@ -152,9 +159,9 @@ class SiblingPlan:
     """Seed of the lead if its app sent none. Each sibling adds its index to it."""
 
     def body(self, request: Request, index: int, temperature: float) -> bytes:
-        """Return the body of sibling `index` for the engine.
+        """Return the body with which sibling `index` is sent to the engine.
 
-        `temperature` is the sampling temperature of every sibling but the lead.
+        `temperature` is the sampling temperature of all siblings except the lead (sibling 0).
         """
         seed = self._seed_for(request)
         if index > 0:
@@ -165,11 +172,12 @@ class SiblingPlan:
         return rewrite_body(body, **changed) if changed else body
 
     def lead_seed(self, request: Request) -> int | None:
-        """Return the seed with which the lead is sampled, or None if it has none."""
+        """Return the seed with which the lead is sampled. Return None if the lead has no seed."""
         return request.adapter.seed(request.body | self._seed_for(request))
 
     def lead_request(self, request: Request) -> Request:
-        """Return the request with the lead's body, for a lead that is sent without siblings."""
+        """Return the request with the body that this plan gives to the lead. It is used for a lead
+        that is sent without siblings."""
         body = self.body(request, 0, 0.0)
         is_same = body is request.upstream_body
         return request if is_same else replace(request, upstream_body=body)
@@ -189,7 +197,8 @@ class SiblingPlan:
 
 
 def sibling_headers(request: Request, index: int) -> dict[str, str]:
-    """Return the headers of sibling `index` for the engine. They name the group and the sibling."""
+    """Return the headers with which sibling `index` is sent to the engine. They contain the ids of
+    the group and of the sibling."""
     headers = request.headers | {SIBLING_HEADER: SiblingRef(request.id, index).episode_id}
     if index > 0 and _REQUEST_ID in headers:
         # Request ids must be unique at the engine: it may refuse a second request with the same id.
@@ -200,8 +209,8 @@ def sibling_headers(request: Request, index: int) -> dict[str, str]:
 async def sample(
     upstream: EngineClient, request: Request, plan: SiblingPlan, index: int, temperature: float
 ) -> SiblingResult:
-    """Send one sibling to the engine and return its result. Errors of the upstream are part of the
-    result."""
+    """Send one sibling to the engine and return its result. An error of the engine is part of the
+    result and is not raised."""
     body = plan.body(request, index, temperature)
     try:
         reply = await upstream.call(
@@ -213,7 +222,7 @@ async def sample(
 
 
 def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
-    """Return the kind of a sibling's result."""
+    """Return the kind of result that a sibling had: answered, hidden, refused or failed."""
     if result.answer is not None:
         return SiblingOutcome.ANSWERED if request.can_show(result) else SiblingOutcome.HIDDEN
     is_refused = 400 <= result.status < 500 and not result.is_busy
@@ -221,7 +230,7 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 
 
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
-    """Parse the answer in a reply.
+    """Return the parsed answer in a reply.
 
     The result is None in three cases: the reply is an error, the reply cannot be parsed, or only
     one of reply and request is a stream.
@@ -240,9 +249,10 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
 
 
 def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
-    """Return a sibling's reply with the id that the app chose for its request.
+    """Return a sibling's reply with the id that the app expects. The engine got a different request
+    id for each sibling, which is part of the id in the answer.
 
-    If the app chose no id, the reply is returned unchanged.
+    If the app chose no id for its request, the reply is returned unchanged.
     """
     pattern = _sibling_id_pattern(request, index)
     if pattern is None:
@@ -252,10 +262,11 @@ def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineRe
 
 
 def _sibling_id_pattern(request: Request, index: int) -> str | None:
-    """Return a regular expression for the ids in this sibling's answer. Its first group matches the
-    id that the app chose.
+    """Return a regular expression that matches the id in this sibling's answer. The first group of
+    the match is the id that the app expects: the sibling's id without the sibling's index.
 
-    Return None if both ids are equal, or if the app chose no id.
+    Return None for the lead, whose id is the expected one already. Return None also if the app
+    chose no id for its request.
     """
     chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")
     if index == 0 or not isinstance(chosen, str):

@@ -38,7 +38,7 @@ LEAD_ONLY = SiblingPlan(1)
 
 
 class RetryHandler:
-    """Calls to the engine with retries, a watchdog and a fallback."""
+    """Sends requests to the engine, with retries, a watchdog and a fallback server."""
 
     def __init__(
         self,
@@ -50,12 +50,17 @@ class RetryHandler:
         sibling_limit: SiblingLimit | None = None,
         slots: CallSlots | None = None,
     ) -> None:
-        """`link`: None if the state of the server is known only from the calls themselves.
-        `limit_s`: maximum seconds for which a request is held. `served_name`: maps an alias that an
-        app requested to the served model's name, and any other name to None; it raises WireError
-        (503) if the served model is not known yet. `sibling_limit`: the siblings that compete with
-        this handler's requests for the engine. `slots`: the limit on calls that are open at the
-        server at a time; None means no limit that matters."""
+        """Create the handler. `link` polls the status of the server; None means that the status is
+        known only from the calls themselves. `limit_s` is the maximum number of seconds for which a
+        request is held.
+
+        `served_name` returns the served model's name for an alias, and None for any other name. It
+        raises WireError (503) if the served model is not known yet.
+
+        `sibling_limit` counts the siblings that compete with this handler's requests for the
+        engine. `slots` limits the calls that are open at the server at a time; None means the
+        default limit.
+        """
         self._upstream = upstream
         self._link = link
         self._limit_s = limit_s
@@ -72,8 +77,8 @@ class RetryHandler:
     async def relay(
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
-        """Relay an answer to the app. Return the answer and a reason: the reason of the outage if
-        the fallback gave the answer, else None.
+        """Relay an answer to the app. Return the answer, and the reason of the outage if the
+        fallback server gave this answer. If the engine gave it, the reason is None.
 
         Raises WireError if neither the engine nor the fallback answers and no answer data has been
         sent to the app.
@@ -97,11 +102,11 @@ class RetryHandler:
     async def retry_until_answered(
         self, request: Request, app: AppResponse, attempt: Attempt[T], *, is_lead: bool = True
     ) -> T:
-        """Repeat `attempt` until it returns an answer, and return the answer. Raises the WireError
-        of the last attempt when the request may be held no longer.
+        """Call `attempt` until it returns an answer, and return the answer. If the retry policy
+        gives up, the WireError of the last attempt is raised.
 
-        Each attempt waits for a slot. The proxy causes this wait, so the wait does not count as
-        time in which the server was unavailable.
+        Each attempt first waits for one of the slots that limit the open calls. The proxy causes
+        this wait, so the wait does not count as time in which the server was unavailable.
         """
         schedule = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
@@ -131,11 +136,12 @@ class RetryHandler:
     async def use_fallback(
         self, request: Request, app: AppResponse, error: WireError
     ) -> tuple[EngineResponse, OutageReason]:
-        """Relay the fallback's answer in place of `error`; return the answer and `error.reason`.
+        """Relay the answer of the fallback server after the engine failed with `error`. Return this
+        answer and `error.reason`.
 
-        Raises `error` if there is no fallback, if the fallback does not answer, if the error is not
+        Raises `error` if there is no fallback, if the fallback does not answer, if `error` is not
         an outage, or if answer data has been sent to the app already. Raises the fallback's own
-        error if it fails after answer data has been sent.
+        error if the fallback fails after it has sent answer data to the app.
         """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
@@ -152,8 +158,9 @@ class RetryHandler:
         return self._link is None or self._link.may_become_ready
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
-        """Wait up to `pause_s` seconds. Return earlier if the engine becomes ready or, after a
-        refusal by a busy engine, if a sibling ends."""
+        """Wait up to `pause_s` seconds. After a refusal by a busy engine, the wait ends as soon as
+        a sibling ends. After any other failure, the wait ends as soon as the engine becomes
+        ready."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
             sibling_ended = asyncio.Event()
@@ -177,14 +184,14 @@ class RetryHandler:
     def _watchdog(
         self, limit_s: float, app: AppResponse
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a watchdog for one attempt. Without a link to the server, the watchdog does
-        nothing."""
+        """Return a watchdog for one attempt. If the handler has no link to the server, the watchdog
+        does nothing."""
         if self._link is None:
             return contextlib.nullcontext()
         return HangWatchdog(self._link, app, limit_s, has_fallback=self._fallback is not None)
 
 
 def failure_reason(error: WireError) -> str:
-    """Return the ledger's reason for a request that failed with this error."""
+    """Return the reason that the ledger stores for a request that failed with this error."""
     is_gone = error.reason in (OutageReason.SERVER_UNREACHABLE, OutageReason.SERVER_BROKE_OFF)
     return "upstream_unreachable" if is_gone else f"upstream_{error.status}"

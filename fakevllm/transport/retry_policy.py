@@ -1,9 +1,10 @@
-"""Retry policy for requests while the engine is unavailable: whether to retry, and after how many
-seconds. Pure; the clock is an argument.
+"""Decide whether a request is retried while the engine is unavailable, and after how many seconds.
+This module does no I/O, and the clock's time is an argument.
 
 A request is first held and retried, because servers restart and engines boot. If the retries fail,
 the fallback server answers the request, if there is one. Otherwise the app gets an error with
-`Retry-After`. A request that may itself have crashed the server is not retried without end.
+`Retry-After`. A request that may itself have crashed the server is sent again only MAX_RESENDS
+times.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _READ_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
 @dataclass(slots=True)
 class RetrySchedule:
-    """Exponential backoff of one request.
+    """The retries of one request, with exponential backoff.
 
     >>> schedule = RetrySchedule(limit_s=10.0, started_s=100.0)
     >>> reason = OutageReason.SERVER_UNREACHABLE
@@ -68,11 +69,12 @@ class RetrySchedule:
     def pause(
         self, reason: OutageReason, now_s: float, *, may_succeed: bool = True
     ) -> float | None:
-        """Return the seconds to wait before the next attempt, or None to give up.
+        """Return the seconds to wait before the next attempt, or None to give up. `reason` is the
+        reason why the last attempt failed.
 
-        `may_succeed`: whether a server that is not ready or busy may still accept the request. It
-        is False for an engine that was stopped, and for an engine that is busy with requests other
-        than the proxy's own siblings.
+        `may_succeed` matters only if the engine is not ready or is busy. It says whether the engine
+        may still accept the request. It is False for an engine that was stopped, and for an engine
+        that is busy with requests other than the proxy's own siblings.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -90,7 +92,7 @@ class RetrySchedule:
 
 @dataclass(slots=True)
 class AbsenceTimer:
-    """Timer of the time since a server was last available.
+    """Timer that expires when a server has been unavailable for `limit_s` seconds.
 
     >>> timer = AbsenceTimer(limit_s=3.0, last_available_s=100.0)
     >>> [timer.has_expired(now_s, is_available=False) for now_s in (102.9, 103.0)]
@@ -105,16 +107,17 @@ class AbsenceTimer:
     """Clock time at which the server was last available."""
 
     def has_expired(self, now_s: float, *, is_available: bool) -> bool:
-        """Record whether the server is available now. Return whether it has been unavailable for at
-        least `limit_s`."""
+        """Record whether the server is available now. Return True if it has been unavailable for at
+        least `limit_s` seconds."""
         if is_available:
             self.last_available_s = now_s
         return not is_available and now_s - self.last_available_s >= self.limit_s
 
 
 def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
-    """Return the maximum seconds to hold a request: `limit_s`, or a share of the read timeout in
-    the client's headers if that is less.
+    """Return the maximum number of seconds for which a request is held. It is `limit_s`, or
+    HOLD_SHARE of the client's read timeout if that is shorter. The SDKs of OpenAI and Anthropic
+    send their read timeout in a header.
 
     >>> max_hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), max_hold_s(25.0, {})
     (5.0, 25.0)
@@ -127,12 +130,12 @@ def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
 def outage_reason(
     status: int, header_reason: OutageReason | None, message: str
 ) -> OutageReason | None:
-    """Return the reason of the outage that a response reports, or None if the response is to be
-    relayed to the app as the answer.
+    """Return the reason of the outage that a response reports. Return None if the response reports
+    no outage, so that it is relayed to the app as the answer.
 
-    `header_reason`: reason in the response's header. `message`: error message in the body, "" if
-    there is none. The message is used only if the header is missing, as in the responses of older
-    servers and of gateways before them.
+    `header_reason` is the reason in the response's header, or None. `message` is the error message
+    in the response's body, or "". The message is used only if the header is missing, as older
+    servers and gateways do not send the header.
 
     >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
     <OutageReason.ENGINE_NOT_READY: 'engine_not_ready'>
@@ -157,11 +160,11 @@ def outage_reason(
 def outage_error(
     status: int, raw: bytes, headers: Headers, header_reason: OutageReason | None = None
 ) -> WireError:
-    """Return the error of an upstream response, with the response's body if it has an error
-    message.
+    """Return the WireError for an upstream error response. Its body is the response's body if that
+    contains an error message, and a general message otherwise.
 
-    `header_reason`: reason in the response's header. The error's reason is None if `outage_reason`
-    finds no outage.
+    `header_reason` is the reason in the response's header. The WireError's reason is None if
+    `outage_reason` finds no outage.
     """
     error_body = error_object(raw)
     message = None if error_body is None else _message(error_body)
@@ -174,18 +177,16 @@ def outage_error(
 
 
 def _message(body: Json) -> str | None:
-    """Return the message in the body of an error response. The body has the format of vLLM's own
-    errors or that of its web framework."""
+    """Return the message in the body of an error response, or None if there is none. The body has
+    the format of vLLM's own errors or of the errors of vLLM's web framework."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None
 
 
 def _parse_seconds(value: bytes) -> float | None:
-    """Return the number of seconds in a header, or None if the value is not a positive number.
-
-    With None, the client's timeout does not shorten the wait.
-    """
+    """Return the number of seconds in the value of a header. Return None if the value is not a
+    positive number, so that the client's timeout does not shorten the wait."""
     try:
         seconds = float(value)
     except ValueError:

@@ -1,8 +1,8 @@
 """Limit on the number of siblings that all requests together may have in flight, and the queue of
-leads that wait for siblings to end. Pure.
+leads that wait for siblings to end. This module does no I/O.
 
-Leads do not count against the limit, because each lead is a call that its app would have made
-without the proxy. The limit applies to the calls that the proxy adds.
+Leads do not count against the limit, because each lead is the app's own request, which the app
+would have sent without the proxy too. The limit applies to the calls that the proxy adds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ number."""
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Reply to a request for sibling capacity."""
+    """The number of siblings that a group may start, and the reason if the group gets fewer than
+    requested."""
 
     num: int
     """Number of siblings that the group may start."""
@@ -27,11 +28,11 @@ class Grant:
 
 
 class SiblingLimit:
-    """Counter of the siblings in flight. It has a fixed limit, and a second limit that is derived
-    from refusals of the engine.
+    """Counter of the siblings in flight, with two limits. The first limit is fixed. The second
+    limit is derived from refusals of the engine.
 
-    A sibling holds capacity from `acquire` to `release`. It is at the engine while `sampling` is
-    entered.
+    A sibling holds capacity from `acquire` until `release`. It counts as being at the engine while
+    its `sampling` block runs.
 
     >>> limit = SiblingLimit(fixed_limit=4)
     >>> limit.acquire(3), limit.acquire(3, num_awaited=6)
@@ -55,17 +56,18 @@ class SiblingLimit:
     def acquire(
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
-        """Return the number of a group's siblings that may start. The caller must call `release`
-        for each of these siblings when it ends.
+        """Reserve capacity for a group's siblings, and return how many of them may start. The
+        caller must call `release` for each of these siblings when it ends.
 
-        `num_awaited`: siblings in flight whose apps wait for them, plus this group's siblings if
-        its own app waits for them. `num_waiting`: requests in the engine's queue; None if that
-        number is unknown.
+        `num_awaited` is the number of siblings in flight whose apps wait for them, plus this
+        group's siblings if its own app waits for them. `num_waiting` is the number of requests in
+        the engine's queue, or None if that number is unknown.
 
-        An app that waits for its siblings sends no further request before they end, so awaited
-        siblings need no limit. Siblings that no app waits for could pile up. They therefore shrink
-        this group by the number of requests that wait in the engine's queue, or, if that number is
-        unknown, by the number of siblings in flight.
+        An app that waits for its siblings sends no further request before they end, so the number
+        of awaited siblings stays bounded. Siblings that no app waits for could pile up. Therefore
+        this group is reduced by the number of siblings that no app waits for, but at most by the
+        number of requests in the engine's queue. If the queue length is unknown, the number of
+        siblings in flight is used instead.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -85,7 +87,7 @@ class SiblingLimit:
         return Grant(num, f"{reason}: {num} of {num_requested} fit")
 
     def release(self, num: int = 1) -> None:
-        """Give back the capacity of `num` siblings."""
+        """Give back the capacity that `num` siblings have held."""
         self.in_flight -= num
         assert self.in_flight >= 0, "capacity was released that had not been acquired"
 
@@ -103,17 +105,19 @@ class SiblingLimit:
             self._wake_first_lead()
 
     def watch_engine(self) -> Callable[[], bool]:
-        """Return a function that reports whether any sibling has been at the engine since this
-        call."""
+        """Return a function. The function returns True if any sibling has been at the engine since
+        `watch_engine` was called."""
         num_ended = self._num_ended
         return lambda: self._num_started > num_ended
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """Queue a lead that the engine refused. While any lead is queued, groups get no siblings.
+        """Queue a lead that the engine refused, until the block ends. While any lead is queued,
+        groups get no siblings.
 
-        `wake` is called once: when a sibling ends or, if no sibling is at the engine, immediately.
-        The lead may leave the block before `wake` is called.
+        `wake` is called at most once. It is called when a sibling ends and this lead has waited
+        longest. If no sibling is at the engine, it is called immediately. The block may end before
+        `wake` is called.
         """
         self._waiting_leads.append(wake)
         if self._num_started == self._num_ended:  # the last sibling has just ended
@@ -125,8 +129,8 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the overloaded engine refused a sibling or a lead. The derived limit becomes
-        the number of siblings that are at the engine now, minus one."""
+        """Record that the overloaded engine refused a sibling or a lead. If siblings are at the
+        engine now, the derived limit is lowered to their number minus one."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1
@@ -134,8 +138,8 @@ class SiblingLimit:
             self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
     def request_succeeded(self) -> None:
-        """Record that a request was answered without a refusal, and raise the derived limit by
-        one."""
+        """Record that the engine answered a request without a refusal. The derived limit, if there
+        is one, is raised by one."""
         if self._engine_limit is not None:
             self._engine_limit += 1
             if self._engine_limit >= _MAX_ENGINE_LIMIT:

@@ -1,4 +1,4 @@
-"""The proxy's ASGI application: routes, access guard, and the server that runs them."""
+"""The proxy's ASGI application, its access guard, and the function that serves the application."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WARN_EVERY_S = 60.0
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
-    """Return the application with its middleware: access guard, CORS and fast path."""
+    """Return the proxy's ASGI application, including the access guard, CORS and the fast path."""
     endpoints = {
         adapter.path: inference.create_endpoint(proxy, adapter) for adapter in ADAPTERS.values()
     }
@@ -48,7 +48,8 @@ def create_app(proxy: ProxyComponents) -> AsgiApp:
 
 
 def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> FastAPI:
-    """Return the FastAPI application with all routes. `endpoints`: inference endpoints by path."""
+    """Return the FastAPI application with all routes. `endpoints` maps paths to inference
+    endpoints."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     for module in (passthrough, admin, feedback):
         app.include_router(module.router(proxy))
@@ -62,7 +63,7 @@ class FastPathRouter:
     requests.
 
     The router saves the cost of FastAPI's routing. `app` has routes for the same paths, so that it
-    can refuse other methods.
+    can refuse other HTTP methods.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
@@ -79,7 +80,8 @@ class FastPathRouter:
         await (endpoint or self._app)(scope, receive, send)
 
     def _warn_of_wrong_path(self, path: str) -> None:
-        """Log a warning about an app that gets 404 because its base URL has no /v1, or two."""
+        """Log a warning about an app that gets 404 because its base URL lacks /v1 or contains /v1
+        twice."""
         is_wrong_base = path.endswith(self._path_ends)
         if is_wrong_base and self._throttle.due(path, time.monotonic()) is not None:
             log.warning(
@@ -117,9 +119,10 @@ def serve(
 ) -> None:
     """Run the proxy until it is stopped by a signal.
 
-    `until_stdin_closes`: whether to stop also when standard input closes, which happens when the
-    parent process ends. `listen_fd`: file descriptor of a listening socket that the parent process
-    has opened; None: open one. Raises UserError for mistakes that the user can fix.
+    If `until_stdin_closes` is True, the proxy also stops when standard input closes, which happens
+    when the parent process ends. `listen_fd` is the file descriptor of a listening socket that the
+    parent process has opened. If it is None, the proxy opens a socket itself. Raises UserError for
+    mistakes that the user can fix.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()
@@ -150,7 +153,8 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Return uvloop's event loop, or None for asyncio's own if uvloop is not installed."""
+    """Return the class of uvloop's event loop. Return None if uvloop is not installed, which
+    selects the event loop of asyncio."""
     try:
         import uvloop
     except ImportError:  # Windows

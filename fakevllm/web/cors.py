@@ -1,7 +1,7 @@
 """CORS: permission for web pages and desktop apps of other origins to use the routes under /v1/.
 
-By default no other origin may use the routes, as in vLLM. The setting `proxy.allowed_origins`
-allows origins.
+By default no other origin may use the routes, which is also vLLM's default. The setting
+`proxy.allowed_origins` lists the origins that may use them.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ _PRIVATE_NETWORK = b"access-control-request-private-network"
 
 
 class AllowedOrigins:
-    """The origins of the setting `proxy.allowed_origins`, and the log of refused ones."""
+    """The origins that the setting `proxy.allowed_origins` allows. Refused origins are logged."""
 
     def __init__(self, origins: Collection[str]) -> None:
         self._origins = frozenset(origins)
         self._throttle = LogThrottle(LOG_EVERY_S)
 
     def accepts(self, origin: str, path: str) -> bool:
-        """Return whether the setting allows this origin to use this path."""
+        """Return True if the setting allows this origin to use this path."""
         return path.startswith(_PATHS) and ("*" in self._origins or origin in self._origins)
 
     def header_value(self, origin: str) -> str:
-        """Return the `Access-Control-Allow-Origin` for an accepted origin."""
+        """Return the value of the response header `Access-Control-Allow-Origin` for an allowed
+        origin."""
         return "*" if "*" in self._origins else origin
 
     def report_refusal(self, origin: str, path: str) -> str:
-        """Log that a request of this origin is refused, and return a text about the fix.
+        """Log that a request from this origin is refused, and return a text that names the fix.
 
-        The text is empty for a path that no setting opens to other origins.
+        The text is empty for a path outside /v1/, because no setting opens such a path to other
+        origins.
         """
         if not path.startswith(_PATHS):
             return ""
@@ -98,7 +100,7 @@ class CorsPreflight:
 
 
 class CorsHeaders:
-    """Middleware that lets the pages of allowed origins read every response, also errors.
+    """Middleware that lets the pages of allowed origins read every response, including errors.
 
     The middleware encloses the access guard, so that a page can read a 401 or a 429 as well.
     """

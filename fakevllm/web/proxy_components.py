@@ -44,25 +44,25 @@ class ModelNames:
     """The aliases under which apps may request the served model."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
-        """Create the collection. `aliases`: other names of the served model; `*` matches every
-        name."""
+        """Store the aliases. `aliases` contains other names of the served model; `*` stands for
+        every name."""
         self._aliases = aliases
         self._link = link
 
     def is_alias(self, name: str) -> bool:
-        """Return whether `name` is to be replaced by the served model's name."""
+        """Return True if `name` is an alias, which is to be replaced by the served model's name."""
         if name == self._link.model:
             return False
         return name in self._aliases or ("*" in self._aliases and name != "")
 
     def known_name(self, name: str) -> str | None:
-        """Return the served model's name for an alias, or None if `name` is no alias or the served
-        model is not known yet."""
+        """Return the served model's name if `name` is an alias. Return None if `name` is not an
+        alias, or if the served model is not known yet."""
         return self._link.model if self.is_alias(name) else None
 
     def served_name(self, name: str) -> str | None:
-        """Return the served model's name for an alias, or None if `name` is no alias. Raises
-        WireError (503) if the served model is not known yet."""
+        """Return the served model's name if `name` is an alias, else None. Raises WireError (503)
+        if `name` is an alias and the served model is not known yet."""
         if not self.is_alias(name):
             return None
         if self._link.model is None:
@@ -93,8 +93,8 @@ class ProxyComponents:
 async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
-    """Open all components of a proxy while the block runs. `files`: the numbers of open files that
-    the process may use.
+    """Open all components of a proxy, and close them when the block ends. `files` is the budget of
+    open files, which limits the number of calls that are open at the server.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -221,10 +221,11 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
-    """Return the resend cache, which is switched off if there are no hooks.
+    """Return the cache of recent answers, from which a resent request is answered. The cache is
+    switched off if there are no hooks.
 
-    Without hooks no request becomes a group. A resend then costs no more than it would cost at a
-    vLLM server.
+    Without hooks, no request is sampled more than once. A resend then costs no more than it would
+    cost at a vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)

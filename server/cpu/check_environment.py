@@ -1,6 +1,6 @@
 """Check that this Python is the environment that make_environment.sh creates.
 
-Print one line to standard error for each problem, and exit with code 1 if there is any.
+Print one line to standard error for each problem, and exit with code 1 if there is any problem.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main() -> None:
 
 
 def wrong_versions() -> Iterator[str]:
-    """Yield a problem for each package whose version is not that of constraints.txt."""
+    """Yield a line for each package of PINNED whose installed version is not the version in
+    constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     for name in PINNED:
@@ -38,8 +39,8 @@ def wrong_versions() -> Iterator[str]:
 
 
 def wrong_builds() -> Iterator[str]:
-    """Yield a problem for each distribution with which vLLM would not choose the CPU, or with which
-    models fail to import."""
+    """Yield a line for each installed build that keeps vLLM from choosing the CPU, or that makes
+    the import of models fail."""
     if "cpu" not in _version("vllm"):
         yield f"the version of the distribution `vllm` must contain cpu, and is {_version('vllm')}"
     if "cpu" not in _version("torch"):
@@ -50,7 +51,7 @@ def wrong_builds() -> Iterator[str]:
 
 
 def missing_modules() -> Iterator[str]:
-    """Yield a problem for each module that cannot be imported."""
+    """Yield a line for each module that cannot be imported."""
     for name in MODULES:
         try:
             importlib.import_module(name)
@@ -60,7 +61,8 @@ def missing_modules() -> Iterator[str]:
 
 
 def broken_requirements() -> Iterator[str]:
-    """Yield the problems that `pip check` reports, except the packages that are left out."""
+    """Yield the problems that `pip check` reports. Packages that were left out on purpose are not
+    reported as missing."""
     command = [sys.executable, "-m", "pip", "check"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     expected = tuple(f"requires {name}, which is not installed." for name in LEFT_OUT)

@@ -1,2 +1,2 @@
-"""The swarm server: owns the engines, captures every call, trains on finished groups and
-episodes."""
+"""The swarm server. It owns the engines, captures every model call, and trains on finished groups
+and episodes."""

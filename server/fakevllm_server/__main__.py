@@ -1,4 +1,4 @@
-"""`python -m fakevllm_server` is `fakevllm-server`."""
+"""Run the command `fakevllm-server` as `python -m fakevllm_server`."""
 
 from fakevllm_server.cli.main import main
 

@@ -2,5 +2,6 @@
 
 * `inference` has the endpoints of the API formats.
 * `passthrough` relays other routes to the engine.
-* `feedback` accepts feedback. `admin` has the routes below /fakevllm.
+* `feedback` accepts users' feedback about answers.
+* `admin` has the routes below /fakevllm.
 """

@@ -29,7 +29,7 @@ class TaskKeys(BaseModel):
 
 
 class StepStats(BaseModel):
-    """One point of the learning curve, with the fields of the ledger's `StepRow`."""
+    """One training step of the learning curve, with the fields of the ledger's `StepRow`."""
 
     step: int
     groups: int
@@ -46,7 +46,8 @@ class StepStats(BaseModel):
 
 
 class NextGroup(BaseModel):
-    """A group that follows this group's answer."""
+    """A group whose request continues from the requested group's answer, or asks for another
+    answer."""
 
     group_id: str
     kind: str
@@ -85,7 +86,7 @@ class GroupReply(BaseModel):
 
 
 class PauseReply(BaseModel):
-    """State of the kill switch."""
+    """State of the kill switch, which pauses training for all apps."""
 
     paused: bool
     trouble: str | None = None
@@ -195,8 +196,8 @@ async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
-    """Return the statistics with the learning curve of the newest run whose id begins with `run`.
-    If there is no such run, return a response with status 404."""
+    """Return the statistics. The learning curve is that of the newest run whose id begins with
+    `run`. If there is no such run, return a response with status 404."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")
@@ -234,8 +235,8 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
 
 
 def _task_conflict(task_ids: list[str]) -> WireError:
-    """Return the error with status 409 for a body with tasks that belong to others: to another API
-    key, or to the proxy's dataset. No task of the body was registered."""
+    """Return the error (409) for a request whose task ids belong to another API key or to the
+    proxy's dataset. The error says that no task of the request was registered."""
     names = ", ".join(map(repr, task_ids[:_MAX_SHOWN_IDS]))
     more = f" and {len(task_ids) - _MAX_SHOWN_IDS} more" if len(task_ids) > _MAX_SHOWN_IDS else ""
     message = (

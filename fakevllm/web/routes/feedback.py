@@ -16,8 +16,8 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """The reply to a feedback: the stored feedback with its state. The reply is the same if the
-    feedback had been stored before."""
+    """The reply to a feedback: the stored feedback with its state. If the same feedback had been
+    stored before, the reply shows that stored feedback, and `is_repeated` is True."""
 
     object: str = "feedback"
     id: str

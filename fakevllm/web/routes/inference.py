@@ -1,4 +1,5 @@
-"""Endpoint of an API format: decode the request, find its task, and pass it to the pipeline."""
+"""Endpoint of an API format. It decodes a request, finds the request's task, and passes both to the
+pipeline that samples and answers."""
 
 from __future__ import annotations
 
@@ -87,9 +88,11 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """Return the group draft of a request, with its ruling, its task and its placement.
+    """Return the draft of a request's group record. The draft contains the task and the request's
+    place in its conversation. The admission decision is stored in the request.
 
-    `key`: the app's API key; `app_key`: the key's fingerprint; `size`: length of the body in bytes.
+    `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
+    body in bytes.
     """
     question, received_at = request.adapter.question(request.body), time.time()
     prompt = "" if "messages" in request.body else question
@@ -118,8 +121,8 @@ async def _decode(
     app_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
-    """Return the decoded request. The request has no exchange (parsed body) if the body is not
-    valid JSON or cannot be translated."""
+    """Return the decoded request. Its `exchange`, the parsed body, is None if the body is not valid
+    JSON or cannot be translated."""
     raw, body = checked.raw, checked.body
     if checked.removed:
         log.info("removed fields from a request: %s", ", ".join(checked.removed))
@@ -157,10 +160,11 @@ async def _decode(
 async def _prior_history(
     proxy: ProxyComponents, adapter: Adapter, body: Json, app_key: str | None
 ) -> History | None:
-    """Return the earlier requests and answers that a body refers to by `previous_response_id`.
+    """Return the earlier requests and answers of the conversation that a body continues by
+    `previous_response_id`.
 
-    Return None if the body refers to no answer, or to one that was not sent to an app with this
-    key.
+    Return None if the body continues no answer, if the answer was not sent to an app with this key,
+    or if the conversation is too long.
     """
     if not adapter.has_previous_response or not isinstance(body.get("previous_response_id"), str):
         return None

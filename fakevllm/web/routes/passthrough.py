@@ -70,13 +70,15 @@ async def relay_to_engine(
 
 
 def error_response(error: WireError) -> Response:
-    """Return the error as a response, with `Retry-After` if it has one."""
+    """Return the error as an HTTP response. The response has a `Retry-After` header if the error
+    says when to retry."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(orjson.dumps(error.body), error.status, headers, "application/json")
 
 
 def _models_route(proxy: ProxyComponents) -> APIRouter:
-    """Return GET /v1/models: the engine's own model card and one card for each alias."""
+    """Return the route GET /v1/models. It lists the engine's own model card and one card for each
+    alias."""
     routes = APIRouter()
 
     @routes.get("/v1/models")
@@ -99,8 +101,8 @@ def _with_aliases(body: bytes, aliases: list[str]) -> bytes:
 
 
 def _health_route(proxy: ProxyComponents) -> APIRouter:
-    """Return GET /health, which answers as vLLM does: an empty 200, or 503 while the engine cannot
-    generate."""
+    """Return the route GET /health, which answers like vLLM: an empty 200, or 503 while the engine
+    cannot generate."""
     routes = APIRouter()
 
     @routes.get("/health")
@@ -111,7 +113,8 @@ def _health_route(proxy: ProxyComponents) -> APIRouter:
 
 
 def _metrics_route(proxy: ProxyComponents) -> APIRouter:
-    """Return GET /metrics: the engine's metrics followed by the proxy's."""
+    """Return the route GET /metrics. It returns the engine's metrics followed by the proxy's
+    metrics."""
     routes = APIRouter()
 
     @routes.get("/metrics")

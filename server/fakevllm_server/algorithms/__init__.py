@@ -1,14 +1,14 @@
 """Reinforcement learning algorithms in plain Python: rewards, advantages and weights in the loss.
 
-    advantage_input.py         input of the advantage estimators, and their shared arithmetic
-    group_relative.py  grpo, rloo, opo, grpo_passk, gpg: compare with the episode's group
-    whitened.py        reinforce_plus_plus, reinforce_plus_plus_baseline: normalize over the step
-    remax.py           remax: compare with a greedy answer
-    reward_penalties.py         penalties for KL and for overlong answers; ties
-    staleness.py       drop calls that old weights sampled
-    loss_sequences.py      group calls into sequences, and weight each call in the step's loss
+    advantage_input.py   the input of the advantage estimators, and the arithmetic that they share
+    group_relative.py    grpo, rloo, opo, grpo_passk and gpg compare an episode with its group
+    whitened.py          reinforce_plus_plus and reinforce_plus_plus_baseline normalize over a step
+    remax.py             remax compares an episode with a greedy answer
+    reward_penalties.py  penalties for KL and for overlong answers, and the check for tied rewards
+    staleness.py         removal of calls that old weights sampled
+    loss_sequences.py    grouping of calls into sequences, and the weight of each call in the loss
 
-A new estimator is a function and one entry in ESTIMATORS.
+A new estimator needs a function and an entry in ESTIMATORS.
 """
 
 from __future__ import annotations

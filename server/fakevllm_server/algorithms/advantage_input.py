@@ -65,10 +65,10 @@ class AdvantageSpec:
 def by_group(
     outcomes: Sequence[Outcome], of_group: Callable[[list[Outcome]], Sequence[float]]
 ) -> list[float]:
-    """Call `of_group` once for each group, with the outcomes of this group. Return one number for
-    each outcome.
+    """Call `of_group` once for each group, with the outcomes of the group's episodes. `of_group`
+    returns one number for each episode.
 
-    The numbers are in the order of `outcomes`.
+    Return these numbers in the order of `outcomes`.
     """
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for position, outcome in enumerate(outcomes):
@@ -82,8 +82,8 @@ def by_group(
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[list[float]]:
-    """Return one row for each episode: the episode's number, repeated for each of its trained
-    tokens."""
+    """Return one list for each episode. The list repeats the episode's number once for each of the
+    episode's trained tokens."""
     return [
         [number] * outcome.num_tokens for outcome, number in zip(outcomes, numbers, strict=True)
     ]

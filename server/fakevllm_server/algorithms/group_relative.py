@@ -46,9 +46,9 @@ def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     """Compute RLOO: A = r − mean of the other rewards = N / (N − 1) · (r − mean).
 
-    A is the advantage of an episode, r is the reward of the episode, N is the number of episodes in
-    the group, and the last mean is taken over all N rewards. Source: Ahmadian et al., arXiv
-    2402.14740.
+    A is the advantage of an episode, and r is the reward of the episode. The other rewards are
+    those of the group's other episodes. N is the number of episodes in the group, and the last mean
+    is taken over all N rewards. Source: Ahmadian et al., arXiv 2402.14740.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -88,7 +88,8 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[fl
     several episodes share the best reward, they also get 0. If `norm_adv_by_std_in_grpo` is false,
     A = best − second.
 
-    Source: pass@k training, arXiv 2503.19595. For a group of one episode, verl raises an error.
+    Source: pass@k training, arXiv 2503.19595. The episode of a group with only one episode gets
+    advantage 0, while verl raises an error.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:

@@ -3,7 +3,7 @@ one sequence.
 
 A job chooses one of three units (`loss_unit`):
 
-    call      each call is a unit, as a row in verl or TRL
+    call      each call is a unit, like a row of a batch in verl or TRL
     timeline  calls of an episode are one unit if each prompt continues the call before it
     episode   all calls of an episode are one unit; together they weigh as much as one call
 
@@ -34,10 +34,10 @@ class TokenizedCall(Protocol):
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
     """Return the unit number of each call. `calls` are the calls of one episode in order.
 
-    Units are numbered from 0. With `timeline`, a call continues a timeline if the call's prompt
-    begins with all tokens of the timeline so far. If several timelines match, the call continues
-    the longest. If two calls continue the same call, the first joins its timeline and the second
-    starts a new timeline, so that no token is counted twice.
+    Units are numbered from 0. If `loss_unit` is `timeline`, a call continues a timeline if the
+    call's prompt begins with all tokens of the timeline so far. If several timelines match, the
+    call continues the longest. If two calls continue the same call, the first of them joins its
+    timeline and the second starts a new timeline, so that no token is counted twice.
     """
     if loss_unit == "call":
         return list(range(len(calls)))
@@ -59,8 +59,8 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
 
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
-    """Return the loss weight of each token of a call. The call belongs to an episode with
-    `num_calls` trained calls."""
+    """Return the weight in the loss of each token of a call. `num_calls` is the number of trained
+    calls in the call's episode."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
@@ -91,9 +91,9 @@ class CallShare:
 
 
 def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
-    """Return the weights of all calls of one step, in order.
+    """Return the weights of all calls of one step, in the order of `calls`.
 
-    The scale of a token, by `loss_agg_mode`:
+    The loss of each token is multiplied by a scale, which depends on `loss_agg_mode`:
 
         token-mean               w / Σ_step w
         token-sum                w
@@ -101,9 +101,9 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
         seq-mean-token-mean      w / U / Σ_unit w
         seq-mean-token-sum-norm  w / U / loss_scale_factor
 
-    w is the token's weight, Σ sums the weights of all tokens, and U is the number of units that
-    have a token with a weight above 0. Without `loss_scale_factor`, the number of tokens of the
-    longest unit is used.
+    w is the token's weight. Σ_step and Σ_unit sum the weights of all tokens in the step and in the
+    token's unit. U is the number of units that have a token with a weight above 0. Without
+    `loss_scale_factor`, the number of tokens of the longest unit is used.
 
     >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
@@ -150,8 +150,8 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the divisor for the weights of the tokens in `unit`. `call_shares` documents the
-        divisors."""
+        """Return the number by which the weights of the tokens in `unit` are divided. The docstring
+        of `call_shares` lists these numbers for all modes."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight
@@ -166,7 +166,7 @@ class _Totals(NamedTuple):
 
 
 def _share(call: LossCall, divisor: float) -> float:
-    """Return the factor of a call's tokens in the loss: the call's weight divided by `divisor`, or
-    0 if the call has no tokens in the loss."""
+    """Return the factor by which the loss of a call's tokens is multiplied. It is the call's weight
+    divided by `divisor`, or 0 if the call has no tokens in the loss."""
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

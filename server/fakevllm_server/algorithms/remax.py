@@ -10,7 +10,7 @@ from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 
 
 class NoBaseline(ValueError):
-    """Error: some groups have no greedy answer, which ReMax needs as the baseline. The message
+    """Raised if some groups have no greedy answer, which ReMax needs as the baseline. The message
     contains the ids of some of these groups."""
 
 

@@ -11,13 +11,13 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
 ) -> list[float]:
-    """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref), as the value for
+    """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref). These are the values for
     `Outcome.penalties`.
 
-    β is the coefficient. ℓ_old and ℓ_ref are the token's log-probabilities in `log_probs` and
-    `reference_log_probs`: under the old policy and under the reference policy. ℓ_old − ℓ_ref is the
-    k1 estimator of the KL divergence. Source: InstructGPT, arXiv 2203.02155. verl computes the same
-    penalty with `use_kl_in_reward` and `kl_ctrl.kl_coef`.
+    β is the coefficient. ℓ_old is the token's log-probability under the old policy (`log_probs`),
+    and ℓ_ref is its log-probability under the reference policy (`reference_log_probs`). ℓ_old −
+    ℓ_ref is the k1 estimator of the KL divergence. Source: InstructGPT, arXiv 2203.02155. verl
+    computes the same penalty with `use_kl_in_reward` and `kl_ctrl.kl_coef`.
 
     >>> kl_penalties([-1.0, -2.0], [-1.5, -1.0], 0.5)
     [0.25, -0.5]
@@ -62,7 +62,7 @@ def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
 
 
 def is_tied(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards are equal. Equal rewards give no training signal to an estimator
+    """Return True if all rewards are equal. Equal rewards give no training signal to an estimator
     that compares rewards."""
     return not rewards or min(rewards) == max(rewards)
 

@@ -1,6 +1,6 @@
-"""Removal of stale calls from a group: calls that old weights sampled.
+"""Removal of stale calls from a group. A call is stale if weights that are too old sampled it.
 
-Age is counted in weight versions, not in seconds. A call does not become stale while no step is
+Age is counted in weight versions, not in seconds. Therefore no call becomes stale while no step is
 trained.
 """
 
@@ -12,7 +12,7 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 
 
 def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[FinishedGroup, int]:
-    """Return the group without its stale calls, and the number of calls removed.
+    """Return two values: the group without its stale calls, and the number of calls removed.
 
     A call is stale if at least one of its tokens was sampled by weights with a version below
     `version` − `max_staleness`. If all calls of an episode are stale, the episode is removed

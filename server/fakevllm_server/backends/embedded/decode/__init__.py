@@ -2,6 +2,6 @@
 
 The reported log-probability of a token belongs to the distribution from which the token was
 sampled. The log-probability does not depend on the other requests of the batch. All modules run on
-the engine thread; the event loop also calls `chat_renderer` and `grammar`. This package does not
-train.
+the engine thread. `chat_renderer` and `grammar` are also called from the event loop. This package
+does not train.
 """

@@ -37,8 +37,8 @@ class ChatRenderer:
     def render(self, request: ChatRequest) -> list[int]:
         """Return the token ids of the request's prompt.
 
-        Raises WireError (400) for a conversation that the template or the model does not accept,
-        and for a conversation that cannot fit in the context.
+        Raises WireError (400) if the template or the model does not accept the conversation, or if
+        the conversation cannot fit in the context.
         """
         extra = request.model_extra or {}
         options = (request.chat_template_kwargs or {}) | {

@@ -37,14 +37,15 @@ class Decoder:
 
     def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
         """Add a request to the batch as a new row. `prefix` has the keys and values of all ids of
-        the request except the last id."""
+        the request (prompt and sampled tokens) except the last id."""
         self.cache.add_row(prefix)
         self.rows.append(request)
         self._sampling = None
 
     def advance(self, version: int) -> list[DecodeRequest]:
         """Sample one token for every row, and return the requests of these rows. Rows that are
-        finished are then removed."""
+        finished are then removed. `version` is the weight version that is recorded with the
+        tokens."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
         sampling = self._sampling or self._settings(rows)
@@ -112,7 +113,7 @@ class Decoder:
 
 
 class Prefill:
-    """A running computation of the keys and values of several prompts, in pieces of at most
+    """The computation of the keys and values of several prompts. It runs in pieces of at most
     `piece_tokens` padded tokens."""
 
     def __init__(
@@ -129,8 +130,8 @@ class Prefill:
         self._piece_tokens = max(1, piece_tokens // len(rows))
 
     def advance(self) -> bool:
-        """Compute the next piece of the prompts, at most `piece_tokens` padded tokens. Return
-        whether this piece was the last piece of the prefill."""
+        """Compute the next piece of the prompts, at most `piece_tokens` padded tokens. Return True
+        if this piece was the last piece of the prefill."""
         piece = self._ids[:, self._done : self._done + self._piece_tokens]
         # The logits are unused; one position is the minimum that can be requested.
         self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)

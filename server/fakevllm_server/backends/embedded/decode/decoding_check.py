@@ -40,8 +40,8 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
 
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
-    """Return the largest difference of the logits, relative to the largest logit. If a logit is
-    NaN, return infinity."""
+    """Return the largest difference between the logits of batched decoding and of plain forward
+    passes, relative to the largest logit. If a logit is NaN, return infinity."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size

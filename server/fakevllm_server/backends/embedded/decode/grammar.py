@@ -1,8 +1,9 @@
-"""Grammars that constrain an answer to a JSON schema, a regular expression and the like (xgrammar).
+"""Grammars that constrain an answer, for example to a JSON schema or a regular expression. The
+library xgrammar compiles and applies them.
 
-The first request with a grammar imports xgrammar. A grammar is checked before the answer begins,
-which is fast. Compiling a grammar is slow for a large vocabulary, and runs in a thread beside the
-event loop.
+The first request with a grammar imports xgrammar. A grammar is checked before the answer begins.
+This check is fast. Compiling a grammar is slow for a large vocabulary, and runs in a thread beside
+the event loop.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class GrammarCompiler:
         self._checked_lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Check that a grammar is valid. Raises WireError (400) with vLLM's texts."""
+        """Check that a grammar is valid. Raises WireError (400) with vLLM's error messages."""
         with self._checked_lock:
             is_checked = grammar in self._checked
         if is_checked:
@@ -96,7 +97,7 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Return xgrammar's compiler, and create the compiler on first use. If two threads create a
+        """Return xgrammar's compiler, which is created on first use. If two threads create a
         compiler at the same time, the compiler that was created second is kept."""
         if self._compiler is None:
             import xgrammar
@@ -113,8 +114,8 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """The matching state of one request in its grammar, which decides the tokens that may follow.
-    The matcher is used on the engine thread only."""
+    """The state of one request within its grammar. The state decides which tokens may follow. The
+    matcher is used on the engine thread only."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -176,9 +177,10 @@ def _refusal(grammar: Grammar, reason: str) -> WireError:
 
 
 def _check_schema(grammar: Grammar) -> None:
-    """Check a JSON schema. Raises ValueError if compiling the schema would take too long. Raises
-    WireError if xgrammar would ignore a part of the schema. In the schema of a tool's parameters,
-    ignored parts are accepted, because such a schema is only a guide for the model."""
+    """Check a JSON schema. Raises ValueError if the schema is nested so deeply that compiling would
+    take too long. Raises WireError if xgrammar would ignore a part of the schema. In the schema of
+    a tool's parameters, ignored parts are accepted, because such a schema is only a guide for the
+    model."""
     schema: Any = json.loads(grammar.text)
     level: list[Any] = [schema]
     depth = 0
@@ -199,7 +201,7 @@ def _inner(value: Any) -> list[Any]:
 
 
 def _is_unsupported(schema: Any) -> bool:
-    """Return whether the JSON schema contains keywords that xgrammar ignores."""
+    """Return True if the JSON schema contains keywords that xgrammar ignores."""
     unsupported = ("uniqueItems", "contains", "minContains", "maxContains")
     is_array = isinstance(schema, dict) and schema.get("type") == "array"
     return is_array and any(schema.get(key) for key in unsupported)
@@ -222,8 +224,8 @@ def _ebnf(grammar: Grammar) -> str:
 
 
 def _structural_tag(text: str) -> Any:
-    """Compile a structural tag. The tag has either the keys `structures` and `triggers`, or the key
-    `format`."""
+    """Compile a structural tag, which is JSON text. The tag has either the keys `structures` and
+    `triggers`, or the key `format`."""
     import xgrammar
 
     tag = json.loads(text)

@@ -2,10 +2,11 @@
 transformers' caches. A row is one running request.
 
 Rows 0..n-1 are in use, without gaps. Position t of a row holds the keys and values of the row's
-token t. One tensor holds all layers, so one copy is enough to add or move a row. Before a forward
-pass the decoder sets the position of each row's new token. Each layer then stores the keys and
-values of the new tokens at these positions, and reads all positions up to the end of the longest
-row. Positions beyond a row's own length contain garbage, which the mask hides.
+token t. One tensor holds the keys of all layers and another tensor holds the values, so adding or
+moving a row takes one copy per tensor. Before a forward pass the decoder sets the position of each
+row's new token. Each layer then stores the keys and values of the new tokens at these positions,
+and reads all positions up to the end of the longest row. Positions beyond a row's own length
+contain garbage, which the mask hides.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ shapes at little waste."""
 
 
 class CachedPrefix(NamedTuple):
-    """Keys and values of the first tokens of a prompt, [layers, heads, tokens, head dim] each."""
+    """Keys and values of the first tokens of a prompt. Each tensor has the shape [layers, heads,
+    tokens, head dim]."""
 
     keys: Tensor
     values: Tensor
@@ -70,7 +72,7 @@ class KvCache(Cache):
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
-        """Return whether `num_rows` rows of `length` tokens fit into memory."""
+        """Return True if `num_rows` rows of `length` tokens fit into memory."""
         slots, capacity = self._rounded(num_rows, length)
         return num_rows <= 1 or slots * capacity <= self.max_cells
 
@@ -107,7 +109,8 @@ class KvCache(Cache):
             self._release()
 
     def begin(self, positions: list[int]) -> Tensor:
-        """Set the position of each row's next token, and return the positions, [rows]."""
+        """Begin a forward pass. `positions` has the position of each row's new token. The positions
+        are stored and returned as a tensor, [rows]."""
         assert len(positions) == self.num_rows, "one position per row"
         longest = max(positions) + 1
         self.reserve(self.num_rows, longest)
@@ -125,8 +128,9 @@ class KvCache(Cache):
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
-        """Return the number of row slots and the capacity of each slot in tokens. For long rows
-        there is no minimum number of slots, because each slot needs much memory."""
+        """Return the number of row slots and the capacity of each slot in tokens. Both are rounded
+        up to a power of two, but not above `max_rows` and `max_length`. Short rows get at least
+        MIN_SLOTS slots. For long rows there is no minimum, because each slot needs much memory."""
         capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
         least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
         slots = max(least, 1 << (num_rows - 1).bit_length())
@@ -162,7 +166,7 @@ class _KvCacheLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         """Store the keys and values of one new token per row, [rows, heads, 1, dim] each. Return
-        the keys and values of all positions up to the end of the longest row."""
+        the keys and the values of all positions up to the end of the longest row."""
         cache = self._cache
         keys, values = cache.keys[self._index], cache.values[self._index]
         # Under autocast, rotated keys arrive in float32; attention would round them anyway.

@@ -1,7 +1,7 @@
 """Change the logits of single requests before temperature, top-k, top-p and min-p.
 
-The rules are grammar, allowed ids, bad words, minimum length, logit bias and penalties, applied in
-vLLM's order. Rows without a rule cost nothing.
+The rules are grammar, allowed ids, bad words, minimum length, logit bias and penalties. They are
+applied in vLLM's order. Requests without such rules are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEVER = float("-inf")
 
 
 def needs_logits_processor(sampling: Sampling) -> bool:
-    """Return whether a request has any rule that changes its logits."""
+    """Return True if a request has any rule that changes its logits."""
     return (
         sampling.grammar is not None
         or sampling.allowed_ids is not None
@@ -112,8 +112,8 @@ class LogitsProcessor:
 
 
 def process_logits(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
-    """Return a float32 copy of `logits` [rows, vocabulary] in which the rules of the given rows are
-    applied."""
+    """Return a float32 copy of `logits` [rows, vocabulary]. In this copy, each of `processors` has
+    changed the logits of its row."""
     copied = logits.to(torch.float32, copy=True)
     for row, processor in processors:
         processor.apply(copied[row])

@@ -31,7 +31,7 @@ class TokenStream:
         self._queue.put_nowait(error)
 
     async def get(self) -> tuple[list[Token], bool]:
-        """Wait for the next tokens. Return these tokens, and whether the request ends with them."""
+        """Wait for the next tokens. Return the tokens, and True if the request ends with them."""
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
@@ -41,7 +41,7 @@ class TokenStream:
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
     """One completion that is being decoded. A row of the KV cache holds the keys and values of all
-    ids of the completion except the last id."""
+    token ids of the completion except the last id."""
 
     ids: list[int]
     """The prompt, then the sampled tokens."""
@@ -61,8 +61,8 @@ class DecodeRequest:
 
     @property
     def prefix_key(self) -> bytes:
-        """The prefix cache key of this request: it identifies the tokens whose keys and values must
-        be computed before decoding."""
+        """The key of this request in the prefix cache. It identifies the tokens whose keys and
+        values must be computed before decoding."""
         return array("i", self.ids[:-1]).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:

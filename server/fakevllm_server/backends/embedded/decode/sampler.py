@@ -1,9 +1,10 @@
-"""Sample tokens from logits, for all rows at once.
+"""Sample tokens from logits, for all rows at once. A row is one running request.
 
 Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
 log-probability of a token belongs to the distribution from which the token was sampled. For a
-greedy row, the log-probability is computed from the raw logits. Each row's token is chosen by one
-uniform random number of the row, so the token depends only on the row's own generator and logits.
+greedy row, the log-probability is computed without temperature, min_p, top_k and top_p. Each row's
+token is chosen by one uniform random number of the row, so the token depends only on the row's own
+generator and logits.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ class SamplingRows:
 
 
 def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> SampledTokens:
-    """Sample and return one token per row. `logits` is [rows, vocabulary] of any float type.
-    `uniforms` has one random number in [0, 1) per row."""
+    """Sample one token per row, and return the tokens with their log-probabilities. `logits` is
+    [rows, vocabulary] of any float type. `uniforms` has one random number in [0, 1) per row."""
     logits = logits.float()
     processed = logits if rows.temperature is None else logits / rows.temperature
     # Broken weights give NaN. Sampling from NaN would raise and end the engine for all requests.
@@ -125,10 +126,13 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
-    """Return for each row in `reporting` the packed set of tokens that could be sampled. The entry
-    is None for all other rows, and for rows in which every token could be sampled. A token with a
-    log-probability of -inf is excluded from the set. The reason for -inf does not matter: a
-    grammar, allowed ids, top-p or another setting."""
+    """Return one entry per row. For a row in `reporting`, the entry is the packed set of tokens
+    that could be sampled, or None if every token could be sampled. For all other rows, the entry is
+    None.
+
+    A token could not be sampled if its log-probability is -inf. The reason does not matter: a
+    grammar, allowed ids, top-p or another setting.
+    """
     sets: list[bytes | None] = [None] * len(logprobs)
     if not reporting:
         return sets

@@ -29,7 +29,7 @@ MAX_PREFIX_TOKENS = 16384
 
 
 class SamplingState:
-    """The sampler's state, which runs decode iterations and publishes new weights."""
+    """The sampler's state. It runs decode iterations and publishes new weights."""
 
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.model = model
@@ -49,7 +49,7 @@ class SamplingState:
         return self.rows_running or self._prefill is not None or bool(self.scheduler.waiting)
 
     def run_iteration(self) -> list[DecodeRequest]:
-        """Run one decode iteration, and return the requests that got a token."""
+        """Run one decode iteration. Return the requests that got a token in it."""
         self.decoder.drop_cancelled()
         self.scheduler.put_back(self.decoder.drop_for_memory())
         if self._is_admitting:
@@ -64,6 +64,7 @@ class SamplingState:
         their version to `version`. For a model without adapters the weights are copied, so this
         model may change afterwards.
 
+        This method is a generator. It yields while running requests need further decode iterations.
         No request is refused. New requests wait until the weights are replaced. Running requests
         have `drain_bound_s` seconds to finish. Requests that are still running then continue with
         the new weights.
@@ -86,7 +87,8 @@ class SamplingState:
 
     def _take(self, source: PreTrainedModel) -> None:
         """Use the weights of the model `source` for sampling. If possible, the weights are copied
-        into the present model, so that no second model stays in memory."""
+        into the present model, so that no second model stays in memory. Otherwise `source`, or a
+        view of it, becomes the present model."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -126,7 +128,7 @@ class SamplingState:
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Check that new weights have the names and shapes of the current weights. Raises BackendError
-    for a difference, before any weight has changed."""
+    """Check that the new weights have the same names and shapes as the current weights. Raises
+    BackendError for a difference, before any weight has changed."""
     if MergedWeights(source).shapes != MergedWeights(target).shapes:
         raise BackendError("the weights are of another architecture than the model being served")

@@ -7,8 +7,8 @@ Requests are served in order of arrival. In each call of `schedule`, a waiting r
     waits for a prefill         if that prefill computes the same prefix,
     is added to a new prefill   if no prefill is running and the new one has room.
 
-Only one prefill runs at a time. If a request does not fit, the call of `schedule` ends, and the
-later requests wait too.
+Only one prefill runs at a time. If a request can do none of these, or if memory does not suffice
+for it, `schedule` stops, and the later requests wait too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """The decisions of one call of `schedule`."""
+    """The decisions that one call of `schedule` made."""
 
     joining: list[tuple[DecodeRequest, bytes]] = field(
         default_factory=list[tuple[DecodeRequest, bytes]]
@@ -52,17 +52,17 @@ class Scheduler:
         self.waiting.append(request)
 
     def put_back(self, requests: list[DecodeRequest]) -> None:
-        """Put preempted requests back at the front of the waiting queue. The order of `requests` is
-        kept."""
+        """Put preempted requests back at the front of the waiting queue, in the order of
+        `requests`."""
         self.waiting.extendleft(reversed(requests))
 
     def schedule(
         self, num_rows: int, known: Container[bytes], fits: Callable[[int, int], bool]
     ) -> SchedulerOutput:
-        """Return the decisions about the waiting requests. `num_rows` rows are already being
-        decoded.
+        """Take requests from the waiting queue, and return what to do with them. `num_rows` is the
+        number of rows that are being decoded already.
 
-        `known` contains the keys of cached prefixes. `fits(rows, length)` returns whether `rows`
+        `known` contains the keys of cached prefixes. `fits(rows, length)` returns True if `rows`
         rows of `length` tokens fit into memory.
         """
         output = SchedulerOutput()
@@ -92,8 +92,8 @@ class Scheduler:
         return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """Record that the running prefill has finished. Return the requests that waited for this
-        prefill, by the key of their prefix."""
+        """Record that the running prefill has finished. Return a dict from the key of each computed
+        prefix to the requests that waited for it."""
         done, self.prefilling = self.prefilling, {}
         return done
 

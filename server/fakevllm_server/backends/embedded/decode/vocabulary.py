@@ -34,8 +34,9 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each bad word at the start of a text. The result also has the ids of
-    the word after a space, if these differ in the first id and are equally many."""
+    """Return the token ids of each bad word as it is tokenized at the start of a text. A word may
+    be tokenized differently after a space. These ids are returned as well if their first id differs
+    and their number is the same."""
     spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
