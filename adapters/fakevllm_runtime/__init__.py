@@ -1,13 +1,12 @@
-"""Process and file plumbing that the proxy and the swarm server share.
+"""Code for processes, files and HTTP servers that the proxy and the swarm server share.
 
-`fakevllm_adapters` does no I/O; this package does. Code that both programs need is here, so that a
-change, such as a new limit on connections, is made only once:
+Unlike the package `fakevllm_adapters`, this package does I/O. Its main modules are:
 
 * `errors`: the exceptions whose message a user reads.
 * `commands`: exit codes of the command lines.
 * `http_server`: the listening socket and the uvicorn server.
-* `key_file`: the key ring that follows a key file.
+* `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
 
-Nothing here knows about requests, groups or training.
+This package contains nothing about model requests, groups or training.
 """

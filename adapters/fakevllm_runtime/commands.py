@@ -1,4 +1,7 @@
-"""Exit codes of commands: 2, with one line on stderr, for a user's mistake, and 130 for Ctrl-C."""
+"""The exit codes of commands.
+
+A command exits with 2 and one line on stderr after a user's mistake, and with 130 after Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from fakevllm_runtime.errors import UserError
 
 
 def run_command(run: Callable[[], None], program: str = "fakevllm") -> None:
-    """Call `run`, and end the program with an exit code after a UserError or Ctrl-C.
+    """Call the function `run`. End the program with an exit code after a UserError or Ctrl-C.
 
-    A UserError's message is printed to stderr. `program` is the name at the beginning of the line.
+    The message of a UserError is printed to stderr. The line begins with the name `program`.
     """
     try:
         run()

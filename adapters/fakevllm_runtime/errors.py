@@ -1,8 +1,8 @@
-"""The exceptions of both programs.
+"""The exceptions that the proxy and the swarm server share.
 
 FakevllmError
-└── UserError        a user's mistake: the message says what to do; exit code 2
-    └── ConfigError  settings, flags, and files that they name
+└── UserError        a mistake of the user; the program exits with code 2
+    └── ConfigError  a wrong setting or flag, or an unusable file
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ class FakevllmError(Exception):
 
 
 class UserError(FakevllmError):
-    """A mistake of the user, with a message that says what to do."""
+    """Error for a mistake of the user. The message says what to do."""
 
 
 class ConfigError(UserError):
-    """A wrong setting or flag, or an unusable file that one of them names."""
+    """Error for a wrong setting or flag, or for an unusable file that a setting or flag names."""

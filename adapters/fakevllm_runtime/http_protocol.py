@@ -1,16 +1,16 @@
 """Limits on slow and endless requests for uvicorn's httptools protocol.
 
-A request's head is its request line and its headers. Uvicorn's httptools protocol stores the
-headers until the last header arrives, which may be never. No API key is checked before that. The
-subclass that `limited_protocol` returns bounds:
+The head of a request is its request line and its headers. Uvicorn's httptools protocol stores the
+headers until the last header arrives, which may be never. Until then, no API key is checked. The
+subclass that `limited_protocol` returns limits:
 
-* the size of a head;
-* the time in which a head, and then a body, must arrive: see `ArrivalDeadline`;
-* the number of connections whose head is unfinished: a further one closes the oldest;
-* the number of connections, so that file descriptors remain for the ledger and for calls to the
-  engine: a further connection gets a 503.
+* the size of a head.
+* the time in which a head, and then a body, must arrive (see `ArrivalLimits`).
+* the number of connections whose head is unfinished. One more such connection closes the oldest.
+* the number of connections, so that file descriptors remain for databases and for calls to the
+  engine. One more connection gets a 503.
 
-A request that arrives in one read, as nearly all do, starts no timer.
+Nearly all requests arrive in one read of the socket. Such a request starts no timer.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ request is the connection's last one. Its argument is the error, or None."""
 
 @dataclass(frozen=True, slots=True)
 class ArrivalLimits:
-    """The time in which a head or a body must arrive, and the number of connections.
+    """Limits on the arrival time of a request's head and body, and on the number of connections.
 
-    Each part has `base_s` seconds, and one second more for every `min_rate` bytes that have
-    arrived. The defaults are those of Apache's mod_reqtimeout.
+    The head and the body each have `base_s` seconds to arrive, and one second more for every
+    `min_rate` bytes that have arrived. The default times are those of Apache's mod_reqtimeout.
     """
 
     base_s: float = 20.0
@@ -59,7 +59,9 @@ class ArrivalLimits:
     num_connections: int = 10_000
 
     def deadline(self, started_at: float, num_bytes: int) -> float:
-        """Return the time by which the rest must arrive, on the clock of `started_at` (seconds).
+        """Return the time by which the rest of a head or body must arrive.
+
+        `num_bytes` have arrived since `started_at`. Both times are in seconds of the same clock.
 
         >>> ArrivalLimits().deadline(100.0, 0), ArrivalLimits().deadline(100.0, 5000)
         (120.0, 130.0)
@@ -69,7 +71,7 @@ class ArrivalLimits:
 
 @dataclass(slots=True)
 class Connections:
-    """State that all connections of one server share: the limits and the unfinished heads."""
+    """The limits and the unfinished request heads, which all connections of a server share."""
 
     limits: ArrivalLimits
     unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
@@ -84,9 +86,9 @@ class Connections:
 
 
 def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
-    """Return a subclass of uvicorn's httptools protocol with limits.
+    """Return a subclass of uvicorn's httptools protocol that limits slow and endless requests.
 
-    Any other protocol class is returned unchanged.
+    `protocol` is the base class. A class that is not based on httptools is returned unchanged.
     """
     if not hasattr(protocol, "on_header"):
         return protocol
@@ -97,7 +99,7 @@ def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
 if TYPE_CHECKING:
 
     class _HttpTools:
-        """The methods of uvicorn's httptools protocol that are overridden."""
+        """The attributes and methods of uvicorn's httptools protocol that LimitedProtocol uses."""
 
         transport: Any
         scope: Any
@@ -122,10 +124,12 @@ else:
 
 
 class LimitedProtocol(_HttpTools):
-    """A mixin that precedes uvicorn's protocol class in the method resolution order.
+    """A mixin that adds limits to uvicorn's protocol class.
 
-    A head that is too long is answered with 400 and the connection is closed, as for malformed
-    HTTP. A request that arrives too slowly gets a 408.
+    The mixin must precede uvicorn's protocol class in the method resolution order.
+
+    A request whose head is too long gets a 400 and its connection is closed, the same as for
+    malformed HTTP. A request that arrives too slowly gets a 408.
     """
 
     shared: Connections
@@ -213,9 +217,10 @@ class LimitedProtocol(_HttpTools):
         self._part_bytes = num_bytes
 
     def _watch(self) -> None:
-        """Start the timer of the head or body that arrives now. Register a head as unfinished.
+        """Start the timer for the head or body that is arriving.
 
-        If too many heads are unfinished, close the connection whose head is oldest.
+        A head is also registered as unfinished. If too many heads are unfinished, the connection
+        with the oldest unfinished head is closed.
         """
         self._timer = self.loop.call_at(self._deadline, self._check_arrival)
         if not self._awaits_head or self._is_answering:
@@ -239,9 +244,9 @@ class LimitedProtocol(_HttpTools):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether the response to a complete request is open, so that closing would cut it off.
+        """Whether a response is open, so that closing the connection would cut off the response.
 
-        Bytes that arrive meanwhile, such as a part of a pipelined request, have no time limit.
+        Bytes that arrive meanwhile, such as part of a pipelined request, have no time limit.
         """
         is_open = self.cycle is not None and not self.cycle.response_complete
         return bool(self.pipeline) or (self._awaits_head and is_open)
@@ -266,7 +271,7 @@ class LimitedProtocol(_HttpTools):
         self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error in vLLM's form, and close the connection."""
+        """Send an error response in vLLM's form, and close the connection."""
         body = json.dumps(error_body(message, _KINDS[status], status)).encode()
         head = (
             f"HTTP/1.1 {status} {_KINDS[status]}\r\ncontent-type: application/json\r\n"

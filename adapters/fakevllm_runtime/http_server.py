@@ -1,8 +1,8 @@
-"""The HTTP server of a process: the listening socket, uvicorn, and the end of the process.
+"""The HTTP server of a process, with its listening socket and its graceful stop.
 
-Uvicorn's own server raises the stop signal again after it has stopped. That would end the process
-before the program has written its files and finished its running work. `GracefulServer` returns
-instead.
+Uvicorn's own server raises the stop signal again after it has stopped. The signal would end the
+process before the program has written its files and finished its running work. `GracefulServer`
+returns to its caller instead.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class GracefulServer(uvicorn.Server):
 
 
 def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
-    """Return uvicorn's settings for a port that clients of any kind may reach.
+    """Return uvicorn's settings for a port that untrusted clients may reach.
 
-    `num_connections` is the maximum number of open connections. Uvicorn's warnings, such as the
-    one about each request that is not HTTP, are rate-limited: anybody can cause them.
+    `num_connections` is the maximum number of open connections. Uvicorn's log warnings are
+    rate-limited, because anybody can cause warnings, for example by a request that is not HTTP.
     """
     warnings = logging.getLogger("uvicorn.error")
     if not any(isinstance(one, ThrottledLog) for one in warnings.filters):
@@ -82,8 +82,8 @@ def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
 def listening_socket(host: str, port: int, fd: int | None = None) -> socket.socket:
     """Return a socket that listens on `host` and `port`.
 
-    `fd` is the descriptor of a socket on which the parent process listens already. Raises
-    ConfigError if the address cannot be used.
+    If `fd` is set, return the socket with this descriptor, on which the parent process listens
+    already. Raises ConfigError if the address cannot be used.
     """
     if fd is not None:
         return socket.socket(fileno=fd)
@@ -102,10 +102,10 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
 
 
 def stop_when_stdin_closes() -> None:
-    """Send SIGTERM to this process once its standard input ends.
+    """Start a thread that sends SIGTERM to this process once its standard input ends.
 
-    A parent process holds the other end of the pipe. If the parent dies for any reason, the pipe
-    closes and this process stops.
+    Standard input is a pipe whose other end the parent process holds. If the parent dies for any
+    reason, the pipe closes and this process stops.
     """
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Load the key ring from a key file, and follow later changes of the file."""
+"""Load the accepted API keys from a key file, and follow later changes of the file."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from fakevllm_runtime.errors import ConfigError
 def follow_key_file(
     file: Path, log: logging.Logger, clock: Callable[[], float] = time.monotonic
 ) -> ReloadingKeyRing:
-    """Return a ring of the keys in `file`. The ring reloads the file after each change.
+    """Return the set of API keys in `file`, which reloads the file after each change.
 
-    The file may be absent. `log` receives a warning when a reload fails and the previous keys stay.
-    `clock` returns seconds. Raises ConfigError if the file cannot be read or has a line that is not
-    a key.
+    The file may be absent. If a reload fails, the previous keys stay valid and a warning is written
+    to `log`. `clock` returns the time in seconds. Raises ConfigError if the file cannot be read or
+    has a malformed line.
     """
     try:
         return ReloadingKeyRing(
@@ -36,7 +36,7 @@ def follow_key_file(
 
 
 def _file_version(file: Path) -> object:
-    """Return a value that differs after each change of the file; None if the file is absent."""
+    """Return a value that differs after each change of the file, or None if the file is absent."""
     try:
         stat = file.stat()
     except (FileNotFoundError, NotADirectoryError):

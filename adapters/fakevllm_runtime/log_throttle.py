@@ -1,7 +1,7 @@
-"""Rate-limit repeated log lines: the first of each kind at once, then one per interval.
+"""Rate-limit repeated log lines. The first line of each kind is written, then one per interval.
 
-`LogThrottle` does no I/O: a caller asks whether a line is due, and writes the line itself.
-`ThrottledLog` applies it to the lines of a library.
+`LogThrottle` writes nothing. It only tells the caller whether a line may be written. `ThrottledLog`
+is a logging filter that applies a LogThrottle to the lines of a library.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_KINDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DueLine:
-    """A log line that may be written now."""
+    """Permission to write a log line now, with facts about the suppressed lines before it."""
 
     is_first: bool
     """Whether this is the first event of its kind."""
@@ -27,11 +27,12 @@ class DueLine:
 
 
 class LogThrottle:
-    """A rate limit that decides for each event whether its log line is due. Thread-safe.
+    """A rate limit that decides for each event whether its log line may be written.
 
-    Each event has a kind. Choose a kind that many events have in common: a kind that contains an
-    episode's id would throttle nothing. Beyond `MAX_KINDS` kinds, the kind whose line is oldest is
-    forgotten, so that its next event counts as the first again.
+    Each event has a kind, and the limit applies to each kind separately. Many events must share a
+    kind. A kind that contains an episode's id, for example, would throttle nothing. At most
+    `MAX_KINDS` kinds are tracked. If there are more, the kind with the oldest line is forgotten,
+    and its next event counts as its first. The class is thread-safe.
     """
 
     def __init__(self, interval_s: float) -> None:
@@ -42,10 +43,9 @@ class LogThrottle:
         self._lock = threading.Lock()
 
     def due(self, kind: Hashable, now: float) -> DueLine | None:
-        """Count an event of `kind`, and return a DueLine if a log line may be written now, else
-        None.
+        """Count an event of `kind`. Return a DueLine if its log line may be written, else None.
 
-        `now` is in seconds of any monotonic clock.
+        `now` is the time in seconds of any monotonic clock.
 
         >>> throttle = LogThrottle(5.0)
         >>> throttle.due("a", 0.0), throttle.due("a", 1.0), throttle.due("a", 5.0)
@@ -64,10 +64,11 @@ class LogThrottle:
 
 
 class ThrottledLog(logging.Filter):
-    """A filter that passes each message of a logger at most once per interval.
+    """A logging filter that passes each message of a logger at most once per interval.
 
-    Two messages are equal if their texts are equal before arguments are filled in. A line that
-    follows suppressed ones ends with their number.
+    Two messages are equal if their texts are equal before arguments are filled in. The next line
+    after suppressed lines ends with the number of suppressed lines. Lines with a traceback always
+    pass.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

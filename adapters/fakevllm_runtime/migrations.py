@@ -1,4 +1,7 @@
-"""The migrations of an SQLite file: each runs once, in order, and is recorded in the file."""
+"""Schema migrations of an SQLite file.
+
+Each migration runs once, in order, and is recorded in the file.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,17 @@ Migration = Callable[[Connection], None]
 
 
 class NewerSchemaError(Exception):
-    """Error for a file with migrations that this version of the program does not know."""
+    """Error for an SQLite file with migrations that this version of the program does not know."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
 
 
 def migrate(db: Connection, migrations: Sequence[Migration]) -> None:
-    """Apply the migrations that the file lacks. Raises NewerSchemaError for a newer file."""
+    """Apply the migrations that are not yet recorded in the SQLite file.
+
+    Raises NewerSchemaError if a newer version of the program has applied further migrations.
+    """
     db.exec_driver_sql(
         "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"
     )

@@ -1,7 +1,7 @@
-"""The limit on open files of this process, and how the limit is divided between connections.
+"""The limit on open files of this process, and the number of connections that the limit allows.
 
-Every connection is an open file. When no file is left, the process can neither accept connections
-nor open its database. Therefore connections are limited well below the limit on files.
+Every connection is an open file. A process at its limit can neither accept connections nor open its
+database. The number of connections is therefore kept well below the limit on open files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ connection."""
 
 @dataclass(frozen=True, slots=True)
 class FileBudget:
-    """The division of the open files that a process may have."""
+    """The division of a process's allowed open files between clients, the engine and a reserve."""
 
     total: int
 
@@ -34,8 +34,7 @@ class FileBudget:
 
     @property
     def num_calls(self) -> int:
-        """Number of connections to the engine, equal to the number of connections that clients may
-        open."""
+        """Number of connections to the engine. Clients may open the same number of connections."""
         return self.num_connections
 
     @property
@@ -50,7 +49,8 @@ DEFAULT_FILES = FileBudget(1_024)
 def raise_file_limit(wanted: int = WANTED_FILES) -> FileBudget:
     """Raise this process's soft limit on open files as far as the system allows, up to `wanted`.
 
-    A higher limit stays as it is.
+    A soft limit that is already higher stays unchanged. Return the budget for the new limit, or for
+    `wanted` files if the limit is higher.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

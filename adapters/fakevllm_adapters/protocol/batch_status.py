@@ -1,4 +1,4 @@
-"""Swarm protocol: the batch that the server is collecting, its episodes and its throttling.
+"""Swarm protocol messages about the batch of episodes that the server is collecting for a step.
 
 The names of the fields are AgentJet's.
 """
@@ -19,9 +19,10 @@ LEAST_SHARE = 1e-6
 
 
 class ThrottlePolicy(BaseModel):
-    """The share of each batch that one mix may fill, so that a batch has tasks of several kinds.
+    """A limit on the share of each batch that one mix may fill.
 
-    A mix is a named kind of tasks, such as "math".
+    A mix is a named kind of tasks, such as "math". With such limits, a batch has tasks of several
+    kinds.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -43,18 +44,21 @@ class ThrottlePolicy(BaseModel):
 
     @property
     def has_share(self) -> bool:
-        """Whether the policy sets a share, as the field `share` or in AgentJet's form."""
+        """Whether the policy limits the share, by `share` or by AgentJet's expected_batch_size."""
         return self.share is not None or self.expected_batch_size is not None
 
     def share_of(self, batch_size: int) -> float | None:
-        """Return the share as a fraction of `batch_size` tasks, or None if the policy sets none."""
+        """Return the share as a fraction of a batch, or None if the policy sets no share.
+
+        `batch_size` is the number of tasks in a batch.
+        """
         if self.share is None and self.expected_batch_size is not None:
             return min(1.0, self.expected_batch_size / batch_size)
         return self.share
 
 
 class EpisodeStatus(BaseModel):
-    """The state of one episode, with AgentJet's fields."""
+    """The state of one episode. The fields are AgentJet's."""
 
     episode_uuid: str
     episode_status: str = ""
@@ -75,13 +79,16 @@ class EpisodeStatus(BaseModel):
 
 
 class EpisodeBuffer(BaseModel):
-    """The list of all episodes."""
+    """The server's reply with the states of all episodes."""
 
     buffer: list[EpisodeStatus]
 
 
 class PoolInformation(BaseModel):
-    """Progress of the batch: AgentJet's CurrentBatchRolloutPoolInformation, field by field."""
+    """Progress of the batch that the server is collecting for the next training step.
+
+    The fields are those of AgentJet's class CurrentBatchRolloutPoolInformation.
+    """
 
     model_config = ConfigDict(protected_namespaces=())
 
@@ -112,12 +119,12 @@ class PoolInformation(BaseModel):
 
 
 class AgreeRequest(BaseModel):
-    """A client's agreement to train on the episodes collected so far."""
+    """A client's request that agrees to train on the episodes collected so far."""
 
     client_uuid: str
 
 
 class ExperimentDirReply(BaseModel):
-    """The server's experiment directory, with AgentJet's name for the field."""
+    """The server's reply with its experiment directory. The field's name is AgentJet's."""
 
     server_experiment_dir: str | None = None

@@ -1,10 +1,10 @@
-"""Credentials in a request's headers: an API key, and with Basic a user name. Pure.
+"""Read the API key, and the user name of Basic authentication, from a request's headers.
 
 A client whose server URL reads `http://NAME:KEY@host` sends Basic authentication and no other
 credentials. For example, an OpenAI client with an episode's key and such a URL sends the name and
-the key of the URL. Basic is therefore accepted, and its password is taken as the API key. No
-response demands Basic, because a `WWW-Authenticate` header makes browsers ask their user for a
-password.
+the key of the URL. Basic authentication is therefore accepted, and its password is taken as the API
+key. No response demands Basic authentication, because a `WWW-Authenticate` header makes browsers
+ask their user for a password. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class Credentials(NamedTuple):
 
 
 def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
-    """Return the credentials in a request's headers.
+    """Return the API key and the user name in a request's headers.
 
-    These are Basic or Bearer credentials or, without either, the `x-api-key` header of Anthropic's
-    SDK.
+    They come from Basic or Bearer authentication. If the request has neither, the API key comes
+    from the `x-api-key` header, which Anthropic's SDK sends.
     """
     authorization = _text(headers, b"authorization")
     credentials = _basic(authorization) or Credentials(bearer_key(authorization))
@@ -36,13 +36,14 @@ def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
 
 
 def api_key_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """Return the API key in a request's headers."""
+    """Return the API key in a request's headers, or None if they have no key."""
     return credentials_in(headers).key
 
 
 def _basic(authorization: str | None) -> Credentials | None:
-    """Return the credentials in an Authorization header of the scheme Basic; None for other
-    schemes.
+    """Return the credentials in an Authorization header of the scheme Basic.
+
+    Return None if the header has another scheme, is malformed, or has no password.
 
     >>> _basic("Basic " + base64.b64encode(b"ann:sk-1").decode())
     Credentials(key='sk-1', name='ann')

@@ -1,8 +1,8 @@
-"""Error responses in the wording and the form of vLLM's.
+"""Error responses with the wording and the form of vLLM's error responses.
 
-vLLM spells the field `type` in two ways. Its web layer writes the HTTP phrase ("Bad Request"),
-its serving classes write a class name ("BadRequestError"). Clients match on both, so both are
-kept.
+vLLM spells the field `type` in two ways. Its web layer writes the HTTP phrase ("Bad Request"). Its
+serving classes write a class name ("BadRequestError"). Clients match on both spellings, so both
+spellings are kept.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ Json = dict[str, Any]
 
 @dataclass
 class WireError(Exception):
-    """Error that carries an HTTP response: its status and JSON body are sent to the client
-    unchanged."""
+    """Error that carries the HTTP status and the JSON body of the response for the client."""
 
     status: int
     body: Json
@@ -39,14 +38,14 @@ class WireError(Exception):
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:
-    """Return vLLM's error body; `kind` becomes the field `type`."""
+    """Return an error body in vLLM's form. `kind` becomes the field `type`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 def bad_request(message: str, param: str | None = None, value: object = None) -> WireError:
-    """Build a 400 for a value that the schema allows and the engine refuses.
+    """Build a 400 for a value that the request schema allows but the engine refuses.
 
-    If `value` is set, the message ends with vLLM's `(parameter=…, value=…)`.
+    If `param` and `value` are set, the message ends with vLLM's `(parameter=…, value=…)`.
     """
     if param is not None and value is not None:
         message = f"{message} (parameter={param}, value={value!r})"
@@ -54,20 +53,23 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
 
 
 def not_supported(field: str) -> WireError:
-    """Build a 400 that names a field which the engine cannot honour.
+    """Build a 400 that names a request field which the engine cannot honour.
 
-    A request with such a field is refused. The field is never dropped.
+    A request with such a field is refused, because its meaning would change without the field.
     """
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
 
 def not_served(reason: str) -> WireError:
-    """Build a 400 for a request that has no translation and whose own route the engine lacks."""
+    """Build a 400 for a request that can neither be translated nor be relayed.
+
+    The request has no exact translation, and the engine has no route for the request's format.
+    """
     return bad_request(f"This engine cannot answer this request in this format: {reason}.")
 
 
 def unknown_model(name: str, served: str) -> WireError:
-    """Build a 404 for a model `name` that is not among the `served` names."""
+    """Build a 404 for a request whose model `name` is not among the `served` model names."""
     message = f"The model `{name}` does not exist. Valid aliases: {served}."
     return WireError(404, error_body(message, "NotFoundError", 404, "model"))
 
@@ -77,8 +79,8 @@ def unavailable(
 ) -> WireError:
     """Build a 503 with `Retry-After`.
 
-    Keep the number of seconds small, because SDKs sleep for exactly that long before they retry.
-    `reason` is the machine-readable reason; None if programs need no reason for this error.
+    Keep `retry_after_s` small, because SDKs sleep for exactly that many seconds before they retry.
+    `reason` is the machine-readable reason, or None if programs need no reason for this error.
     """
     body = error_body(message, "Service Unavailable", 503)
     return WireError(503, body, retry_after_s, reason)
@@ -95,7 +97,7 @@ def unauthorized() -> WireError:
 
 
 def schema_error(problems: Sequence[Json]) -> WireError:
-    """Build vLLM's 400, never a 422, from the list that pydantic's `errors()` returns.
+    """Build vLLM's 400 from the list of problems that pydantic's `errors()` returns.
 
     >>> problem = {"type": "missing", "loc": ("messages",), "msg": "Field required", "input": {}}
     >>> schema_error([problem]).status
@@ -109,7 +111,7 @@ def schema_error(problems: Sequence[Json]) -> WireError:
 
 
 def bad_json(position: int, reason: str) -> WireError:
-    """Build vLLM's 400 for a body that is not JSON; `position` is the offset of the mistake."""
+    """Build vLLM's 400 for a body that is not JSON. `position` is the offset of the mistake."""
     problem: Json = {
         "type": "json_invalid",
         "loc": (position,),
@@ -135,10 +137,10 @@ def _as_vllm_prints(problem: Json) -> Json:
 
 
 def _summary(value: object) -> object:
-    """Return a short form of the input, with only the size of containers and the beginning of
-    texts.
+    """Shorten an invalid value for an error message.
 
-    A small request must not cause a large error response.
+    Return only the size of a container and only the beginning of a long text, because a request
+    must not cause a large error response.
     """
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"  # pyright: ignore[reportUnknownArgumentType]

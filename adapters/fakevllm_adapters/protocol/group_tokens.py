@@ -1,4 +1,4 @@
-"""Groups with their tokens and advantages, as the server returns them for inspection."""
+"""Messages in which the server shows the tokens and advantages of a group for inspection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fakevllm_adapters.protocol.swarm import CapturedCall
 
 
 class CallView(CapturedCall):
-    """A captured call with the positions that the loss leaves out."""
+    """A captured LLM call, with the positions of those tokens that the loss leaves out."""
 
     forced: list[int] = Field(default_factory=list[int])
     """Positions in the response at which no other token could have been sampled. The loss leaves
@@ -16,7 +16,7 @@ class CallView(CapturedCall):
 
 
 class SiblingView(BaseModel):
-    """A sibling of a group, or an episode, with its calls."""
+    """A sibling of a group with its LLM calls. In a group of episodes, a sibling is an episode."""
 
     index: int
     name: str
@@ -29,7 +29,7 @@ class SiblingView(BaseModel):
 
 
 class GroupView(BaseModel):
-    """A group with its state, its training step and its siblings."""
+    """A group with its state, its siblings, and the training step that trained the group."""
 
     group_id: str
     state: str

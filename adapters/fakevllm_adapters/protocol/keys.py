@@ -1,15 +1,15 @@
-"""API keys: their forms, the key file, and the set of keys that a process accepts. Pure.
+"""API keys: their forms, the key file, and the set of keys that a process accepts.
 
-Clients need not know a key's form. Two forms have a meaning: `sk-task-<id>` names the task of a
-replayed request, and an episode key gives access to one claimed episode.
+Most keys are random text without a meaning. Two kinds of keys have a meaning. `sk-task-<id>` names
+the task of a replayed request, and an episode key gives access to one claimed episode.
 
 A key file has one key per line. The line holds either the key in plain text, or the hash that
 `fakevllm keys add` writes:
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A line without a role is an admin's key. Such lines date from before roles existed, when keys were
-made for starting engines.
+A line without a role is an admin's key. Such lines were written before roles existed, when keys
+were made for clients that start engines. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RELOAD_INTERVAL_S = 1.0
 
 
 class Role(StrEnum):
-    """The permissions of a key."""
+    """The role of an API key, which decides its permissions."""
 
     ADMIN = "admin"
     """Permission for every route, also for those that affect other clients."""
@@ -52,17 +52,17 @@ def bearer_key(authorization: str | None) -> str | None:
 
 
 def bearer_header(key: str | None) -> dict[str, str]:
-    """Return the request headers that send a key: {} if the key is None or empty."""
+    """Return the request headers that send an API key, or {} if the key is None or empty."""
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def task_key(task_id: str) -> str:
-    """Return the API key with which a replayed request names its task."""
+    """Return the API key that names this task, for use by a replayed request."""
     return TASK_KEY_PREFIX + task_id
 
 
 def task_id_of(key: str | None) -> str | None:
-    """Return the task id that a key names, or None for any other key."""
+    """Return the id of the task that an API key names, or None if the key names no task."""
     if key is None or not key.startswith(TASK_KEY_PREFIX):
         return None
     return key.removeprefix(TASK_KEY_PREFIX) or None
@@ -74,17 +74,19 @@ def new_id() -> str:
 
 
 def new_episode_key(epoch: int) -> str:
-    """Make the key for one claim of an episode, which is one client's right to run the episode.
+    """Return a new API key for one claim of an episode.
 
-    Each claim gets its own key.
+    A claim is one client's right to run the episode. `epoch` counts the claims of the episode from
+    1, and is part of the key.
     """
     return f"{EPISODE_KEY_PREFIX}{epoch}-{secrets.token_urlsafe(24)}"
 
 
 def new_app_key() -> str:
-    """Make a key from 256 random bits.
+    """Return a new API key with 256 random bits.
 
-    So many bits cannot be guessed; storing the key's plain SHA-256 is therefore safe.
+    A key with so many random bits cannot be guessed from its SHA-256. The key file may therefore
+    contain the plain hash.
     """
     return _APP_KEY_PREFIX + secrets.token_urlsafe(32)
 
@@ -96,7 +98,7 @@ def fingerprint(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AppKey:
-    """A key as its line in a key file describes it."""
+    """An API key with the properties that its line in a key file has."""
 
     digest: bytes
     """SHA-256 of the key."""
@@ -110,8 +112,10 @@ class AppKey:
 
     @property
     def fingerprint(self) -> str:
-        """Fingerprint of the key: the value that the function `fingerprint` returns for the key's
-        text."""
+        """Eight hex digits that identify the key.
+
+        The function `fingerprint` returns the same digits for the key's text.
+        """
         return self.digest.hex()[:8]
 
     @property
@@ -125,23 +129,26 @@ class AppKey:
 
     @property
     def line(self) -> str:
-        """Line that describes the key in a key file, without a line break."""
+        """Line of a key file that describes the key, without the line break at the end."""
         role = "" if self.role is Role.ADMIN else f" role {self.role}"
         end = f" revoked {self.revoked}" if self.revoked else ""
         return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{end}"
 
 
 def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> AppKey:
-    """Build the entry for a new key. Raises ValueError for a name that a line cannot hold."""
+    """Return the entry of a key file for a new key.
+
+    Raises ValueError unless the name has 1 to 64 letters, digits, dots, underscores and hyphens.
+    """
     if _NAME.fullmatch(name) is None:
         raise ValueError("a name is 1 to 64 letters, digits, '.', '_' and '-'")
     return AppKey(_digest(key), name, created, role=role)
 
 
 def parse_key_file(text: str) -> list[AppKey]:
-    """Return the keys in the text of a key file. A line that begins with `#` is a comment.
+    """Parse the text of a key file. A line that begins with `#` is a comment.
 
-    Raises ValueError, with the line's number, for a line that is not a key.
+    Raises ValueError for a malformed line with a hash. The message has the line's number.
     """
     keys: list[AppKey] = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -162,10 +169,10 @@ def parse_key_file(text: str) -> list[AppKey]:
 
 
 def add_key(text: str, key: AppKey) -> str:
-    """Return the key file's text with a line for a new key.
+    """Return the text of a key file with an additional line for a new key.
 
-    An app has one key at a time: raises ValueError if the name already has a key that is not
-    revoked.
+    Raises ValueError if the key's name already has a key that is not revoked, because an app has
+    only one valid key at a time.
     """
     if any(known.name == key.name and known.revoked is None for known in parse_key_file(text)):
         raise ValueError(f"{key.name} has a key already")
@@ -173,10 +180,11 @@ def add_key(text: str, key: AppKey) -> str:
 
 
 def revoke_key(text: str, name: str, when: str) -> str:
-    """Return the key file's text with the key of `name` marked as revoked on the date `when`.
+    """Return the text of a key file in which the key of `name` is marked as revoked.
 
-    All other lines stay unchanged. Raises LookupError if the name has no key that is not revoked,
-    and ValueError for the same lines as `parse_key_file`.
+    `when` is the date of revocation. All other lines stay unchanged. Raises LookupError if all keys
+    of the name are revoked already, or if there is no such key. Raises ValueError if the text has a
+    malformed line.
     """
     parse_key_file(text)
     lines = text.splitlines(keepends=True)
@@ -189,10 +197,10 @@ def revoke_key(text: str, name: str, when: str) -> str:
 
 
 class KeyRing:
-    """The keys that a process accepts, stored as hashes.
+    """The set of API keys that a process accepts, stored as hashes.
 
-    A ring that was made without keys accepts every request, and every client is an admin. A ring
-    whose keys were all revoked accepts no request.
+    A ring that was made without keys accepts every request and treats every client as an admin. A
+    ring whose keys were all revoked accepts no request.
     """
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
@@ -201,14 +209,14 @@ class KeyRing:
         self._replace_keys([AppKey(_digest(key)) if isinstance(key, str) else key for key in keys])
 
     def __bool__(self) -> bool:
-        """Whether requests need a key."""
+        """Return True if requests need an API key."""
         return self._requires_key
 
     def accepts(self, key: str | None, name: str | None = None) -> bool:
-        """Return whether a request with this key may proceed.
+        """Return True if a request with this API key may proceed.
 
-        `name` is the user name that the client sent with the key. If the key file has a name for
-        the key, the two must be equal.
+        `name` is the user name that the client sent with the key, if any. It must be equal to the
+        key's name in the key file. A key without a name in the file accepts any user name.
         """
         self._reload()
         if not self._requires_key:
@@ -220,7 +228,7 @@ class KeyRing:
         return name is None or self._valid[digest].name in (None, name)
 
     def name_of(self, key: str | None) -> str | None:
-        """Return the name that the key file has for a key, or None."""
+        """Return the name that the key file has for an API key, or None if it has no name."""
         entry = self._find(key)
         return None if entry is None else entry.name
 
@@ -230,26 +238,26 @@ class KeyRing:
         return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
 
     def is_admin(self, key: str | None) -> bool:
-        """Return whether a key has the role admin; True for every key if requests need no key."""
+        """Return True if an API key has the role admin, or if requests need no key."""
         entry = self._find(key)
         return not self._requires_key or (entry is not None and entry.role is Role.ADMIN)
 
     def owner_of(self, key: str | None) -> str:
         """Return the owner id of a key (see `AppKey.owner`).
 
-        The owner id is "" if and only if requests need no key.
-
-        A key that is not valid, such as one revoked a moment ago, gets an owner id of its own, so
-        that its bearer has access to nothing that belongs to others.
+        If requests need no key, the owner id is "". A key that is not valid, such as a key that was
+        revoked a moment ago, has an owner id of its own. The client with such a key therefore has
+        no access to data of other clients.
         """
         if not self._requires_key:
             return ""
         return (self._find(key) or AppKey(_digest(key or ""))).owner
 
     def has_owner(self, owner: str) -> bool:
-        """Return whether at least one valid key has this owner id.
+        """Return True if at least one valid key has this owner id.
 
-        The result for "", the owner id of data stored while no key was required, is always True.
+        The result is always True for "", which is the owner id of data that was stored while
+        requests needed no key.
         """
         self._reload()
         return not owner or any(known.owner == owner for known in self._valid.values())
@@ -259,14 +267,16 @@ class KeyRing:
         return self._valid.get(_digest(key or ""))
 
     def _reload(self) -> None:
-        """Reload the keys if they have changed. Does nothing in this base class, whose keys never
-        change."""
+        """Reload the keys if they have changed.
+
+        This base class does nothing here, because its keys never change.
+        """
 
     def _replace_keys(self, keys: Iterable[AppKey]) -> None:
         """Replace the accepted keys by `keys`.
 
-        A ring that has required keys once always requires a key, so that an emptied file does not
-        open the server to everybody. If several lines describe one key, the strictest of them
+        After a ring has had keys, it always requires a key. An emptied key file therefore does not
+        open the server to everybody. If several entries describe the same key, the strictest entry
         counts.
         """
         keys = list(keys)
@@ -283,9 +293,9 @@ class KeyRing:
 
 
 class ReloadingKeyRing(KeyRing):
-    """A key ring that reloads its key file after a change, at most once per second.
+    """A set of API keys that is reloaded after a change of its key file, at most once per second.
 
-    The previous keys stay valid if the file cannot be read or has a line that is not a key.
+    The previous keys stay valid if the changed file cannot be read or has a malformed line.
     """
 
     def __init__(
@@ -295,11 +305,11 @@ class ReloadingKeyRing(KeyRing):
         clock: Callable[[], float],
         on_error: Callable[[str], None],
     ) -> None:
-        """Load the keys of the key file, with the function `read`.
+        """Load the keys from the text of the key file, which the function `read` returns.
 
-        `stamp` returns a value that changes whenever the file does, and None if the file does not
-        exist. `clock` returns seconds. `on_error` receives a text when a reload fails. Raises the
-        exceptions of `read`, and ValueError if the file has a line that is not a key.
+        `stamp` returns a value that changes whenever the file changes, or None if the file does not
+        exist. `clock` returns the time in seconds. `on_error` is called with a text when a reload
+        fails. Raises every exception that `read` raises, and ValueError if a line is malformed.
         """
         self._stamp = stamp
         self._read = read
@@ -311,7 +321,7 @@ class ReloadingKeyRing(KeyRing):
 
     @property
     def num_valid(self) -> int:
-        """Number of keys that are not revoked."""
+        """Number of valid keys, which are the keys that are not revoked."""
         return len(self._valid)
 
     def _reload(self) -> None:

@@ -1,7 +1,7 @@
 """Machine-readable reasons why a model call gets no answer, and the header that carries the reason.
 
-The sentence in an error's body is for people and may be reworded at any time. Programs decide by
-the reason alone.
+The message in an error's body is for people, and its wording may change at any time. Programs must
+read only the reason.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ never passes it on to an app."""
 
 
 class OutageReason(StrEnum):
-    """Reason why a model call gets no answer now. The ledger stores the value.
+    """Reason why a model call gets no answer now. The proxy's ledger of requests stores the value.
 
-    A swarm server and its engine send the reasons that begin with `engine_`. A proxy sets the two
-    reasons that begin with `server_` itself, because its connection to the server has failed.
+    The swarm server and its engine send the reasons that begin with `engine_`. The reasons that
+    begin with `server_` mean that the proxy's connection to the server failed. The proxy sets these
+    reasons itself.
     """
 
     SERVER_UNREACHABLE = "server_unreachable"
@@ -33,8 +34,10 @@ class OutageReason(StrEnum):
 
 
 def reason_from_header(value: str | None) -> OutageReason | None:
-    """Return the reason in a response's header; None if the header is absent or has an unknown
-    reason, such as a reason of a newer version.
+    """Return the outage reason that the value of a response header names.
+
+    Return None if the header is absent or names an unknown reason, for example because a newer
+    version of the server sent the header.
 
     >>> reason_from_header("engine_busy"), reason_from_header("engine_on_fire")
     (<OutageReason.ENGINE_BUSY: 'engine_busy'>, None)

@@ -1,4 +1,7 @@
-"""Encodings of numbers in JSON: arrays as base64, NaN and infinities as strings. Pure."""
+"""Encode numbers for JSON, with arrays as base64 and with NaN and infinities as strings.
+
+This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from collections.abc import Mapping, Sequence
 
 
 def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
-    """Return the numbers with NaN and infinities replaced by their names, which JSON can express.
+    """Replace NaN and infinities by their names, because JSON has no such numbers.
 
-    Python's `float` parses numbers and names.
+    The keys stay the same. Python's `float` converts both numbers and names back.
 
     >>> jsonable_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
     {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}
@@ -20,7 +23,7 @@ def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
 
 
 def jsonable_number(value: float) -> float | str:
-    """Return a finite number unchanged, and any other as `NaN`, `Infinity` or `-Infinity`."""
+    """Return a finite number unchanged, or the text `NaN`, `Infinity` or `-Infinity`."""
     if math.isfinite(value):
         return value
     if math.isnan(value):
@@ -38,7 +41,10 @@ def pack_ids(ids: Sequence[int]) -> str:
 
 
 def unpack_ids(text: str) -> list[int]:
-    """Return the token ids that `pack_ids` encoded. Raises ValueError for any other text."""
+    """Return the token ids that `pack_ids` encoded.
+
+    Raises ValueError if the text does not decode to whole int32 numbers.
+    """
     values = array("i")
     values.frombytes(base64.b64decode(text))
     return values.tolist()
@@ -50,7 +56,10 @@ def pack_floats(values: Sequence[float]) -> str:
 
 
 def unpack_floats(text: str) -> list[float]:
-    """Return the numbers that `pack_floats` encoded. Raises ValueError for any other text."""
+    """Return the numbers that `pack_floats` encoded.
+
+    Raises ValueError if the text does not decode to whole float32 numbers.
+    """
     values = array("f")
     values.frombytes(base64.b64decode(text))
     return values.tolist()

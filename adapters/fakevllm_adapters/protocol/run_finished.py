@@ -1,4 +1,4 @@
-"""Explanations for clients whose run takes no more training steps."""
+"""Texts that explain to a client why a training run takes no more steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _EXPLANATIONS = {
 
 
 def describe_closed_run(reason: str) -> str:
-    """Return a text that says why a run takes no more steps and what the user can do.
+    """Return a text that says why a training run takes no more steps and what the user can do.
 
-    `reason` is the value of `closed` in the engine's status.
+    `reason` is the field `closed` of the server's EngineStatusReply.
 
     >>> describe_closed_run("training_stopped")
     'the run takes no more steps (training_stopped), and nothing is trained: its log says why'

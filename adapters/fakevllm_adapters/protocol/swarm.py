@@ -1,5 +1,4 @@
-"""Swarm protocol: requests of clients and the proxy to the swarm server, and the server's
-replies."""
+"""Swarm protocol messages: requests to the swarm server from clients or the proxy, and replies."""
 
 from __future__ import annotations
 
@@ -68,7 +67,7 @@ Metric = Annotated[FiniteFloat | list[FiniteFloat], AfterValidator(_not_too_larg
 
 
 class EngineStatus(StrEnum):
-    """The state of the swarm server's engine, by AgentJet's names."""
+    """The state of the swarm server's engine. The names of the states are AgentJet's."""
 
     OFFLINE = "ENGINE.OFFLINE"
     BOOTING = "ENGINE.BOOTING"
@@ -79,9 +78,9 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiblingRef:
-    """Reference to one sibling of a group, as the sibling header contains it.
+    """Reference to one sibling of a group, which a request contains in the sibling header.
 
-    Siblings are the answers sampled for one request.
+    The siblings of a group are the answers that are sampled for one request.
     """
 
     group_id: str
@@ -94,7 +93,10 @@ class SiblingRef:
 
 
 def parse_sibling(header: str) -> SiblingRef:
-    """Parse the sibling header. Raises ValueError unless it reads `<group id>/<index>`."""
+    """Parse the value of the sibling header, which has the form `<group id>/<index>`.
+
+    Raises ValueError if the value has another form.
+    """
     group_id, _, index = header.rpartition("/")
     if not group_id or not index.isdecimal():
         raise ValueError(f"{SIBLING_HEADER} must read <group id>/<index>, got {header!r}")
@@ -102,9 +104,9 @@ def parse_sibling(header: str) -> SiblingRef:
 
 
 class Task(BaseModel):
-    """A task of AgentJet's: the problem that an episode solves.
+    """An AgentJet task, which is the problem that an agent solves in an episode.
 
-    In passive traffic a task is only a label with metadata, such as the reference answer.
+    For groups from a proxy, a task is only a label with metadata, such as the reference answer.
     """
 
     main_query: str = ""
@@ -118,7 +120,7 @@ class Task(BaseModel):
 
 
 class SyncTrainConfigRequest(BaseModel):
-    """A client's request to train with a job. The request contains the job's YAML."""
+    """A client's request that sends the server the YAML of the job to train."""
 
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
@@ -172,7 +174,7 @@ class SuccessReply(BaseModel):
 
 
 class EndGroupRequest(BaseModel):
-    """The end of a group, with the rewards of its siblings."""
+    """The proxy's request that ends a group and contains the rewards of the group's siblings."""
 
     group_id: str = Field(min_length=1, max_length=200)
     task_id: str = ""
@@ -186,9 +188,10 @@ class EndGroupRequest(BaseModel):
 
 
 class CapturedCall(BaseModel):
-    """One LLM call as the engine reported it.
+    """One LLM call, with its tokens and logprobs as the engine reported them.
 
-    Arrays are sent as base64 of little-endian int32 (ids) or float32 (logprobs).
+    Token ids are sent as base64 of little-endian int32, and logprobs as base64 of little-endian
+    float32.
     """
 
     prompt_ids: str
@@ -206,7 +209,7 @@ class CapturedCall(BaseModel):
 
 
 class EndGroupReply(BaseModel):
-    """The reply to the end of a group or to a late sample, with the captured calls."""
+    """The server's reply to EndGroupRequest or to AddSampleRequest, with the captured LLM calls."""
 
     success: bool
     failure_reason: str = ""
@@ -221,16 +224,16 @@ class EndGroupReply(BaseModel):
 
 
 class AbortGroupRequest(BaseModel):
-    """A request to discard an open group."""
+    """A request to discard a group that has not ended."""
 
     group_id: str = Field(min_length=1, max_length=200)
 
 
 class AddSampleRequest(BaseModel):
-    """A late sample: an answer of an ended group that is trained again because of user feedback.
+    """A request to train a late sample, which is an answer that got feedback after its group ended.
 
-    The sample is trained alone, without its siblings. The reply has the form of the reply to the
-    end of a group. The server accepts each sample id once.
+    The sample is trained alone, without its siblings. The reply is an EndGroupReply. The server
+    accepts each sample id only once.
     """
 
     sample_id: str = Field(min_length=1, max_length=300)
@@ -254,7 +257,7 @@ class TrainedGroup(BaseModel):
 
 
 class LogEntry(BaseModel):
-    """One line of the run's log."""
+    """One line of the log of a training run."""
 
     seq: int
     """Sequence number, which grows from line to line."""
@@ -284,7 +287,7 @@ class LogEntry(BaseModel):
 
 
 class LogReply(BaseModel):
-    """A part of the run's log."""
+    """The server's reply with a part of the log of a training run."""
 
     entries: list[LogEntry]
 
@@ -293,7 +296,7 @@ class LogReply(BaseModel):
 
 
 class ClaimEpisodeRequest(BaseModel):
-    """A client's request to claim a new episode, which reserves the episode for the client."""
+    """A client's request to claim a new episode. A claim reserves the episode for the client."""
 
     client_uuid: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     episode_type: str = Field(max_length=MAX_ID_CHARS)
@@ -301,11 +304,11 @@ class ClaimEpisodeRequest(BaseModel):
     """Seconds without activity after which the server ends the claim."""
     throttle_policy: ThrottlePolicy | None = None
     idempotency_key: str = Field(default="", max_length=MAX_ID_CHARS)
-    """Idempotency key: repeated requests with one key return the same claim while it exists."""
+    """Idempotency key. Repeated requests with the same key get the same claim while it exists."""
 
 
 class ClaimEpisodeReply(BaseModel):
-    """Reply to a claim: the episode with its URL and API key, or the reason of the failure."""
+    """The reply to a claim, with the episode's URL and API key or with the cause of the failure."""
 
     success: bool
     client_uuid: str
@@ -316,7 +319,7 @@ class ClaimEpisodeReply(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    """The result of an episode, as AgentJet's workflows return it."""
+    """The result of an episode. AgentJet's workflows return results of this form."""
 
     reward: Reward | list[Reward] | None = None
     is_success: bool | None = None
@@ -325,7 +328,7 @@ class WorkflowOutput(BaseModel):
 
 
 class EndEpisodeRequest(BaseModel):
-    """The end of an episode, with its reward."""
+    """A client's request that ends an episode and contains the episode's reward."""
 
     client_uuid: str
     episode_uuid: str
@@ -335,7 +338,7 @@ class EndEpisodeRequest(BaseModel):
 
 
 class EndEpisodeReply(BaseModel):
-    """The reply to the end of an episode."""
+    """The server's reply to a request that ends an episode."""
 
     success: bool
     warning: str = ""

@@ -1,7 +1,7 @@
-"""Checks of a chat request beyond the types of its fields.
+"""Checks of a chat request that go beyond the types of its fields.
 
-Invalid values and combinations are refused with vLLM's own messages. Fields that none of the
-bundled engines supports are refused by name.
+A request with invalid values or combinations is refused with vLLM's own message. A request with a
+field that no bundled engine supports is refused with a message that names the field.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _UNSUPPORTED = (
 
 
 def check_num_token_ids(name: str, value: object) -> None:
-    """Check the number of token ids in a list, or in a list of lists. Raises WireError (400)."""
+    """Raise WireError (400) if a list or a list of lists has more than MAX_TOKEN_IDS token ids."""
     if not isinstance(value, list):
         return
     parts = cast(list[Any], value)
@@ -62,8 +62,10 @@ def check_num_token_ids(name: str, value: object) -> None:
 
 
 def check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs on parsed JSON before the types of fields. Raises WireError
-    (400)."""
+    """Run the checks that vLLM runs on the parsed JSON before it validates the types of fields.
+
+    Raises WireError (400) if a check fails.
+    """
     check_num_entries(body)
     format: object = body.get("response_format")
     if isinstance(format, dict):
@@ -88,7 +90,7 @@ def check_before_types(body: Json) -> None:
 
 
 def check_num_entries(body: Json) -> None:
-    """Check that no field has more entries than `_MAX_ENTRIES` allows. Raises WireError (400)."""
+    """Raise WireError (400) if a field has more entries than `_MAX_ENTRIES` allows."""
     for name, most in _MAX_ENTRIES.items():
         value: object = body.get(name)
         if isinstance(value, (list, dict)) and len(cast(Sized, value)) > most:
@@ -160,10 +162,7 @@ def _tool_name(tool: Any) -> object:
 
 
 def check_continuation(body: Json) -> None:
-    """Refuse a body that both continues its last message and adds a generation prompt.
-
-    Raises WireError (400).
-    """
+    """Raise WireError (400) if a body continues its last message and adds a generation prompt."""
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise bad_request(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -171,8 +170,7 @@ def check_continuation(body: Json) -> None:
 
 
 def check_conversation(request: ChatRequest) -> None:
-    """Check that the messages can be turned into a prompt by the chat template. Raises WireError
-    (400)."""
+    """Raise WireError (400) if the request brings its own chat template or has no messages."""
     if request.chat_template is not None:
         raise bad_request(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "
@@ -185,7 +183,10 @@ def check_conversation(request: ChatRequest) -> None:
 
 
 def check(request: ChatRequest) -> None:
-    """Check the values of a request whose types are valid. Raises WireError (400)."""
+    """Check the values of a chat request whose fields have valid types.
+
+    Raises WireError (400) for an invalid value and for a field that no bundled engine supports.
+    """
     check_conversation(request)
     _check_sampling(request)
     _check_logprobs(request)
@@ -310,5 +311,5 @@ def _check_grammar(request: ChatRequest) -> None:
 
 
 def _refused(message: str, param: str) -> WireError:
-    """Return vLLM's 400 that names the parameter but does not repeat its value."""
+    """Return a 400 in vLLM's form whose message names the parameter without repeating its value."""
     return bad_request(f"{message} (parameter={param})", param)

@@ -1,8 +1,8 @@
-"""Request schema of /v1/chat/completions, as vLLM validates it.
+"""Request schema of /v1/chat/completions, with the same validation as in vLLM.
 
 All bundled engines except vLLM use this module. The schema has every field that at least one of
-them supports. `chat_parameter_errors` refuses, by name, the fields of vLLM that no bundled engine
-supports.
+these engines supports. `chat_parameter_errors` refuses requests with a vLLM field that none of
+these engines supports.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Stops = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)]
 
 @with_config(ConfigDict(extra="allow"))
 class StreamOptions(TypedDict):
-    """vLLM's `stream_options`."""
+    """The value of `stream_options`, with vLLM's fields."""
 
     include_usage: NotRequired[bool | None]
     continuous_usage_stats: NotRequired[bool | None]
@@ -44,8 +44,8 @@ class StreamOptions(TypedDict):
 class ChatRequest(BaseModel):
     """A chat request with the fields that the bundled engines support.
 
-    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses, by
-    name, the fields that vLLM supports and the bundled engines do not.
+    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses
+    requests with a field that vLLM supports but no bundled engine supports.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -96,7 +96,7 @@ class ChatRequest(BaseModel):
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Maximum number of new tokens that the request names, or None."""
+        """The request's own limit on new tokens, or None if the request has no limit."""
         return (
             self.max_completion_tokens
             if self.max_completion_tokens is not None
@@ -123,7 +123,7 @@ class ChatRequest(BaseModel):
 
     @property
     def requests_allowed_tokens(self) -> bool:
-        """Whether each token is to be reported with the token set that it was sampled from."""
+        """Whether the response must report, for each token, the set of tokens that were allowed."""
         return self.return_allowed_tokens is True
 
     @property
@@ -140,10 +140,10 @@ class ChatRequest(BaseModel):
 
     @property
     def grammar(self) -> Grammar | None:
-        """Grammar that the answer must match, or None.
+        """Grammar that the answer must match, or None if the answer is not constrained.
 
-        As in vLLM, a forced tool replaces every other grammar. Raises WireError (400) for an
-        invalid grammar.
+        As in vLLM, a tool call that `tool_choice` forces replaces every other grammar. Raises
+        WireError (400) if the grammar is invalid.
         """
         if self.tools and self.tool_choice == "required":
             return calls_grammar(self.tools, is_parallel=bool(self.parallel_tool_calls))
@@ -155,7 +155,10 @@ class ChatRequest(BaseModel):
 
 
 def parse_chat_request(raw: bytes) -> ChatRequest:
-    """Return the validated request. Raises WireError with vLLM's own message."""
+    """Parse and validate the body of a chat request.
+
+    Raises WireError with vLLM's own message if the body is invalid.
+    """
     body = parse_json(raw)
     if isinstance(body, dict):
         check_before_types(body)  # pyright: ignore[reportUnknownArgumentType]
@@ -168,7 +171,7 @@ def parse_chat_request(raw: bytes) -> ChatRequest:
 
 
 def type_refusal(error: ValidationError) -> WireError:
-    """Return vLLM's 400 for a body with fields that are missing or have the wrong type."""
+    """Return vLLM's 400 for a body in which fields are missing or have the wrong type."""
     problems: list[Any] = list(error.errors(include_url=False))
     return schema_error([_without_union_branches(dict(problem)) for problem in problems])
 
@@ -177,20 +180,21 @@ _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
 def _without_union_branches(problem: Json) -> Json:
-    """Return the problem with a location that contains only keys and indices of the body.
+    """Return a validation problem whose location contains only keys and indices of the body.
 
-    Pydantic also writes the tried branch of a union into the location, which is removed here.
+    For a union, pydantic also writes the type that it tried into the location. This type is
+    removed.
     """
     path = [part for part in problem["loc"] if part not in _TYPE_NAMES and "[" not in str(part)]
     return problem | {"loc": tuple(path)}
 
 
 def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
-    """Return the maximum number of new tokens: the lower of the request's limit and the tokens that
-    the context leaves.
+    """Return the maximum number of new tokens for a request.
 
-    Raises WireError (400), as vLLM does, if the prompt fills the context or if the limit is larger
-    than the whole context.
+    This is the request's own `limit` or the number of tokens that the prompt leaves in the context,
+    whichever is lower. Like vLLM, the function raises WireError (400) if the prompt fills the
+    context or if `limit` exceeds the whole context.
     """
     if prompt_tokens >= max_model_len:
         raise bad_request(
@@ -214,11 +218,11 @@ def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int
 def fit_prompt_text(
     text: str, request: ChatRequest, max_model_len: int, max_prompt_bytes: int
 ) -> str:
-    """Return the prompt text, which is cut to `max_prompt_bytes` if the request allows truncation.
+    """Return the prompt text, cut to `max_prompt_bytes` if it is longer.
 
-    A text of more than `max_prompt_bytes` cannot fit in the context. The text is cut if the request
-    has `truncate_prompt_tokens`. Otherwise the function raises WireError (400). Tokenizing such a
-    large text would take seconds, so the text is not tokenized.
+    A longer text cannot fit in the context, and its tokenization would take seconds. The text is
+    cut only if the request has `truncate_prompt_tokens`. Otherwise a longer text raises WireError
+    (400).
     """
     raw = text.encode(errors="replace")
     if len(raw) <= max_prompt_bytes:
@@ -231,8 +235,10 @@ def fit_prompt_text(
 
 
 def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
-    """Return vLLM's 400 for a prompt text that is too large for the context. Like vLLM's message,
-    the message counts characters."""
+    """Return a 400 for a prompt text that is too large for the context.
+
+    The message is vLLM's, except that it counts bytes.
+    """
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
         f"contains {num_bytes} bytes (more than {max_prompt_bytes} bytes, which is the upper bound "
@@ -243,11 +249,11 @@ def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) 
 
 
 def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
-    """Return the prompt, cut to `truncate_prompt_tokens` tokens if the request has that field.
+    """Return the prompt's token ids, cut to `truncate_prompt_tokens` if the request has this field.
 
-    The end of the prompt is kept, unless `truncation_side` is "right". The value -1 stands
-    for the greatest length that leaves room for `max_tokens`. Raises WireError (400), as vLLM does,
-    if `truncate_prompt_tokens` exceeds that length.
+    The end of the prompt is kept, or the beginning if `truncation_side` is "right". The value -1 of
+    `truncate_prompt_tokens` stands for the greatest length that leaves room for `max_tokens`. Like
+    vLLM, the function raises WireError (400) for a value above this length.
     """
     max_prompt_tokens = request.truncate_prompt_tokens
     if max_prompt_tokens is None:

@@ -1,7 +1,7 @@
-"""Response bodies and stream chunks of /v1/chat/completions, as vLLM writes them.
+"""Response bodies and stream chunks of /v1/chat/completions, in vLLM's form.
 
-All bundled engines except vLLM use this module. Keys have vLLM's order, and null values are
-written.
+All bundled engines except vLLM use this module. As in vLLM, keys have a fixed order, and keys with
+the value null are written.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from fakevllm_adapters.protocol.errors import Json
 
 
 def new_response_id(request_id: str | None) -> str:
-    """Return the id of a completion: vLLM's prefix and the request's own id or, without one, a
-    random id."""
+    """Return the id of a chat completion, which begins with vLLM's prefix `chatcmpl-`.
+
+    The prefix is followed by the request's own id or, if the request has no id, by a random id.
+    """
     return f"chatcmpl-{request_id or secrets.token_hex(8)}"
 
 
@@ -26,7 +28,7 @@ def new_tool_call_id() -> str:
 
 @dataclass(slots=True)
 class Choice:
-    """One finished choice of a completion."""
+    """One finished choice of a chat completion."""
 
     index: int
     message: Json
@@ -54,12 +56,12 @@ class Choice:
 
 
 def allowed_tokens_field(allowed_tokens: Json | None) -> Json:
-    """Return the key `allowed_tokens` with its value, or {} if the value is None."""
+    """Return a dict that has only the key `allowed_tokens`, or {} if its value is None."""
     return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
 
 
 def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> Json:
-    """Return the assistant's message with vLLM's keys; an empty `tool_calls` is left out."""
+    """Return an assistant message with vLLM's keys. The key `tool_calls` is left out if empty."""
     message: Json = {
         "role": "assistant",
         "content": content,
@@ -76,8 +78,10 @@ def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> J
 
 @dataclass(frozen=True, slots=True)
 class ChatWriter:
-    """Writer of one request's response. The body and all chunks have the same id, creation time,
-    model and fingerprint."""
+    """Builder of the response body, or of the stream chunks, for one chat request.
+
+    The id, creation time, model and fingerprint are the same in all chunks.
+    """
 
     id: str
     created: int
@@ -106,7 +110,7 @@ class ChatWriter:
         }
 
     def role_chunk(self, index: int, prompt_ids: list[int] | None) -> Json:
-        """Return a choice's first chunk: the role and no content."""
+        """Return the first chunk of a choice, which has the role and no content."""
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -129,9 +133,10 @@ class ChatWriter:
         return self._chunk([choice]) | {"kv_transfer_params": None}
 
     def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
-        """Return a choice's last chunk.
+        """Return the last chunk of a choice.
 
-        `closes_stream` is true if no usage chunk follows. The last chunk then has the fingerprint.
+        `closes_stream` is True if the stream has no usage chunk. In that case, the last chunk of
+        each choice contains the fingerprint.
         """
         last: Json = {
             "index": choice.index,
@@ -146,7 +151,7 @@ class ChatWriter:
         return self._chunk([last]) | fingerprint | {"kv_transfer_params": None}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """Return the stream's last chunk, which has the usage and no choices."""
+        """Return the usage chunk, which is the stream's last chunk and has no choices."""
         return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -160,7 +165,7 @@ class ChatWriter:
 
 
 def usage_counts(prompt_tokens: int, completion_tokens: int) -> Json:
-    """Return the `usage` object for these numbers of tokens."""
+    """Return the `usage` object of a response for these numbers of prompt and completion tokens."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -169,7 +174,7 @@ def usage_counts(prompt_tokens: int, completion_tokens: int) -> Json:
 
 
 def model_card(name: str, root: str, created: int, max_model_len: int) -> Json:
-    """Return the entry of `/v1/models` for one model. `created` is in Unix seconds."""
+    """Return a model's entry in the response of `/v1/models`. `created` is in Unix seconds."""
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",
         "object": "model_permission",

@@ -1,4 +1,4 @@
-"""Request schema, checks, response bodies and stream chunks of /v1/completions, as in vLLM.
+"""Request schema, checks, response bodies and stream chunks of /v1/completions, equal to vLLM's.
 
 All bundled engines except vLLM use this module.
 """
@@ -36,7 +36,7 @@ Prompt = str | list[int]
 
 
 class _Fields(BaseModel):
-    """Request fields that chat does not have, or whose meaning in chat differs."""
+    """Fields of a completions request that chat requests lack or use with another meaning."""
 
     prompt: list[_Id] | list[list[_Id]] | str | list[str] | None = None
     echo: bool | None = False
@@ -50,14 +50,14 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A valid completions request: the fields of its own, and the fields in common with chat."""
+    """A validated completions request. `common` has the fields that chat requests have too."""
 
     prompts: list[Prompt]
     echo: bool
     logprobs: int | None
     """Number of most likely tokens to report for each position. None means no logprobs at all."""
     max_new_tokens: int
-    """Maximum number of new tokens: the request's or vLLM's default."""
+    """Maximum number of new tokens, from the request or from vLLM's default."""
     is_echo_only: bool
     """Whether the request wants only its prompt back (`echo` with `max_tokens` 0). Like vLLM, the
     engine samples one token and does not return it."""
@@ -65,11 +65,14 @@ class CompletionRequest:
     returns_tokens_as_ids: bool
     """Whether logprobs name tokens by their ids."""
     common: ChatRequest
-    """The other fields, which have the same meaning as in chat."""
+    """All other fields, which have the same meaning in chat requests."""
 
 
 def parse_completion_request(raw: bytes) -> CompletionRequest:
-    """Return the validated request. Raises WireError with vLLM's own message."""
+    """Parse and validate the body of a completions request.
+
+    Raises WireError with vLLM's own message if the body is invalid.
+    """
     body = parse_json(raw)
     if isinstance(body, dict):
         _check_before_types(cast(Json, body))
@@ -101,7 +104,10 @@ def _prompt_list(prompt: object) -> list[Prompt]:
 
 
 def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequest:
-    """Return the fields in common with chat as a chat request. Raises WireError (400)."""
+    """Return a chat request with those fields of a completions request that chat requests have too.
+
+    Raises WireError (400) if one of these fields is invalid.
+    """
     common = {key: value for key, value in body.items() if key not in _NOT_COMMON}
     common["messages"] = [{"role": "user", "content": ""}]
     common["max_tokens"] = max_new_tokens
@@ -111,9 +117,10 @@ def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequ
 
 
 def _check_before_types(body: Json) -> None:
-    """Check the parsed JSON as vLLM does before it validates types.
+    """Run the checks that vLLM runs on the parsed JSON before it validates the types of fields.
 
-    Then refuse the fields that no bundled engine supports. Raises WireError (400).
+    Raises WireError (400) if a check fails or if the body has a field that no bundled engine
+    supports.
     """
     if body.get("prompt") in (None, "") and not body.get("prompt_embeds"):
         raise bad_request(
@@ -151,8 +158,10 @@ def _check_num_prompts(prompt: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionWriter:
-    """Writer of one request's response. The body and all chunks have the same id, creation time,
-    model and fingerprint."""
+    """Builder of the response body, or of the stream chunks, for one completions request.
+
+    The id, creation time, model and fingerprint are the same in all chunks.
+    """
 
     id: str
     created: int
@@ -178,9 +187,9 @@ class CompletionWriter:
     def chunk(self, choice: TextChoice, usage: Json | None, *, closes_stream: bool) -> Json:
         """Return a chunk with new text of one choice.
 
-        `usage` is the usage so far, or None if only the stream's last chunk reports it.
-        `closes_stream` is true if no usage chunk follows. Each choice's last chunk then has the
-        fingerprint.
+        `usage` is the usage so far, or None if only the stream's last chunk reports the usage.
+        `closes_stream` is True if the stream has no usage chunk. In that case, the last chunk of
+        each choice contains the fingerprint.
         """
         chunk = self._chunk([choice.as_chunk_json()])
         if usage is not None:
@@ -190,7 +199,7 @@ class CompletionWriter:
         return chunk | {"kv_transfer_params": None}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """Return the stream's last chunk, which has the usage and no choices."""
+        """Return the usage chunk, which is the stream's last chunk and has no choices."""
         return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -218,7 +227,7 @@ class TextChoice:
     allowed_tokens: Json | None = None
 
     def as_json(self) -> Json:
-        """Return the choice as it is written in a response that is not streamed."""
+        """Return the choice as a JSON object for a response that is not streamed."""
         return {
             "index": self.index,
             "text": self.text,
@@ -233,7 +242,7 @@ class TextChoice:
         } | allowed_tokens_field(self.allowed_tokens)
 
     def as_chunk_json(self) -> Json:
-        """Return the part of a choice as it is written in a chunk."""
+        """Return this part of a choice as a JSON object for a stream chunk."""
         return {
             "index": self.index,
             "text": self.text,
@@ -247,10 +256,10 @@ class TextChoice:
 
 
 def legacy_logprobs(entries: Sequence[tuple[str, float, dict[str, float]]], offset: int) -> Json:
-    """Return the `logprobs` object of a choice of /v1/completions.
+    """Return the `logprobs` object of a choice in a response of /v1/completions.
 
-    Each entry is (token, logprob, {token: logprob} of the most likely tokens). `offset` is the
-    number of characters before the first token.
+    Each entry is a tuple of the token's text, its logprob, and a dict with the logprobs of the most
+    likely tokens by their texts. `offset` is the number of characters before the first token.
     """
     offsets: list[int] = []
     for token, _, _ in entries:

@@ -1,7 +1,7 @@
-"""Grammars of constrained answers, built from response_format, structured_outputs or a forced tool.
+"""Grammars for constrained answers, from response_format, structured_outputs or a forced tool.
 
-The fields mean what they mean in vLLM. All functions are pure. Only the engine can tell whether a
-grammar compiles.
+These request fields have the same meaning as in vLLM. The functions do no I/O and do not compile
+the grammar. Only the engine can tell whether a grammar compiles.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ class Grammar:
     """
 
     kind: Kind
-    """Kind of the grammar. `calls`: a JSON array with one {name, parameters} for each tool call.
-    `arguments`: the arguments of the one tool that `tool_choice` names."""
+    """Kind of the grammar. With `calls`, the answer is a JSON array with one {name, parameters} for
+    each tool call. With `arguments`, the answer is the arguments of the tool that `tool_choice`
+    names."""
     text: str
     """Text of the grammar: a JSON schema for json, calls and arguments; a JSON list of strings for
     choice; JSON for structural_tag; the expression itself for regex and ebnf."""
@@ -46,7 +47,7 @@ _LOOSE = ConfigDict(extra="allow")
 
 @with_config(_LOOSE)
 class JsonSchemaResponseFormat(TypedDict):
-    """The value of `json_schema` in a response_format."""
+    """The field `json_schema` of a `response_format`."""
 
     name: str
     description: NotRequired[str | None]
@@ -56,7 +57,7 @@ class JsonSchemaResponseFormat(TypedDict):
 
 @with_config(_LOOSE)
 class ResponseFormat(TypedDict):
-    """The response formats of the OpenAI API."""
+    """The value of `response_format` in the form of OpenAI's API."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NotRequired[JsonSchemaResponseFormat | None]
@@ -64,7 +65,7 @@ class ResponseFormat(TypedDict):
 
 @with_config(_LOOSE)
 class StructuralTagResponseFormat(TypedDict):
-    """vLLM's response format for structural tags."""
+    """The value of `response_format` in vLLM's form for structural tags."""
 
     type: Literal["structural_tag"]
     format: Any
@@ -72,7 +73,7 @@ class StructuralTagResponseFormat(TypedDict):
 
 @with_config(_LOOSE)
 class LegacyStructuralTag(TypedDict):
-    """One structure of the legacy response format."""
+    """One entry of `structures` in vLLM's older form of `response_format` for structural tags."""
 
     begin: str
     schema: NotRequired[dict[str, Any] | None]
@@ -81,7 +82,7 @@ class LegacyStructuralTag(TypedDict):
 
 @with_config(_LOOSE)
 class LegacyStructuralTagResponseFormat(TypedDict):
-    """vLLM's older response format for structural tags."""
+    """The value of `response_format` in vLLM's older form for structural tags."""
 
     type: Literal["structural_tag"]
     structures: list[LegacyStructuralTag]
@@ -92,7 +93,7 @@ AnyResponseFormat = ResponseFormat | StructuralTagResponseFormat | LegacyStructu
 
 
 class StructuredOutputs(TypedDict):
-    """vLLM's `structured_outputs`."""
+    """The value of `structured_outputs`, with vLLM's fields."""
 
     json: NotRequired[str | dict[str, Any] | None]
     regex: NotRequired[str | None]
@@ -107,7 +108,7 @@ class StructuredOutputs(TypedDict):
 
 @with_config(_LOOSE)
 class FunctionDefinition(TypedDict):
-    """The function of a tool."""
+    """The field `function` of a tool, which describes the function."""
 
     name: str
     description: NotRequired[str | None]
@@ -117,7 +118,7 @@ class FunctionDefinition(TypedDict):
 
 @with_config(_LOOSE)
 class Tool(TypedDict):
-    """One entry of `tools`."""
+    """One entry of the request field `tools`."""
 
     type: NotRequired[Literal["function"]]
     function: FunctionDefinition
@@ -126,11 +127,12 @@ class Tool(TypedDict):
 def parse_grammar(
     structured: Mapping[str, Any] | None, format: Mapping[str, Any] | None
 ) -> Grammar | None:
-    """Return the grammar of `structured_outputs` and `response_format`, or None if the request has
-    neither field.
+    """Return the grammar that the fields `structured_outputs` and `response_format` define.
 
-    If both define a constraint of the same kind, the response_format wins. Raises WireError (400)
-    for several kinds of constraints, for no constraint, and for an empty constraint.
+    Return None if there is no `structured_outputs` and the `response_format` is missing or plain
+    text. If both fields define a constraint of the same kind, that of `response_format` applies.
+    Raises WireError (400) for several kinds of constraints, for no constraint, and for an empty
+    constraint.
     """
     constraints = dict(structured or {}) | _format_constraint(format)
     if structured is None and (format is None or format["type"] == "text"):
@@ -151,7 +153,10 @@ def parse_grammar(
 
 
 def _format_constraint(format: Mapping[str, Any] | None) -> Json:
-    """Return the response_format as a constraint of `structured_outputs`, or {}."""
+    """Translate a `response_format` to the equivalent fields of `structured_outputs`.
+
+    Return {} if the format does not constrain the answer.
+    """
     match format and format["type"]:
         case "json_object":
             return {"json_object": True}
@@ -202,10 +207,11 @@ def _schema_text(schema: str | Json) -> str:
 
 
 def calls_grammar(tools: Sequence[Tool], *, is_parallel: bool) -> Grammar:
-    """Return the grammar for `tool_choice` "required": at least one call of the offered tools.
+    """Return the grammar for `tool_choice` "required", which demands at least one tool call.
 
-    Without parallel calls only the first call is returned to the app, so the grammar allows only
-    one. Raises WireError (400) if two tools define the same name of `$defs` differently.
+    If parallel calls are not allowed, the grammar allows only one call, because the app would get
+    only the first call. Raises WireError (400) if the JSON schemas of two tools define the same
+    name in `$defs` differently.
     """
     schema: Json = {
         "type": "array",
@@ -221,7 +227,7 @@ def calls_grammar(tools: Sequence[Tool], *, is_parallel: bool) -> Grammar:
 
 
 def arguments_grammar(tool: Tool) -> Grammar:
-    """Return the grammar for the arguments of one call of this tool."""
+    """Return the grammar that the arguments of a call of this tool must match."""
     schema = tool["function"].get("parameters") or ANY_OBJECT
     return Grammar("arguments", json.dumps(schema), any_whitespace=False)
 
@@ -235,9 +241,10 @@ def _call_schema(tool: Tool) -> Json:
 
 
 def _shared_definitions(tools: Sequence[Tool]) -> Json:
-    """Return the merged `$defs` of all tools, for the root of the schema of the call array.
+    """Return the merged `$defs` of the JSON schemas of all tools.
 
-    References such as `#/$defs/…` start at the root of a schema.
+    The definitions belong at the root of the schema for the array of calls, because references such
+    as `#/$defs/…` start at the root of a schema.
     """
     shared: Json = {}
     for tool in tools:

@@ -1,5 +1,8 @@
-"""Text of a message's content, for engines whose model takes only text. Images, audio and files are
-refused with vLLM's message. Pure."""
+"""Read the text of a message's content, for engines whose model takes only text.
+
+Messages with images, audio, videos or files are refused with vLLM's message. This module does no
+I/O.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ _MEDIA_PARTS = frozenset(
 
 
 def content_text(content: object, model_name: str) -> str:
-    """Return the text of a message's content: a string, or a list of parts, which are joined with
-    line breaks as in vLLM.
+    """Return the text of a message's content.
 
-    Raises WireError (400) for parts that are no text.
+    The content is a string or a list of parts. As in vLLM, the texts of parts are joined with line
+    breaks. Raises WireError (400) if a part is no text.
     """
     if content is None:
         return ""

@@ -1,10 +1,8 @@
-"""Adjust the token limits of a request to the model's context, or to the job's maximum answer
-length.
+"""Adapt a request's token limits to the model's context or to the job's maximum answer length.
 
 vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
 send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
-as much as the context allows.
-All functions are pure.
+as many tokens as the context allows. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ serving layer sends it with status 400."""
 
 
 def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
-    """Return the body without the limits that are larger than the context.
+    """Return a request body without those token limits that are larger than the context.
 
-    Returns the same object if no limit is too large.
+    Return the same object if no limit is too large. A completions request always keeps its limits,
+    because vLLM generates only 16 tokens without a limit.
 
     >>> drop_limits_above_context({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': []}
@@ -32,11 +31,11 @@ def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
 
 
 def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
-    """Return the body with a token limit of at most `max_new_tokens`.
+    """Return a request body whose token limit is at most `max_new_tokens`.
 
-    A body without a limit gets one, and a higher limit is lowered. A body whose limit is not
-    higher is returned as the same object. A limit that is not a number is kept, because the engine
-    refuses it.
+    A higher limit is lowered. If the body has no limit, a limit is added, which for a completions
+    request is at most vLLM's default of 16. If nothing has to change, the same object is returned.
+    A limit that is not a number is kept, because the engine refuses such a limit.
 
     >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': [], 'max_tokens': 4096}
@@ -52,13 +51,17 @@ def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
 
 
 def drop_token_limits(body: Json) -> Json | None:
-    """Return the body without its token limits, or None if the body has no token limit."""
+    """Return a request body without its token limits, or None if no limit can be removed.
+
+    The limits of a completions request are never removed, because vLLM generates only 16 tokens
+    without a limit.
+    """
     limits = _limits(body)
     return _without(body, limits) if limits else None
 
 
 def is_over_context(status: int, body: Json) -> bool:
-    """Return whether the engine refused a request because prompt and limit exceed the context."""
+    """Return True if an engine's response says that prompt and token limit exceed the context."""
     error: object = body.get("error")
     return (
         status == 400
@@ -68,10 +71,10 @@ def is_over_context(status: int, body: Json) -> bool:
 
 
 def _limits(body: Json) -> list[str]:
-    """Return the names of the token limits that may be removed from the body.
+    """Return the names of the token limits that may be removed from a request body.
 
-    A completions request keeps its limit, because vLLM generates only 16 tokens if there is no
-    limit.
+    For a completions request there are no such names, because vLLM generates only 16 tokens if the
+    request has no limit.
     """
     if "messages" not in body:
         return []
@@ -79,9 +82,9 @@ def _limits(body: Json) -> list[str]:
 
 
 def _number(value: object) -> float:
-    """Return a number as vLLM reads the value; 0 for a value that vLLM refuses.
+    """Return the number that vLLM reads from a value, such as 8 from the text "8".
 
-    Both `"8"` and `8.0` are the number 8.
+    Return 0 if vLLM would refuse the value.
     """
     try:
         return float(str(value))
