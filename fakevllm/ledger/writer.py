@@ -27,8 +27,8 @@ Change = TypeVar("Change")
 WrittenChange = TypeVar("WrittenChange", contravariant=True)
 
 QUEUE_BOUND = 5_000
-"""Maximum number of queued changes: some seconds of the busiest traffic, while another process
-holds the file's lock."""
+"""Maximum number of queued changes. The queue holds the changes of some seconds of the busiest
+traffic, in which another process may hold the file's lock."""
 MAX_BATCH = 1_000
 """Maximum number of changes in one transaction."""
 GATHER_S = 0.01

@@ -50,8 +50,8 @@ class LogLine:
     text: str
     is_trouble: bool = False
     times: int = 1
-    """Number of consecutive entries with this text. Groups that arrive after training has ended are
-    dropped one by one."""
+    """Number of consecutive entries with this text. After training has ended, for example, each
+    group that arrives is dropped with an entry of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from fakevllm.overwatch.snapshot import Snapshot
 
 BRANCH_PREFIX = "branch_"
 NOT_A_BRANCH_CAUSE = ("branch_rate", "branch_first", "branch_extends")
-"""Metrics with the prefix that count no branch: the rate, the first calls of conversations, and
-calls that extend an earlier call."""
+"""Metrics whose names begin with BRANCH_PREFIX, but that do not count branches: the rate of
+branches, the first calls of conversations, and calls that extend an earlier call."""
 CLIENT_PREFIX = "train_"
 MAX_CLIENT_METRICS = 6
 STEP_ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -24,8 +24,8 @@ STEP_ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ("forest", (("rho", "rho"), ("speedup", "forest_speedup"))),
     ("trained", (("coverage", "sample_coverage"), ("ties", "tie_rate"))),
 )
-"""Rows of the last step: the row's name, then pairs of a label and the name of its metric. A metric
-that was not measured is left out."""
+"""Rows with metrics of the last step. Each row has a name, and pairs of a label and the name of a
+metric. A metric that was not measured is left out."""
 
 
 def metrics_table(snapshot: Snapshot) -> Table:

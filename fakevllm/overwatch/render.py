@@ -45,8 +45,8 @@ STATE_MEANINGS = {
     "AWAY": "the server does not answer",
 }
 CLOSED_MEANINGS = {FINISHED: "has taken its last step and still serves requests"}
-"""Meaning of ROLLING by the reason why the run takes no more steps. Other reasons are errors, which
-the server describes itself."""
+"""Text for the state ROLLING after the run has taken its last step, by the reason why the run takes
+no more steps. Other reasons are errors, which the server describes itself."""
 
 
 def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:

@@ -26,8 +26,8 @@ class ServerAction:
     key: str
     question: str
     call: Callable[[], ServerCall[str]]
-    """Factory of the server call. The call returns a message for the user and raises SwarmError if
-    the action fails."""
+    """Function that creates the server call. The call returns a message for the user, and raises
+    SwarmError if the action fails."""
 
 
 def _start() -> ServerCall[str]:

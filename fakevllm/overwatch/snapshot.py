@@ -19,7 +19,8 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_number
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
 AWAY = "AWAY"
-"""State of a server that does not answer, or that refuses this client. No engine reports it."""
+"""State of a server that does not answer, or that refuses this client. No engine reports this
+state."""
 SPEED_STEPS = 5
 """Number of last steps over which a speed is averaged."""
 
@@ -45,7 +46,7 @@ class TaskProgress:
     ended: int
     wanted: int
     running: int
-    """Number of running episodes that named this task at the claim."""
+    """Number of running episodes whose claim named this task."""
     rewards: tuple[float, ...]
 
     @property
@@ -143,13 +144,13 @@ class Snapshot:
     batch: Batch | None = None
     """Progress of the batch; None if the server does not report its pool."""
     tasks: tuple[TaskProgress, ...] = ()
-    """Tasks of the batch: incomplete tasks first, and among equals those with more ended
-    episodes."""
+    """Tasks of the batch. Incomplete tasks come first, and tasks with more ended episodes come
+    before tasks with fewer."""
     running: tuple[RunningEpisode, ...] = ()
     """Running episodes, ordered by idle time, the longest first."""
     clients: tuple[ClientActivity, ...] = ()
     waiting: Mapping[str, int] | None = None
-    """Counts of data that the server holds and has not trained yet: groups, tasks and tokens."""
+    """Numbers of groups, tasks and tokens that the server holds and has not trained yet."""
     dropped: Mapping[str, int] | None = None
     """Number of groups that the run dropped, by reason."""
     totals: Mapping[str, float] | None = None
@@ -176,7 +177,7 @@ class Snapshot:
 
 def away_snapshot(url: str, at: float, trouble: str, previous: Snapshot | None) -> Snapshot:
     """Return a snapshot for a server that does not answer. All other data are those of `previous`,
-    the snapshot before it."""
+    the snapshot of the last successful poll."""
     known = previous or Snapshot(url, at, AWAY)
     return replace(known, at=at, state=AWAY, trouble=trouble)
 

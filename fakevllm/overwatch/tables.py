@@ -16,7 +16,7 @@ MAX_REWARDS = 8
 NO_ROWS = Text("none", "dim")
 UUID_CHARS = 8
 NEARLY_LOST = 0.75
-"""Share of its idle limit after which an idle episode is shown in yellow."""
+"""Share of the idle limit after which an idle episode is shown in yellow."""
 
 
 def tasks_table(snapshot: Snapshot, is_narrow: bool) -> RenderableType:

@@ -27,7 +27,7 @@ class RowResult:
     answer: str | None
     """Text of the answer; None if the row failed or was interrupted."""
     failed: str | None
-    """Reason why there is no answer; None if there is one."""
+    """Reason why the row has no answer; None if the row has an answer."""
     is_done: bool = True
     """Whether the row has ended. False means that the connection was broken for too long; the next
     replay sends the row again."""

@@ -44,7 +44,8 @@ POOL_PATH = "/get_current_batch_rollout_pool_information"
 STEPPING = (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
 AGREE_INTERVAL_S = 2.0
 MAX_REFUSED_S = 600.0
-"""Seconds an agreement may be refused. The client's first episode since the last step may still run
+"""Seconds for which the server may refuse an agreement before it counts as an error. The server
+refuses it until the client has ended an episode since the last step, and this episode may still run
 in another thread."""
 
 

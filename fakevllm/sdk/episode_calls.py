@@ -39,14 +39,14 @@ END_RETRY_S = 600.0
 """Seconds for which the end of an episode is retried. A server restarts, and connects to its
 engine, well within this time."""
 ABORT_RETRY_S = 60.0
-"""Seconds for which an abort is retried. If an agent fails because the server died, its claim
-survives the crash. Without the abort, each training step would wait for the claimed episode, up to
-a minute, until the claim expires."""
+"""Seconds for which an abort is retried. If an agent fails because the server died, the claim of
+its episode survives the crash. Without the abort, each training step would wait up to a minute for
+the claimed episode, until the claim expires."""
 RENEW_RETRY_S = 10.0
-"""Seconds a renewal is retried, so that a lost connection does not end an episode that spans
-several servers."""
+"""Seconds for which a renewal is retried, so that a lost connection does not end a run of an agent
+with episodes at several servers."""
 _LOST_STATUSES = (400, 404, 409, 410)
-"""Statuses of a server for which the claim is no longer this client's."""
+"""HTTP statuses that mean that the episode is no longer claimed by this client."""
 
 
 class _CanContinueReply(BaseModel):

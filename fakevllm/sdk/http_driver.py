@@ -39,12 +39,12 @@ Step = ServerRequest | Pause | ThrottledWarning
 
 KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
 MIN_LOGGED_WAIT_S = 5.0
-"""Minimum length in seconds of a wait that is logged. Each episode waits out a training step, and a
-small model's step is shorter than this."""
+"""Minimum length in seconds of a wait that is logged. Each episode waits during a training step,
+and the step of a small model is shorter than this."""
 LOG_INTERVAL_S = 30.0
 """Seconds between log lines about the same wait."""
 MAX_IDLE_S = 5.0
-"""Seconds for which an idle client is kept. httpx keeps an idle connection equally long."""
+"""Seconds for which an idle client is kept. httpx keeps an idle connection for the same time."""
 _NUMBER = re.compile(r"\d+")
 
 

@@ -111,8 +111,8 @@ def _quoted(text: str) -> str:
 
 ServerCall = Generator[ServerRequest | Pause | ThrottledWarning, ServerReply | None, T]
 """A generator that communicates with the server through a driver. For each ServerRequest that the
-generator yields, the driver sends a ServerReply into the generator; for all other values, None. If
-no server answers, the driver throws ServerUnreachable into the generator."""
+generator yields, the driver sends a ServerReply into the generator. For each other value, the
+driver sends None. If no server answers, the driver throws ServerUnreachable into the generator."""
 
 
 def normalized_server_url(text: str) -> str:

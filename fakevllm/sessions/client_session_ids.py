@@ -48,7 +48,7 @@ response_id=None, is_retry=False)
     """The `prompt_cache_key`. Some apps send one key per conversation, others always send the same
     key."""
     response_id: str | None = None
-    """The `previous_response_id`: id of the answer that the request continues."""
+    """The `previous_response_id`, which is the id of the answer that the request continues."""
     is_retry: bool = False
     """Whether the client's library says that it sends the request again."""
 

@@ -21,7 +21,7 @@ from fakevllm.sessions.session_index import (
 from fakevllm.sessions.types import Evidence, IncomingRequest
 
 RETRY_WINDOW_S = 600.0
-"""Seconds after a failure in which client libraries retry."""
+"""Seconds after a request in which a client library may send it again."""
 MAX_RECENT_SESSIONS = 500
 """Maximum number of sessions searched if the only evidence is a quote or a cache key."""
 MAX_QUOTING_CHARS = 20_000
@@ -34,7 +34,8 @@ class HistoryMatch(NamedTuple):
 
     group: GroupNode
     at: int
-    """Index of the last message that belongs to the group: the group's answer, or its question."""
+    """Index of the last message of the history that belongs to the group. This message is the
+    group's answer or its question."""
 
 
 class LookupResult(NamedTuple):
@@ -46,7 +47,7 @@ class LookupResult(NamedTuple):
     parent: GroupNode | None = None
     """The group whose answer the request continues."""
     base: HistoryMatch | None = None
-    """The last group of the session in the request's history."""
+    """The last group of the session that was found in the request's history."""
 
 
 class SessionLookup:
@@ -74,7 +75,7 @@ class SessionLookup:
         answered = self._answered_prefix(request, within)
         if issued is not None and (within is None or issued.group.session is within):
             answered = issued if answered is None or issued.at > answered.at else answered
-        if is_named and named is None:  # a new session; with the history of another it is a fork
+        if is_named and named is None:  # a new session, or a fork of the one that matches
             return LookupResult(None, evidence, answered.group if answered else None, answered)
         result = self._by_history(request, answered, within, evidence)
         return result or self._by_other_evidence(request, within, evidence)

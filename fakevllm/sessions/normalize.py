@@ -33,8 +33,8 @@ LONG_ANSWER = 40
 """Number of characters from which an answer is distinctive. Tool calls are distinctive at any
 length."""
 NUM_ENDS = 256
-"""Number of answered prompts with which a new prompt is compared. A comparison costs one hash.
-"""
+"""Number of earlier prompts with answers with which a new prompt is compared. Each comparison
+computes one hash."""
 
 _REMINDERS = ("<system-reminder>", "</system-reminder>")
 _THOUGHTS = (("<think>", "</think>"), ('<details type="reasoning"', "</details>"))
@@ -43,7 +43,7 @@ _MAX_EXACT_INTEGER = 2.0**53
 _CALLS_AS_TEXT = "Calling tools:"
 _IDS_IN_TEXT = re.compile(r"'id': '([^']+)'")
 _ROLES = {"assistant": "assistant", "tool": "tool", "function": "tool"}
-"""Normalized roles by role. All other roles are normalized to the user's role."""
+"""Normalized role for each role of a message. All other roles are normalized to "user"."""
 _NOT_FROM_USER = (
     "Observation:",  # smolagents: a tool's result
     "I have *added these files to the chat*",  # aider, from here on
@@ -54,8 +54,8 @@ _NOT_FROM_USER = (
     "Continue if you have next steps",  # opencode, after it shortened a history by itself
 )
 _WITH_CONTEXT = "### Task:\nRespond to the user query"
-"""Beginning of Open WebUI's text around a question with files or a search. The next request
-repeats the question alone."""
+"""Beginning of the text that Open WebUI puts around a question with files or a search. The next
+request repeats only the question."""
 _EXAMPLES_END = "I switched to a new code base."
 """Beginning of a message in aider's requests. The messages before it are a worked example."""
 
@@ -70,8 +70,7 @@ class NormalizedMessage(NamedTuple):
     history_key: bytes
     """Key of the history up to and including this message."""
     call_ids: tuple[str, ...]
-    """Ids of tool calls: of the calls that the assistant makes, or of the call that the tool
-    answers."""
+    """Ids of the tool calls that the assistant makes, or of the call that the tool answers."""
     is_from_user: bool
     """Whether a user wrote the message. False for tool results and for texts of the client."""
     is_distinctive: bool

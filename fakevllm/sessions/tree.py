@@ -38,12 +38,12 @@ from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place, Plac
 Json = dict[str, Any]
 
 ORPHAN_WINDOW_S = 60.0
-"""Seconds that a side call waits for its session: an app may request the title of a conversation
-before it sends the conversation's first question."""
+"""Seconds for which a side call waits for the first main call of its session. An app may request
+the title of a conversation before it sends the conversation's first question."""
 NUM_ORPHANS = 32
 """Maximum number of side calls that wait."""
 _ORPHAN_CHARS = 4_000
-"""Maximum number of characters stored of a waiting side call."""
+"""Maximum number of characters that are stored of the text of a waiting side call."""
 
 
 class _Orphan(NamedTuple):

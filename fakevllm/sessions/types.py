@@ -16,12 +16,12 @@ class Kind(StrEnum):
     new          The request opens the session.
     sub_agent    The request opens the session, and another session started it.
     continues    The request continues the parent's answer.
-    regenerates  The request has the same history as an earlier one that was answered.
-    repeats      The request has the same history as an earlier one that failed.
+    regenerates  The request has the same history as an earlier request that was answered.
+    repeats      The request has the same history as an earlier request that failed.
     edits        The request continues an answer that an earlier request continued differently.
     compacted    The request continues the session with a shortened or rewritten history.
-    parallel     The request runs beside another one that is not answered yet.
-    side         The app makes the call for itself, for a title or a summary. The call is no turn.
+    parallel     The request runs beside another request that is not answered yet.
+    side         The app makes the call for itself, for a title or a summary. It begins no turn.
     """
 
     NEW = "new"
@@ -36,19 +36,19 @@ class Kind(StrEnum):
 
 
 class Evidence(StrEnum):
-    """The evidence by which a session was found, in the order of its certainty.
+    """The evidence by which a session was found. The most certain kind comes first.
 
     header        A header names the session.
     body          A field of the body names the session.
     response_id   `previous_response_id` names an answer of the session.
     tool_call_id  The history has the id of a tool call that an answer of the session made.
-    prefix        The history begins with an earlier history and its answer.
+    prefix        The history begins with the history and the answer of an earlier request.
     retry         The same history failed before, and the client says that it retries.
-    question      The history begins with an earlier history. The app reworded the answer to it.
-    answer        The history contains an answer of the session, after a different beginning.
-    cache_key     The `prompt_cache_key` is that of the session, and the history matches no session.
-    quote         The text quotes the session's question.
-    none          There is no evidence: the request has a session of its own.
+    question      The history begins with that of an earlier request, whose answer was reworded.
+    answer        The history contains an answer of the session, but begins differently.
+    cache_key     The session has the same `prompt_cache_key`. The history matches no session.
+    quote         The text of the request quotes a question of the session.
+    none          There is no evidence, so the request usually opens a session.
     """
 
     HEADER = "header"

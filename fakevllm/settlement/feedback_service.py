@@ -45,8 +45,8 @@ log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 FLUSH_S = 5.0
 """Seconds to wait for queued ledger writes, before the app gets an error and has to retry."""
 _IMPLICIT_KINDS = {Kind.REGENERATES: "regenerate"}
-"""Kind of the implicit feedback for each kind of request. All other requests are a
-`next_message`."""
+"""Kind of the implicit feedback for each kind of request. All other requests are feedback of the
+kind `next_message`."""
 _NO_FEEDBACK = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
 
 

@@ -37,11 +37,11 @@ class LateSamples:
         self._woken = asyncio.Event()
         self._woken.set()  # an earlier proxy process may have left feedback
         self._blocked: set[str] = set()
-        """Groups that are not settled yet. Feedback about these groups is sent after they are
-        settled."""
+        """Groups that still wait to be sent to the server. Feedback about these groups is sent
+        after the groups."""
         self._settled: set[str] | None = None
-        """Groups that were settled since the ledger began to be read; None while it is not being
-        read."""
+        """Groups whose outcome became known while the ledger is being read; None while it is not
+        being read."""
 
     def wake(self) -> None:
         """Wake the background task, which then looks for feedback to send."""
@@ -75,8 +75,8 @@ class LateSamples:
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent. Such feedback has a
-        baseline, and the server has accepted or refused its group."""
+        """Return (group id, feedback id) for each feedback that can be sent. The app has sent
+        enough feedback for a baseline, and the group no longer waits to be sent to the server."""
         settled = self._settled = set[str]()
         try:
             await self._ledger.flush()

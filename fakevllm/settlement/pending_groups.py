@@ -16,16 +16,16 @@ class _Group:
     app_key: str | None
     place: Place | None
     is_restored: bool = False
-    """Whether an earlier proxy process answered the request. Only the ledger then knows which app
-    got the answer."""
+    """Whether an earlier proxy process answered the request. In this case, only the ledger knows
+    which app got the answer."""
     send_at: float | None = None
-    """Time at which the group is sent; None if the group has not ended yet."""
+    """Time at which the group is sent; None if the group is not in the ledger yet."""
     accepts_feedback: bool = True
     """Whether feedback may be added to the group's reward."""
     num_in_progress: int = 0
     """Number of feedbacks that are being processed."""
     added: float = 0.0
-    """Sum of the feedback to add to the reward of the served sibling."""
+    """Sum of the feedback that is added to the reward of the served sibling."""
     is_released: bool = False
     """Whether the group is sent without waiting for `send_at`."""
 
