@@ -41,7 +41,8 @@ class LoadProbe:
         """Read the queue length from the engine if the next probe is due. Call this method often,
         because the probe has no timer of its own.
 
-        `is_serving`: whether the engine is ready. Errors of the server are logged and not raised.
+        `is_serving`: whether the engine is ready. If the probe fails, no error is raised, and
+        `num_waiting` becomes None.
         """
         if not is_serving:
             self.num_waiting, self._has_probed = None, False

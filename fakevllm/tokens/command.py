@@ -26,8 +26,8 @@ from fakevllm.tokens.terminal import render_page
 @dataclass(frozen=True, slots=True)
 class TokensSettings:
     episode: str | None
-    """Id of a group, a sibling or an episode. None selects the group that was trained last; if none
-    was, the last group with tokens."""
+    """Id of a group, a sibling or an episode. None selects the group that was trained last or, if
+    no group was trained, the last group with tokens."""
     ledger: Path
     swarm: str
     """URL of the swarm server."""

@@ -156,7 +156,8 @@ class SiblingPlan:
     is_greedy: bool = False
     """Whether the lead is sampled at temperature 0."""
     seed: int | None = None
-    """Seed of the lead if its app sent none. Each sibling adds its index to it."""
+    """Seed of the lead if the app's request has no seed. Every other sibling adds its index to this
+    seed."""
 
     def body(self, request: Request, index: int, temperature: float) -> bytes:
         """Return the body with which sibling `index` is sent to the engine.

@@ -20,8 +20,8 @@ class Outcome:
     """Number of trained tokens. 0: the episode counts in its group's baseline, but is not
     trained."""
     penalties: Sequence[float] = ()
-    """Penalty of each trained token, such as KL in reward, which is subtracted from the reward.
-    Empty: no penalties."""
+    """Penalty of each trained token, such as the KL penalty, which is subtracted from the reward.
+    An empty sequence means no penalties."""
     is_greedy: bool = False
     """Whether the episode was sampled at temperature 0."""
 

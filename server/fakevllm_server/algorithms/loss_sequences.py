@@ -82,12 +82,13 @@ class CallShare:
     unit: int
     """Number of the call's unit within the step."""
     unit_tokens: int
-    """Number of trained tokens in the whole unit. A micro-batch has the whole unit if its calls of
-    the unit have as many tokens."""
+    """Number of trained tokens in the whole unit. A micro-batch contains the whole unit if its
+    calls of this unit have this many trained tokens in total."""
     scale: float
     """Factor for the loss of each token. The scaled losses of all tokens sum to the step's loss."""
     token_share: float
-    """Weight of each token in metrics that are means over tokens. Over a step, they sum to 1."""
+    """Weight of each token in metrics that are means over tokens. The weights of all tokens of a
+    step sum to 1."""
 
 
 def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:

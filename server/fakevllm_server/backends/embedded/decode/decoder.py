@@ -33,7 +33,8 @@ class Decoder:
         self._sampling: SamplingRows | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
         self._processors: list[tuple[int, LogitsProcessor]] = []
-        """Row and processor, for the rows that have one; renewed together with `_sampling`."""
+        """Pairs of row index and processor, for the rows that have a processor. The pairs are
+        renewed together with `_sampling`."""
 
     def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
         """Add a request to the batch as a new row. `prefix` has the keys and values of all ids of

@@ -21,8 +21,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 MIN_SLOTS = 8
 MIN_CAPACITY = 128
 WIDTH_STEP = 16
-"""The width of masks and attention is rounded up to a multiple of this. That gives fewer different
-shapes at little waste."""
+"""The width of masks and attention is rounded up to a multiple of this number. The rounding leads
+to fewer different tensor shapes and wastes little memory."""
 
 
 class CachedPrefix(NamedTuple):
@@ -64,7 +64,7 @@ class KvCache(Cache):
         self.max_rows = max_rows
         self.max_length = max_length
         self.max_cells = max_cells
-        """Maximum of rows times positions; a single row may exceed it."""
+        """Maximum number of rows times positions. A single row may exceed this maximum."""
         self.num_rows = 0
         self.width = 0
         self.positions = torch.zeros(0, dtype=torch.long, device=shape.device)

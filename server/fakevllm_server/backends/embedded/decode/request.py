@@ -49,7 +49,8 @@ class DecodeRequest:
     """Maximum number of new tokens."""
     sampling: Sampling
     rng: random.Random
-    """A generator of its own for a request with a seed, else the engine's."""
+    """Random number generator. A request with a seed has its own, and all other requests share the
+    engine's."""
     stream: TokenStream | None
     logits_processor: LogitsProcessor | None = None
     """None if only temperature, top-k, top-p and min-p change the model's distribution."""

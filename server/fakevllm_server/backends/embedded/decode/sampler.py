@@ -21,7 +21,8 @@ from fakevllm_server.types.sampling import Sampling, effective_temperature
 from fakevllm_server.types.token_masks import packed
 
 LEAST_LOGPROB = -9999.0
-"""Reported for tokens that cannot be sampled, as by vLLM, because JSON has no -inf."""
+"""Log-probability that is reported for tokens that cannot be sampled, because JSON has no -inf.
+vLLM reports the same number."""
 MOST_LOGIT = 1e30
 LEAST_TOP_P = 1e-6
 """Lower bound of top_p. At 0 not even the likeliest token would remain."""
@@ -33,10 +34,11 @@ class SampledTokens(NamedTuple):
     ids: list[int]
     logprobs: list[float]
     top_logprobs: list[list[tuple[int, float]]]
-    """The likeliest (id, logprob), best first, as many as the row requested."""
+    """The likeliest tokens of each row as (id, log-probability), best first. Each row has as many
+    as its request asked for."""
     allowed: list[bytes | None]
-    """The packed set (`types/token_masks.py`) that the token was chosen from. None for the whole
-    vocabulary, and for a row that did not request it."""
+    """The packed set (`types/token_masks.py`) from which the row's token was chosen. It is None if
+    the token was chosen from the whole vocabulary, or if the row did not request the set."""
 
 
 @dataclass(frozen=True, slots=True)
