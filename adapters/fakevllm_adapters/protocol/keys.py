@@ -1,7 +1,7 @@
 """API keys: their forms, the key file, and the set of keys that a process accepts.
 
-Most keys are random text without a meaning. Two kinds of keys have a meaning. `sk-task-<id>` names
-the task of a replayed request, and an episode key gives access to one claimed episode.
+Most keys may be any text. Two kinds of keys have a fixed form. `sk-task-<id>` names the task of a
+replayed request, and an episode key gives access to one claimed episode.
 
 A key file has one key per line. The line holds either the key in plain text, or the hash that
 `fakevllm keys add` writes:
