@@ -21,7 +21,7 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """Return the torch dtype for a value of `--dtype`. Sampler and trainer compute in this dtype.
-    The sampler's weights have this dtype too; the trainer's weights stay in float32.
+    The sampler's weights have this dtype too, but the trainer's weights stay in float32.
 
     `auto` is bfloat16 on CUDA and float32 elsewhere, because bfloat16 is slower and less exact on a
     CPU.

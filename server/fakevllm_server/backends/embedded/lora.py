@@ -1,4 +1,4 @@
-"""LoRA: small adapter layers that train while the model's own weights stay unchanged.
+"""LoRA trains small adapter layers while the model's own weights stay unchanged.
 
 The adapters are layers of the peft library, inserted into the model itself. The peft library is
 imported only for a job with adapters.

@@ -1,5 +1,5 @@
-"""A deterministic engine without torch: one trainable parameter, exact log-probabilities, and a
-true policy gradient.
+"""A deterministic engine without torch. It has one trainable parameter, exact log-probabilities,
+and a true policy gradient.
 
 The policy answers "yes." or "no." to any prompt, with P(yes) = sigmoid(theta / temperature). Only
 the first token is sampled. The first token determines all other tokens, which have probability 1.

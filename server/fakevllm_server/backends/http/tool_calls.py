@@ -29,7 +29,7 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ParsedAnswer(NamedTuple):
-    """The parsed text of a whole answer: content and tool calls."""
+    """The parsed text of a whole answer, which is content and tool calls."""
 
     content: str | None
     calls: list[Json]
@@ -69,7 +69,7 @@ def create_parser(request: ChatRequest) -> AnswerParser:
 
 
 class PlainTextParser:
-    """Parser of an answer without tool calls: all text is content."""
+    """Parser of an answer without tool calls, in which all text is content."""
 
     has_tool_call = False
 

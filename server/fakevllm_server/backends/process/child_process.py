@@ -1,4 +1,4 @@
-"""A child process of the server: start it, watch it, stop it, and describe how it exited.
+"""Start, watch and stop a child process of the server, and describe how the child exited.
 
 The child runs in its own session. Therefore Ctrl-C reaches only the server, and the server then
 stops the child. The session also makes it possible to kill all processes that the child has
@@ -112,7 +112,7 @@ class ChildProcess:
         return f"{message}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the process: send SIGTERM, and SIGKILL if the process still runs after `grace_s`
+        """Stop the process with SIGTERM, and with SIGKILL if the process still runs after `grace_s`
         seconds. Also kill all processes that the process has started.
 
         If the call is cancelled while it waits, the process is killed at once.

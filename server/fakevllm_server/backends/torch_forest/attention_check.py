@@ -1,7 +1,7 @@
 """Check at start-up that an attention method gives the same results as the unchanged model.
 
-A few random calls go through the model twice: together as a forest, and one by one through the
-unchanged model. The calls include siblings, a duplicate, and a next turn of a conversation. The
+A few random calls go through the model as a forest, and then one by one through the unchanged
+model. The calls include siblings, a duplicate, and a next turn of a conversation. The
 log-probabilities, and a gradient through all layers, must agree.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s on the demo's

@@ -90,8 +90,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for one chunk: the heads [first, last) and
-    the edges of these heads."""
+    """Return the positional arguments of `_head_values` for one chunk, which has the heads [first,
+    last) and the edges of these heads."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -141,9 +141,9 @@ def _head_values(
 
 
 def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
-    """Return the logits after the transforms that some models apply after the LM head: scaling and
-    soft-capping. The settings in the model's config decide which transforms apply. The attention
-    check detects a model with any other transform."""
+    """Apply scaling and soft-capping to the logits, and return the result. Some models apply these
+    transforms after the LM head. The settings in the model's config decide which transforms apply.
+    The attention check detects a model with any other transform."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:

@@ -9,9 +9,9 @@ Three invariants must hold for each trained token:
         their positions.
     I3  The loss compares the token's new log-probability with the recorded log-probability.
 
-The check compares two things with the recorded calls: the tensors that a forward pass reads, and
-the parents, subtree ends and segments from which the attention layouts are built. This module does
-not check the attention kernels; `attention_check` does.
+The check compares the recorded calls with the tensors that a forward pass reads. It also compares
+them with the parents, subtree ends and segments from which the attention layouts are built. The
+attention kernels are checked by the module `attention_check`.
 """
 
 from __future__ import annotations

@@ -60,8 +60,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return a node that identifies the branch of a call: the first node of the call's path after
-    the top of its tree. If the path ends inside the top, return the first node of the top."""
+    """Return a node that identifies the branch of a call, which is the first node of the call's
+    path after the top of its tree. If the path ends inside the top, return the first node of the
+    top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -1,18 +1,18 @@
 """Policy losses by verl's names, as pure functions of log-probabilities.
 
-    step_loss.py   the function that a trainer calls: one micro-batch's part of a step's loss
+    step_loss.py   the function that a trainer calls for one micro-batch's part of a step's loss
     trained_tokens.py      the trained tokens of some calls as flat tensors
     ppo_clip.py     PPO clip with dual clip
     gspo.py cispo.py sapo.py geo_mean.py gpg.py
     policy_loss.py arithmetic that the losses share
     kl.py          distance to a reference policy
     importance_correction.py  importance weights and rejection where trainer and engine differ
-    mismatch_metrics.py    metrics of that difference
+    mismatch_metrics.py    metrics of the difference between trainer and engine
     aggregate.py   from a number per token to one number
 
 A policy loss is a function of [tokens] tensors, and returns the loss of each token. The function
-never averages over tokens; `algorithms.loss_sequences` decides the weights of the mean. A new loss
-is a new file, one entry in LOSSES and one in `loss_spec.LOSS_DEFAULTS`.
+never averages over tokens, because `algorithms.loss_sequences` decides the weights of the mean. To
+add a loss, add a file, an entry in LOSSES, and an entry in `loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from fakevllm_server.backends.torch_losses.ppo_clip import vanilla
 from fakevllm_server.backends.torch_losses.sapo import sapo
 
 PolicyLossFn = Callable[[Tensor, Tensor, Tensor, Tensor, Any], PolicyLoss]
-"""(log_prob, old_log_prob, advantages, units, spec) -> PolicyLoss; each tensor is [tokens]."""
+"""Function of (log_prob, old_log_prob, advantages, units, spec) that returns a PolicyLoss. Each
+tensor is [tokens]."""
 
 LOSSES: dict[str, PolicyLossFn] = {
     "vanilla": vanilla,

@@ -5,8 +5,8 @@
 
 L is the loss of a token, and A is its advantage. low and high are the clip bounds for d, the
 log-ratio of each token. A unit is a sequence of tokens in the loss. Source: Zhao et al., arXiv
-2507.20673; equal to verl's `geo_mean`. The loss is designed for the mean `seq-mean-token-mean`,
-which verl always uses for it.
+2507.20673. The loss is equal to verl's `geo_mean`. It is designed for the mean
+`seq-mean-token-mean`, which verl always uses for this loss.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def geo_mean(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
     """Return the GMPO loss of each token. Each tensor is [tokens], and must contain all tokens of
-    each unit."""
+    each unit (a sequence of tokens in the loss)."""
     # verl leaves this log-ratio unbounded: one impossible token of a stale call makes it infinite.
     log_ratio = torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     bounded = torch.clamp(log_ratio, -spec.clip_ratio_low, spec.clip_ratio_high)

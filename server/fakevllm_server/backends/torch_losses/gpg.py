@@ -3,9 +3,9 @@
     L = -A log_prob
 
 L is the loss of a token, and A is its advantage. Sources: REINFORCE, Williams 1992; GPG, arXiv
-2504.02546; equal to verl's `gpg`. The loss has no importance ratio. If older weights may have
-sampled some calls, set `rollout_is`, which multiplies the loss by a truncated importance weight π /
-π_engine.
+2504.02546. The loss is equal to verl's `gpg`, and has no importance ratio. If older weights may
+have sampled some calls, set `rollout_is`, which multiplies the loss by a truncated importance
+weight π / π_engine.
 """
 
 from __future__ import annotations

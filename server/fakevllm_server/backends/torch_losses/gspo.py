@@ -9,7 +9,7 @@ where sg stops the gradient and π_t is the probability of token t. Therefore th
 with respect to the token's log_prob is -A s if the unit is not clipped. The clip bounds are narrow
 (3e-4, 4e-4) because s is a geometric mean. The loss is designed for the mean `seq-mean-token-mean`.
 
-Source: GSPO, arXiv 2507.18071, eq. 7 and 14; equal to verl's `gspo`.
+Source: GSPO, arXiv 2507.18071, eq. 7 and 14. The loss is equal to verl's `gspo`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def gspo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
     """Return the GSPO loss of each token. Each tensor is [tokens], and must contain all tokens of
-    each unit."""
+    each unit (a sequence of tokens in the loss)."""
     log_unit_ratio = unit_mean((log_prob - old_log_prob).detach(), units)
     log_ratio = log_prob - log_prob.detach() + log_unit_ratio
     ratio = torch.exp(torch.clamp(log_ratio, max=MAX_LOG_UNIT_RATIO))

@@ -1,11 +1,11 @@
-"""Corrections for the difference between the trainer's and the engine's log-probabilities:
-importance weights, and rejection of tokens.
+"""Corrections for the difference between the trainer's and the engine's log-probabilities. The
+corrections are importance weights and the rejection of tokens.
 
-Both corrections use log_ratio = the trainer's log-probability - the engine's log-probability.
-Neither correction has a gradient. A sequence is a unit of the loss. Formulas and names are verl's
-(`rollout_correction`). Sources: truncated importance sampling from Yao et al., "Your efficient RL
-framework secretly brings you off-policy RL training" (2025); importance weights of 0 outside the
-bounds from IcePop.
+Both corrections use `log_ratio`, which is the trainer's log-probability minus the engine's
+log-probability. Neither correction has a gradient. A sequence is a unit of the loss. Formulas and
+names are verl's (`rollout_correction`). Sources: truncated importance sampling from Yao et al.,
+"Your efficient RL framework secretly brings you off-policy RL training" (2025); importance weights
+of 0 outside the bounds from IcePop.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 )
 
 LEAST_MEAN = 1e-8
-"""Mean weight up to which weights are not normalized, since the division would be by almost 0. The
-value is verl's."""
+"""Mean weight up to which weights are not normalized, because the mean would be a divisor of almost
+0. The value is verl's."""
 
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
     """Return the importance weight of each token, [tokens]. Without a lower bound, the weight is
     min(ratio, high). With a lower bound, the weight is the ratio, or 0 if the ratio is outside the
-    bounds. The ratio is exp(log_ratio), or, if `rollout_is` is `sequence`, exp of the sum of
-    log_ratio over the sequence. All weights are 1 if `rollout_is` is not set."""
+    bounds. The ratio is exp(log_ratio). If `rollout_is` is `sequence`, the ratio is exp of the sum
+    of log_ratio over the sequence. All weights are 1 if `rollout_is` is not set."""
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:
         return torch.ones_like(log_ratio)
@@ -62,8 +62,8 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return for each token whether the token passes all rejection criteria of `rollout_rs`,
-    [tokens] of bool."""
+    """Return a mask [tokens] that is True for each token that passes all rejection criteria of
+    `rollout_rs`."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -85,9 +85,9 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
-    """Return for each token whether its divergence is within the bounds. For the estimator k1,
-    there are a lower and an upper bound, which are ratios. For k2 and k3, there is only an upper
-    bound, which is a divergence."""
+    """Return a mask [tokens] that is True where the token's divergence is within the bounds. For
+    the estimator k1, there are a lower and an upper bound, which are ratios. For k2 and k3, there
+    is only an upper bound, which is a divergence."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

@@ -2,12 +2,12 @@
 
 Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - reference:
 
-    k1  d                    the gradient is 0 on average, and not that of the KL
+    k1  d                    the gradient is 0 on average, not the gradient of the KL
     k2  d² / 2               the value is biased, the gradient is right on average
-    k3  exp(-d) + d - 1      never negative, low variance; the gradient is not that of the KL
+    k3  exp(-d) + d - 1      never negative, low variance, but not the gradient of the KL
     +   `k1+` and `k3+` have the value of k1 or k3, with the gradient of k2
 
-verl also calls them kl, mse and low_var_kl.
+verl also calls the estimators k1, k2 and k3 by the names kl, mse and low_var_kl.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Return the k3 estimate of the KL divergence for each token. Its derivative with respect to
-    `log_prob` is 1 - exp(reference - log_prob)."""
+    """Return the k3 estimate of the KL divergence for each token. The derivative of the estimate
+    with respect to `log_prob` is 1 - exp(reference - log_prob)."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 

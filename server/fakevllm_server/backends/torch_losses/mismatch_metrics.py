@@ -12,10 +12,10 @@ The metrics are computed from sums over all tokens of the step, so they do not d
 division into micro-batches. Each token is weighted by its share in the step's means
 (`token_share`). The formulas above are for equal shares.
 
-Two effects increase the metrics: rounding differences, and weights that changed after sampling. To
-measure only rounding differences, the metrics are taken over the tokens of calls that were sampled
-wholly by the current weights. `equal_version` is the share of these tokens in the step. If this
-share is 0, the metrics are taken over all tokens and include both effects.
+Rounding differences, and weights that changed after sampling, both increase the metrics. To measure
+only rounding differences, the metrics are taken over the tokens of calls that were sampled wholly
+by the current weights. `equal_version` is the share of these tokens in the step. If this share is
+0, the metrics are taken over all tokens and include both effects.
 """
 
 from __future__ import annotations
@@ -80,12 +80,13 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Two mismatch sums over some tokens of a step: the sum over all these tokens, and the sum over
-    the tokens whose calls were sampled wholly by the current weights."""
+    """Mismatch sums over some tokens of a step. `all_tokens` has the sums over all these tokens.
+    `equal_version` has the sums over the tokens whose calls were sampled wholly by the current
+    weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums
-    """Sums of the tokens that the current weights sampled."""
+    """Sums over the tokens whose calls were sampled wholly by the current weights."""
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
@@ -100,7 +101,8 @@ class Mismatch:
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
-        """Return the mismatch sums of a step, added up from the sums of the step's parts."""
+        """Return the mismatch sums of a step, which are the totals of the sums of the step's
+        parts."""
         parts = list(parts)
         return Mismatch(
             sum((part.all_tokens for part in parts), MismatchSums()),

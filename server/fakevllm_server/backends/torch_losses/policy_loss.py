@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound that keeps exp finite when a stale call's tokens have become impossible. The value is
-verl's."""
+"""Bound of a log-ratio that keeps exp finite when the tokens of a stale call have become
+impossible. The value is verl's."""
 
 
 class PolicyLoss(NamedTuple):
@@ -18,9 +18,10 @@ class PolicyLoss(NamedTuple):
 
     per_token: Tensor
     clipped: Tensor
-    """1 where the clip is active, so that the token has no gradient; else 0."""
+    """1 where the clip is active, else 0. A clipped token has no gradient, except in the loss
+    `cispo`."""
     clipped_lower: Tensor
-    """1 where a bound for negative advantages is active; else 0."""
+    """1 where a bound for negative advantages is active, else 0."""
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:
@@ -40,14 +41,15 @@ def unit_sum(values: Tensor, units: Tensor) -> Tensor:
 
 
 def unit_mean(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the mean of `values` over all tokens of its unit, [tokens]."""
+    """Return for each token the mean of `values` over all tokens of its unit, [tokens]. A unit is a
+    sequence of tokens in the loss."""
     lengths = _sums(torch.ones_like(values), units).clamp(min=1)
     return (_sums(values, units) / lengths)[units]
 
 
 def unit_max(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the maximum of `values` over all tokens of its unit, [tokens], without
-    a gradient."""
+    """Return for each token the maximum of `values` over all tokens of its unit, [tokens]. A unit
+    is a sequence of tokens in the loss. The maximum has no gradient."""
     lowest = values.new_full((_num(units),), float("-inf"))
     return lowest.scatter_reduce(0, units, values.detach(), "amax")[units]
 
@@ -57,6 +59,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Return the number of tokens as an upper bound of the number of units. The exact number would
-    require a device synchronization."""
+    """Return an upper bound of the number of units, which is the number of tokens. The exact number
+    would require a device synchronization."""
     return units.numel()

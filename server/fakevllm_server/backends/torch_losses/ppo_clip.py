@@ -5,8 +5,8 @@
     L = min(L, -A c)
 
 Sources: Schulman et al. 2017 (arXiv 1707.06347); dual clip: Ye et al. 2019 (arXiv 1912.09729);
-separate upper bound: DAPO (arXiv 2503.14476), which is this loss with high 0.28 and token-mean.
-Equal to verl's `vanilla` (verl/trainer/ppo/core_algos.py); the tests compare the numbers.
+separate upper bound: DAPO (arXiv 2503.14476), which is this loss with high 0.28 and token-mean. The
+loss is equal to verl's `vanilla` (verl/trainer/ppo/core_algos.py), which the tests verify.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""The SAPO policy loss, which has a soft gate instead of a clip.
+"""The SAPO policy loss, which has a soft gate (a sigmoid of the importance ratio) instead of a
+clip.
 
     L = -A · 4/τ · sigmoid(τ (r - 1)),   τ = tau_pos where A > 0, else tau_neg
 
 L is the loss of a token, A is its advantage, and r is its importance ratio π / π_old. Source: SAPO,
-arXiv 2511.20347; equal to verl's `sapo`. The loss is designed for the mean `seq-mean-token-mean`,
-which verl always uses for it.
+arXiv 2511.20347. The loss is equal to verl's `sapo`. It is designed for the mean
+`seq-mean-token-mean`, which verl always uses for this loss.
 """
 
 from __future__ import annotations

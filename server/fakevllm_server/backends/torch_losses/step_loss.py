@@ -1,4 +1,4 @@
-"""The loss that a trainer computes: one micro-batch's part of a step's loss.
+"""The loss that a trainer computes for one micro-batch, which is a part of a step's loss.
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
@@ -44,8 +44,8 @@ def step_loss(
     `log_prob` and `entropy` have a value for each token, [tokens], computed with the present
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
-    Raises SplitUnit if the loss couples the tokens of a unit or of the step, but `tokens` contains
-    only some of the coupled tokens.
+    Raises SplitUnit if the loss couples the tokens of a unit (a sequence in the loss) or of the
+    step, but `tokens` contains only some of the coupled tokens.
     """
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.

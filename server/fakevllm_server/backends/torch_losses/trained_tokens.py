@@ -40,8 +40,8 @@ class TrainedTokens:
     token_share: Tensor
     """Weight of a token in means over the step's tokens."""
     units: Tensor
-    """Number of the token's unit within this micro-batch. Units with a counted token are numbered
-    from 0."""
+    """Number of the token's unit (a sequence in the loss) within this micro-batch. Units with a
+    counted token are numbered from 0."""
     has_whole_units: bool
     """Whether all tokens of every unit are in this micro-batch."""
     has_whole_step: bool
@@ -121,9 +121,9 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
-    """Return the number of each call's unit. A token counts if it has a weight in the loss. Units
-    with such a token are numbered from 0, so every unit number is below the number of counted
-    tokens. Units without a counted token get 0 too."""
+    """Return the unit number of each call. A unit is a sequence in the loss. Units with a token
+    that has a weight in the loss are numbered from 0, so every unit number is below the number of
+    such tokens. All other units get the number 0."""
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
     return [numbers.get(share.unit, 0) for share in shares]
@@ -137,8 +137,8 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return whether a micro-batch contains all tokens of the step that count in the loss. This
-    holds if the token shares add up to 1. A micro-batch in which no token counts also returns True,
-    because it adds nothing to the step."""
+    """Return True if a micro-batch contains all tokens of the step that count in the loss. In this
+    case the token shares add up to 1. The result is also True if no token of the micro-batch
+    counts, because the micro-batch then adds nothing to the step."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

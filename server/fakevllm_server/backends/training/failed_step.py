@@ -1,4 +1,4 @@
-"""Distinguish a failed training step that changed no weights from a failed step that changed some
+"""Distinguish failed training steps that changed no weights from failed steps that may have changed
 weights."""
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """Error: a training step failed after it had begun to change the weights. The present weights
-    are therefore not the weights after any complete step."""
+    """Error: a training step failed after the step had begun to change the weights. The present
+    weights are therefore not the weights after any complete step."""
 
 
 class UpdateTracker:

@@ -1,4 +1,4 @@
-"""verl's trainer (FSDP2) in Ray workers, as a trainer beside any rollout engine.
+"""verl's trainer (FSDP2) in Ray workers. The verl trainer can be combined with any rollout engine.
 
     __main__.py          the trainer's process: settings, workers, HTTP
     trainer.py           the TrainEngine: boot, step, log-probabilities, checkpoints
@@ -6,9 +6,9 @@
     session_cleanup.py   ends what a killed trainer leaves running
     worker_placement.py  number of workers per node
     worker_group.py      one method call on all workers
-    worker.py            one worker (rank): verl's, with a reference and an export
+    worker.py            one worker (rank) of verl, with a reference policy and an export
     worker_config.py     the settings of a worker, as verl's configuration
-    policy_loss.py       verl's policy loss, with our KL
+    policy_loss.py       verl's policy loss, with this project's KL term
     batch_split.py       which worker trains on which calls
     tensordict_batch.py  calls as verl's rows
     step_metrics.py      metrics of a step before its first update

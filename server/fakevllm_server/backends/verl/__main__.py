@@ -1,4 +1,5 @@
-"""`python -m fakevllm_server.backends.verl`: the verl trainer's process, started by the server."""
+"""The verl trainer's process, which the server starts as `python -m
+fakevllm_server.backends.verl`."""
 
 from __future__ import annotations
 

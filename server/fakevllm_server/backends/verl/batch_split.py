@@ -10,17 +10,18 @@ from torch import Tensor
 from fakevllm_server.types.backend import BackendError, Call
 
 PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, weight=0.0)
-"""A row with weight 0, which only makes the number of rows divisible by the number of workers."""
+"""A row with weight 0. Such rows make the number of rows divisible by the number of workers."""
 
 
 def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
-    """Return the calls of a batch in the order in which workers get them: first all calls of worker
-    0, then all calls of worker 1, and so on. Each returned call is one row. Calls without a
-    response are left out.
+    """Return the calls of a batch in the order of the workers. All calls of worker 0 come first,
+    then all calls of worker 1, and so on. Each returned call is one row. Calls without a response
+    are left out.
 
     Each worker gets the same number of rows and about the same number of tokens. If the number of
     rows is not divisible by the number of workers, padding rows are added. Raises BackendError for
-    a call that has no log-probability to train on.
+    a call without a prompt, and for a call with temperature 0, because the log-probabilities of
+    such calls cannot be trained.
 
     >>> [len(call.prompt_ids) for call in split_batch([PADDING] * 3, 2)]
     [1, 1, 1, 1]

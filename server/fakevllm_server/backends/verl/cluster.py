@@ -25,8 +25,8 @@ CPUS_PER_WORKER = 4
 """CPUs that a private cluster declares for each worker. verl reserves more than it uses."""
 CONNECT_TIMEOUT_S = 10.0
 MAX_FOLDER_CHARS = 40
-"""Maximum length of the path of the temporary folder. Ray adds 60 characters to it for its sockets,
-and the kernel allows 108 characters for a socket's path."""
+"""Maximum length of the path of the temporary folder. Ray adds 60 characters to this path for its
+sockets, and the kernel allows 108 characters for a socket's path."""
 
 
 class Cluster:
@@ -38,7 +38,7 @@ class Cluster:
     """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:
-        """Connect to the cluster at `address`, or start a private one if `address` is None.
+        """Connect to the Ray cluster at `address`, or start a private cluster if `address` is None.
 
         The private cluster declares `num_fake_gpus` GPUs, which do not exist. The environment
         variables `env` are set in every worker. Raises BackendRefused if the cluster cannot be
@@ -79,8 +79,9 @@ class Cluster:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a program listens at `address`, because Ray would try to connect for minutes.
-    Raises BackendRefused if no program listens."""
+    """Check that a program listens at `address`, because Ray would otherwise try to connect for
+    minutes. Raises BackendRefused if no program listens. An address other than `host:port` is not
+    checked."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:  # `auto`, or the address of a Ray client
         return

@@ -1,7 +1,7 @@
 """The CPU as one of verl's platforms, so that verl's classes train without an accelerator.
 
-This module is a plugin of verl, and importing it registers the platform. verl imports it because
-`workers_environment` in `__main__` names it in VERL_USE_EXTERNAL_MODULES.
+This module is a plugin of verl, and importing it registers the platform. verl imports the module
+because `workers_environment` in `__main__` lists it in VERL_USE_EXTERNAL_MODULES.
 """
 
 # pyright: reportMissingImports=false
@@ -34,8 +34,8 @@ def _free_and_total_memory(*_: object) -> tuple[int, int]:
 
 
 def _device_module() -> types.ModuleType:
-    """Return the module `torch.cpu`, extended by the functions of `torch.cuda` that verl calls. The
-    functions for memory use return 0."""
+    """Return a copy of the module `torch.cpu`, extended by the functions of `torch.cuda` that verl
+    calls. The functions that measure memory use return 0."""
     module = types.ModuleType("verl_cpu")
     module.__dict__.update({k: v for k, v in vars(torch.cpu).items() if not k.startswith("__")})
     module.__dict__.update(
@@ -80,7 +80,7 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Return whether the environment variable VERL_PLATFORM selects the CPU. The CPU is never
+        """Return True if the environment variable VERL_PLATFORM selects the CPU. The CPU is never
         selected automatically."""
         return os.environ.get("VERL_PLATFORM") == NAME
 

@@ -8,7 +8,7 @@ from importlib import metadata
 from fakevllm_server.types.backend import BackendRefused
 
 TESTED_VERL = "0.9."
-"""Prefix of the tested versions. verl's worker classes may change in any minor version."""
+"""Prefix of the tested versions of verl. verl's worker classes may change in any minor version."""
 HOW_TO_INSTALL = (
     "install it with `pip install -e '.[verl]'`, or, on a machine without a GPU, with "
     "`server/cpu/make_environment.sh FOLDER`"

@@ -1,5 +1,5 @@
-"""verl's policy loss with this project's KL term: the loss function of the workers, and metrics of
-a batch."""
+"""verl's policy loss with this project's KL term. The module has the loss function of the workers,
+and the metrics of a batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -28,7 +28,8 @@ METRIC_NAMES = {
     "actor/pg_clipfrac_lower": "clip_fraction_lower",
     "actor/ppo_kl": "ppo_kl",
 }
-"""verl's name of a metric -> our name. verl averages over tokens and ignores weights of calls."""
+"""This project's name of a metric, by verl's name. verl averages these metrics over tokens and
+ignores the weights of calls."""
 UNSUPPORTED_LOSSES = ("gspo", "sapo", "geo_mean")
 SUPPORTED_SETTINGS = {
     *("name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
@@ -43,7 +44,7 @@ class VerlPolicyLoss:
 
     def __init__(self, spec: LossSpec) -> None:
         """Select verl's policy loss for `spec`. Raises BackendError if verl does not have this
-        loss, or if the verl trainer does not support its settings."""
+        loss, or if the verl trainer does not support the settings of `spec`."""
         _check_supported(spec)
         self.spec = spec
         try:
@@ -55,8 +56,8 @@ class VerlPolicyLoss:
             ) from None
 
     def worker_loss(self) -> Callable[..., object]:
-        """Return a new loss function for one worker. Each worker needs its own copy of the
-        function's config, because verl stores totals of the batch in the config."""
+        """Return a new loss function to send to the workers. The function has a config of its own,
+        because verl stores totals of the batch in the config."""
         config, coef = _config(self.spec), self.spec.kl_loss_coef
         if coef == 0:
             return partial(ppo_loss, config=config)
@@ -65,8 +66,8 @@ class VerlPolicyLoss:
     def kl(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
     ) -> float:
-        """Return the KL divergence to the reference policy: the mean over response tokens, weighted
-        with the loss weights of their calls.
+        """Return the KL divergence to the reference policy. The result is the mean over response
+        tokens, weighted with the loss weights of their calls.
 
         `log_probs` and `reference` have one tensor for each row, [response tokens].
         """
@@ -80,10 +81,10 @@ class VerlPolicyLoss:
     ) -> StepMetrics:
         """Return the clip fractions and `ppo_kl` of the whole batch.
 
-        The workers' own metrics are not used, because they are means over micro-batches.
+        The metrics of the workers are not used, because these metrics are means over micro-batches.
         `log_probs` has one tensor for each row, [response tokens]. `is_first` is true before the
-        step's first update. The metric `ppo_kl` is about the policy that sampled the calls, so it
-        is returned only if `is_first` is true.
+        step's first update. The metric `ppo_kl` is returned only if `is_first` is true, because it
+        compares the policy before the step with the policy that sampled the calls.
         """
         sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
         lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
@@ -122,8 +123,8 @@ def _policy_and_kl_loss(
 
 
 def _check_supported(spec: LossSpec) -> None:
-    """Check that verl supports the settings of a loss. Raises BackendError for settings that verl's
-    rows cannot express. A row contains the loss weights of its tokens for a mean over tokens, and
+    """Check that the verl trainer supports the settings of a loss. Raises BackendError for other
+    settings. verl gets each call as a row with loss weights for a mean over tokens. A row contains
     no information about other calls of its episode."""
     default = LossSpec()
     unsupported = [

@@ -22,17 +22,18 @@ from pathlib import Path
 from fakevllm_server.backends.process.procfs import SESSION, live_processes
 
 MAX_ROUNDS = 50
-"""A process that started another one just before its end makes a further round necessary."""
+"""Maximum number of rounds of kills. A process that starts another process just before its end
+makes a further round necessary."""
 ROUND_INTERVAL_S = 0.1
 
 
 def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
     """Start the cleanup process for the session of the calling process, and return the cleanup
-    process. Keep a reference to the returned object: if the object is deleted, its standard input
-    closes, and the cleanup begins.
+    process. Keep a reference to the returned object. If the object is deleted, the standard input
+    of the cleanup process closes, and the cleanup begins.
 
     If the calling process is not the leader of its session, no cleanup process is started, and None
-    is returned. Such a session contains processes that do not belong to the trainer.
+    is returned. The session would contain processes that do not belong to the trainer.
     """
     if os.getsid(0) != os.getpid():
         return None
@@ -46,8 +47,8 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def kill_session(session: int) -> None:
-    """Kill all processes of a session. New processes may appear meanwhile, so this is repeated
-    until no process is left, for at most `MAX_ROUNDS` rounds."""
+    """Kill all processes of a session. Processes may start new processes meanwhile, so the kill is
+    repeated until no process is left, for at most `MAX_ROUNDS` rounds."""
     for _ in range(MAX_ROUNDS):
         processes = live_processes(SESSION, session)
         for process in processes:

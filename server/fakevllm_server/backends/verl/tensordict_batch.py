@@ -26,12 +26,12 @@ def make_tensordict(
     """Return a batch of calls as a TensorDict for verl's workers.
 
     With this batch, verl's loss is the mean over response tokens with the loss weights of their
-    calls: verl multiplies by `rollout_is_weights` and divides by the sum of `loss_mask` over all
-    workers.
+    calls. The reason is that verl multiplies by `rollout_is_weights`, and divides by the sum of
+    `loss_mask` over all workers.
 
-    `max_tokens` is the maximum size of a micro-batch; a longer row is a micro-batch of its own.
-    `reference` has the reference policy's log-probabilities of each row, [response tokens]. Without
-    `is_trained`, the workers compute only log-probabilities.
+    `max_tokens` is the maximum size of a micro-batch, or the length of the longest row if that is
+    larger. `reference` has the reference policy's log-probabilities of each row, [response tokens].
+    If `is_trained` is false, the workers compute only log-probabilities.
     """
     assert all(row.allowed is None for row in rows), "verl's rows cannot hold allowed token sets"
     tensors: dict[str, Any] = {
@@ -65,10 +65,10 @@ def make_tensordict(
 
 
 def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
-    """Return a worker's output at the response tokens only: one tensor [response tokens] for each
-    row.
+    """Return the part of a worker's output that belongs to response tokens, as one tensor [response
+    tokens] for each row.
 
-    `per_token` is jagged, [rows, tokens]. Its value at position i is about token i + 1.
+    `per_token` is a jagged tensor, [rows, tokens]. The value at position i belongs to token i + 1.
     """
     return [
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
@@ -77,8 +77,8 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
 
 
 def _repeat(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
-    """Return a function of one value for each row. The function repeats each value for all response
-    tokens of the row."""
+    """Return a function that computes the given value of a row, and repeats the value for all
+    response tokens of the row."""
     return lambda row: [value(row)] * len(row.response_ids)
 
 

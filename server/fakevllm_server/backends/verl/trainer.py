@@ -1,4 +1,5 @@
-"""The verl trainer: a TrainEngine whose weights are in Ray workers."""
+"""The verl trainer, which is a TrainEngine (the interface for training) whose weights are in Ray
+workers."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ from fakevllm_server.types.backend import (
 Result = TypeVar("Result")
 
 LOST_EXIT_CODE = 70
-"""Exit code after workers were lost. It is not 2, which means that the user must fix something."""
+"""Exit code after workers were lost. The code differs from 2, which means that the user must fix
+something."""
 CLOSE_TIMEOUT_S = 5.0
 NO_REFERENCE = (
     "the verl trainer was started without the reference policy that this job needs (kl_loss_coef "
@@ -99,8 +101,8 @@ class VerlTrainer:
         await self._run(lambda: self._restore(folder))
 
     def _boot(self, job: TrainJob) -> None:
-        """Apply the settings of a job. The weights and the optimizer's moments do not change, so a
-        boot may follow a restore.
+        """Apply the settings of a job. A boot changes neither the weights nor the optimizer's
+        moments, so it may follow a restore.
 
         Raises BackendRefused for settings that the verl trainer does not support.
         """
@@ -136,8 +138,8 @@ class VerlTrainer:
         """Make `ppo_epochs` updates of the weights, and return the metrics of the step.
 
         If the loss or the gradient norm is not finite, the step ends without a further update, and
-        the metrics contain the non-finite value. If the mismatch is above the job's limit, the step
-        ends before any update.
+        the metrics contain the non-finite value. If the mismatch between the log-probabilities of
+        engine and trainer is above the job's limit, the step ends before any update.
         """
         job = self._job
         has_kl_loss = policy_loss.spec.kl_loss_coef > 0
@@ -170,8 +172,8 @@ class VerlTrainer:
         return mean_of_epochs(epochs)
 
     def _set_loss(self, spec: LossSpec) -> VerlPolicyLoss:
-        """Return the policy loss for `spec`. If it differs from the workers' current loss, send the
-        new loss to the workers."""
+        """Return the policy loss for `spec`. If the workers have another loss, send the new loss to
+        the workers."""
         self._check_reference(spec.kl_loss_coef > 0)
         if self._loss is None or self._loss.spec != spec:
             loss = VerlPolicyLoss(spec)
@@ -193,7 +195,8 @@ class VerlTrainer:
         ]
 
     def _response_log_probs(self, rows: list[Call], policy: PolicyName) -> list[Tensor]:
-        """Return the log-probabilities of each row's response tokens, [response tokens]."""
+        """Return the log-probabilities of the response tokens, one tensor [response tokens] for
+        each row."""
         data = make_tensordict(rows, self._max_tokens, is_trained=False)
         return select_responses(rows, self._workers.log_probs(data, policy))
 
@@ -208,9 +211,10 @@ class VerlTrainer:
     def _restore(self, folder: Path) -> None:
         """Load a checkpoint into the workers.
 
-        Raises BackendError, before any weight has changed, if the checkpoint cannot be read. Raises
-        BackendRefused if the checkpoint was saved by another number of workers. An older checkpoint
-        is not used instead, because this would undo steps without the user's consent.
+        Raises BackendError, before any weight has changed, if the checkpoint's fsdp_config.json
+        cannot be read. Raises BackendRefused if the checkpoint was saved by another number of
+        workers. An older checkpoint is not used instead, because this would undo steps without the
+        user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
@@ -230,7 +234,7 @@ class VerlTrainer:
         return await self._thread.run(lambda: self._exit_if_lost(action))
 
     def _exit_if_lost(self, action: Callable[[], Result]) -> Result:
-        """Run an action and return its result. If workers were lost, end this process; the server
+        """Run an action and return its result. If workers were lost, end this process. The server
         then starts a new process and restores the latest checkpoint."""
         try:
             return action()
@@ -245,7 +249,8 @@ class VerlTrainer:
 
 def _check_model_settings(job: TrainJob) -> None:
     """Check that the job does not set properties of the model, because the workers build their
-    models before the job is known. Raises BackendError if it does."""
+    models before the job is known. Raises BackendError if the job sets LoRA or gradient
+    checkpointing."""
     for setting, is_set, reason in (
         ("lora_rank", job.lora_rank > 0, "because it trains all weights"),
         (

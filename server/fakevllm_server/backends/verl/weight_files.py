@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 MAX_SHARD_BYTES = 5 * 2**30
-"""Maximum size of one file. At most this much memory is used while writing, plus one tensor."""
+"""Maximum size of one file, in bytes. Writing holds at most one file's tensors and one further
+tensor in memory."""
 
 
 def write_weights(

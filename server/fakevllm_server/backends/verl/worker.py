@@ -1,5 +1,5 @@
-"""One worker (rank) of the trainer, in a Ray actor. It is verl's worker, extended by a reference
-policy and by the export of weights."""
+"""One worker (rank) of the trainer, in a Ray actor. The worker is verl's worker, extended by a
+reference policy and by the export of weights."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -76,7 +76,8 @@ class PolicyWorker(TinkerTrainingWorker):
 
     @contextmanager
     def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:
-        """Use other weights within the `with` block. Restore the trained weights at its end."""
+        """Use the weights `others` within the `with` block, and restore the trained weights at the
+        end of the block."""
         shards = self._shards()
         trained = [shard.to("cpu", copy=True) for shard in shards]
         try:
@@ -97,7 +98,7 @@ class PolicyWorker(TinkerTrainingWorker):
             ]
 
     def _reshard(self) -> None:
-        """Free the gathered parameters of all layers.
+        """Free the parameters that FSDP has gathered from all ranks, in all layers.
 
         A failed pass leaves some layers with gathered parameters. Without this function, the next
         pass would use these old copies instead of the shards.

@@ -20,15 +20,16 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Error: a worker has died, or a rank is out of step with the other ranks. Training can
-    continue only after all workers have been started again."""
+    """Error: a worker has died, or a call failed on one rank, so that this rank is out of step with
+    the other ranks. Training can continue only after all workers have been started again."""
 
 
 class WorkerGroup:
     """All workers of the trainer. Each method runs on every rank.
 
-    If a call fails and all workers are still alive, the method raises BackendError. If a call fails
-    because a worker died, the method raises WorkersLost.
+    If a worker dies, the method raises WorkersLost. If a call fails in a living worker, the method
+    raises WorkersLost if there are several workers, because the ranks are then out of step. With a
+    single worker, the method raises BackendError.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
@@ -56,11 +57,11 @@ class WorkerGroup:
         self._call_all("set_grad_clip", grad_clip)
 
     def forward_backward(self, rows: Any) -> tuple[float, Any]:
-        """Run a forward and backward pass over a batch. Its gradients are added to the gradients
+        """Run a forward and backward pass over a batch. The gradients are added to the gradients
         that the workers hold.
 
-        Return the loss of the batch, and verl's output with `log_probs` and `entropy` of every row
-        in order.
+        Return (loss of the batch, verl's output). The output has `log_probs` and `entropy` of the
+        rows, in the order of the rows.
         """
         result = self._group.forward_backward(rows)
         self._wait(result.futures)
@@ -72,8 +73,9 @@ class WorkerGroup:
         self._call_all("keep_reference")
 
     def log_probs(self, rows: Any, policy: PolicyName) -> Any:
-        """Return the log-probabilities of every row in order, in the format of
-        `forward_backward`. No gradient is computed."""
+        """Return the log-probabilities of the rows under `policy`, in the order of the rows. The
+        format is that of `log_probs` in the output of `forward_backward`. No gradient is computed.
+        """
         group = self._group
         method = group.reference_log_probs if policy == "reference" else group.infer_batch
         result = method(rows)
@@ -104,9 +106,9 @@ class WorkerGroup:
         return self._wait(self._group.execute_all_async(method, *arguments))
 
     def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
-        """Wait for a call on all ranks, and return the results of all ranks. If one rank fails, its
-        failure is raised at once, because the other ranks would wait for the failed rank forever.
-        """
+        """Wait for a call on all ranks, and return the results of all ranks. If one rank fails, the
+        error of this rank is raised at once, because all other ranks would wait for this rank
+        forever."""
         waiting = list(futures)
         try:
             while waiting:

@@ -228,7 +228,7 @@ def _chatter(rng: random.Random) -> tuple[str, str]:
 
 
 def _inflected(rng: random.Random) -> str:
-    """Return a random word for training text. It is either a word from WORDS or a string of random
+    """Return a random word for training text. The word is either from WORDS or a string of random
     letters."""
     if rng.random() < 0.6:
         return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])

@@ -1,5 +1,5 @@
-"""The demo's task: questions about sums of two small numbers, and the check of the replies. This
-module does not import torch."""
+"""The task of `fakevllm demo`, which is to answer questions about sums of two small numbers. The
+module also checks the replies. It does not import torch."""
 
 from __future__ import annotations
 

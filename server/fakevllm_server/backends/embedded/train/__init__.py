@@ -1,4 +1,4 @@
-"""The trainer of the embedded engine: policy-gradient steps of one model.
+"""The trainer of the embedded engine, which runs policy-gradient steps of one model.
 
 A step's gradient is the exact gradient of the step's loss. The gradient depends neither on how the
 batch is cut into pieces nor on whether calls share prefixes. Before it trains, a step checks that

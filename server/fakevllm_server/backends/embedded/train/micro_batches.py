@@ -19,7 +19,7 @@ from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 
 @dataclass(frozen=True, slots=True)
 class StepPiece:
-    """One piece of a step: some calls that go through the model together."""
+    """One piece of a step, which is a set of calls that go through the model together."""
 
     plan: Plan
     tokens: TrainedTokens

@@ -1,7 +1,7 @@
 """The embedded trainer without its sampler, for use with a rollout engine of another kind.
 
-The trainer holds one copy of the weights and no KV cache. It also accepts models that the embedded
-sampler cannot decode.
+The trainer holds one copy of the weights and no KV cache. This trainer also accepts models that the
+embedded sampler cannot decode.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class PolicyTrainer:
         self.lora, self._lora_source = lora, source
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
-        """Run one training step: make `ppo_epochs` updates of the weights, and return the step's
+        """Run one training step, which makes `ppo_epochs` updates of the weights. Return the step's
         metrics.
 
         If the loss or the gradient is not finite, the step ends without a further update, and the

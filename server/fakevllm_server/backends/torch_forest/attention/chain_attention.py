@@ -1,4 +1,4 @@
-"""Attention along the heavy chains of a forest: the fastest method on a CPU.
+"""Attention along the heavy chains of a forest, which is the fastest attention method on a CPU.
 
 The heaviest child of a node is the child with the largest subtree. The nodes are numbered so that
 the heaviest child directly follows its parent. A chain starts at a node that is not a heaviest
@@ -59,7 +59,7 @@ class ChainBatch:
 
 @dataclass(frozen=True, slots=True)
 class CrossBlock:
-    """A block of full attention: nodes [first_query, last_query) attend to all nodes
+    """A block of full attention, in which all nodes [first_query, last_query) attend to all nodes
     [first_key, last_key)."""
 
     first_query: int
