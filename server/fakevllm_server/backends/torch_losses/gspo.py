@@ -21,7 +21,7 @@ from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unit_mean
 
 MAX_LOG_UNIT_RATIO = 10.0
-"""Bound that keeps exp finite; verl uses the same value."""
+"""Upper bound of a log-ratio, which keeps exp finite. verl uses the same value."""
 
 
 def gspo(

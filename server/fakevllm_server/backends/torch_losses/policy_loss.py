@@ -18,8 +18,8 @@ class PolicyLoss(NamedTuple):
 
     per_token: Tensor
     clipped: Tensor
-    """1 where the clip is active, else 0. A clipped token has no gradient, except in the loss
-    `cispo`."""
+    """1 for a token that counts as clipped, else 0. Whether such a token has a gradient depends on
+    the loss."""
     clipped_lower: Tensor
     """1 where a bound for negative advantages is active, else 0."""
 
