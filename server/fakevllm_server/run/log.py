@@ -57,6 +57,10 @@ class RunLog:
                 refused[0][:MAX_NAME_CHARS],
             )
 
+    def discard_client_metrics(self) -> None:
+        """Discard the clients' metrics that were not logged with a step yet."""
+        self._client_metrics.take()
+
     async def record_plan(self, batch: PlannedBatch) -> None:
         """Record the batch that the next step trains."""
         await self._journal.write(_plan_change(batch))
@@ -126,6 +130,15 @@ class RunLog:
         """Drop a planned batch that the trainer could not train."""
         self.record_drops(batch.step, {group.group_id: reason for group in batch.groups})
         await self._journal.write(row_changes.unplanned(batch.step))
+
+    def unplan_batches(self) -> list[str]:
+        """Delete the batches that were planned and are not trained yet. Return the ids of their
+        groups, which the caller must drop."""
+        corrupt: list[str] = []
+        batches = self._journal.read(reads.planned_batches, corrupt)
+        for batch in batches:
+            self._journal.put(row_changes.unplanned(batch.step))
+        return [group.group_id for batch in batches for group in batch.groups] + corrupt
 
     def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
         """Record dropped groups. `reasons` has the reason for each group id."""

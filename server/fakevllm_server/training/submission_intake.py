@@ -76,6 +76,28 @@ class Intake:
             self._rejoin_task(sample, calls)
         self._log.record_drops(self._engine.global_step, dropped)
 
+    def drop_waiting(self, reason: str) -> int:
+        """Drop everything that waits to be trained, and reopen every claimed episode. Return the
+        number of dropped groups, where each episode of an incomplete task counts as one group.
+
+        Call this method while no engine runs, before another job is started. The caller must flush
+        the journal before and after, and then call `resume`.
+        """
+        pending = self._journal.read(reads.pending_work, time.monotonic())
+        if claims := pending.claimed + pending.corrupt_claims:
+            self._journal.put(row_changes.reopened(claims))
+        samples = [sample for sample, _ in pending.samples] + pending.corrupt_samples
+        names = [
+            *(group.group_id for group in pending.groups),
+            *pending.corrupt,
+            *pending.open_groups,
+            *self._drop_samples(samples, reason),
+            *self._log.unplan_batches(),
+        ]
+        self._log.discard_client_metrics()
+        self._log.record_drops(self._engine.global_step, dict.fromkeys(names, reason))
+        return len(names)
+
     # --- episodes
 
     async def claim(
@@ -268,10 +290,15 @@ class Intake:
         if claims:
             self.episodes.reopen([(claim.episode_id, claim.epoch) for claim in claims])
             self._journal.put(row_changes.reopened(claims))
+        return dict.fromkeys(self._drop_samples(samples, reads.CORRUPT), reads.CORRUPT)
+
+    def _drop_samples(self, samples: Sequence[ScoredSample], reason: str) -> list[str]:
+        """Drop samples that wait for their task, each as a group of its own. Return the ids of
+        these groups, which are the owners of the samples."""
         for sample in samples:
-            group = PooledGroup(sample.owner, GroupState.DROPPED, reads.CORRUPT)
+            group = PooledGroup(sample.owner, GroupState.DROPPED, reason)
             self._journal.put(row_changes.task_completed(group, [sample]))
-        return {sample.owner: reads.CORRUPT for sample in samples}
+        return [sample.owner for sample in samples]
 
     def _group_of(
         self, episode: Episode, sample: ScoredSample, closed_reason: str | None

@@ -23,6 +23,7 @@ from fakevllm_server.episodes.batch_selection import batches_waiting
 from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.episodes.job_identity import OTHER_JOB, changed_settings
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import JournalError
@@ -175,6 +176,7 @@ class ServerState:
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.job)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
+        await self._drop_other_job(self.job)
         self.journal.put(
             row_changes.meta_set(_JOB, self.job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
         )
@@ -197,6 +199,22 @@ class ServerState:
         )
         self._loop_task = asyncio.create_task(self._loop.run())
         self._loop_task.add_done_callback(_log_failure)
+
+    async def _drop_other_job(self, job: TrainJob) -> None:
+        """Drop what waits to be trained if it was collected for another job than `job`. Raises
+        JournalError."""
+        await self.journal.flush()
+        job_yaml = self.journal.read(reads.meta, _JOB)
+        changed = changed_settings(TrainJob.from_yaml(job_yaml), job) if job_yaml else []
+        num_dropped = self.intake.drop_waiting(OTHER_JOB) if changed else 0
+        if num_dropped:
+            log.warning(
+                "%d waiting groups belong to the previous job and are dropped (%s): the new job "
+                "has another %s",
+                num_dropped,
+                OTHER_JOB,
+                " and ".join(changed),
+            )
 
     async def stop_engine(self) -> None:
         """Stop training and the engine. The status is OFFLINE afterwards."""
