@@ -23,6 +23,10 @@ PASSTHROUGH: dict[str, tuple[str, ...]] = {
 """Path patterns and their methods. `/v1/models`, `/health` and `/metrics` have routes of their
 own."""
 
+NEVER_WAIT = frozenset({"/health", "/ping", "/load", "/metrics"})
+"""Paths that are answered at once while the engine boots, because a monitor asks whether the engine
+is ready now. Requests for all other paths wait for the engine."""
+
 _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 
 

@@ -112,6 +112,7 @@ class PlannedEngine:
     async def __aenter__(self) -> PlannedEngine:
         app = web.Application()
         app.router.add_get("/health", self._health)
+        app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/{path:.*}", self._post)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
@@ -124,6 +125,9 @@ class PlannedEngine:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"path": request.path})
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(orjson.loads(await request.read()))
