@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm_server.cli import checkpoints, curves
+from fakevllm_server.cli import checkpoints, curves, runs
 from fakevllm_server.cli.exit_codes import run_server_command
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoints.app)
 app.command()(curves.curves)
+app.command()(runs.runs)
 
 
 NOT_IN_CONFIG_FILE = ("config", "until_stdin_closes", "listen_fd")
@@ -91,6 +92,9 @@ def start(
     model: Annotated[
         str | None, typer.Option(help="Model folder, or `demo`; overrides the job's model.")
     ] = None,
+    models_dir: Annotated[
+        Path | None, typer.Option(help="Folder with the models that a job may name.")
+    ] = None,
     run_dir: Annotated[
         Path, typer.Option(help="Folder for checkpoints, logs and the engine's socket.")
     ] = Path("runs/default"),
@@ -155,6 +159,7 @@ def start(
             host=host,
             port=port,
             model=model,
+            models_dir=models_dir,
             served_model_name=served_model_name,
             key_file=key_file,
             allowed_hosts=allow_host or (),

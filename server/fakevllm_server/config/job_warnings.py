@@ -63,7 +63,7 @@ def _unused_here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str
         flag, trainer = "trainer", config.trainer_name
     if job.backbone not in (None, trainer):
         yield "backbone", f"the server was started with --{flag} {trainer}"
-    if config.model not in (None, job.model):
+    if config.models_dir is None and config.model not in (None, job.model):
         yield "model", f"the server was started with --model {config.model}"
     elif config.trainer_name == "fake":
         yield "model", "the fake engine has no model"

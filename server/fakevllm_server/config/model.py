@@ -18,6 +18,7 @@ from fakevllm_runtime.key_file import follow_key_file
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import PAIRS, ROLLOUTS, TRAINERS
 from fakevllm_server.backends.vllm.command import REFUSED, parse_flags
+from fakevllm_server.config.job_model import choose_model
 
 DEFAULT_PORT = 10086
 MAX_PORT = 65535
@@ -40,7 +41,11 @@ class ServerConfig:
     """Address to listen on."""
     port: int = DEFAULT_PORT
     model: str | None = None
-    """Model folder, or `demo` for the shipped model. Overrides the job's model."""
+    """Model folder, or `demo` for the shipped model. Without `models_dir`, it overrides the job's
+    model. With `models_dir`, it is used for jobs that name no model."""
+    models_dir: Path | None = None
+    """Folder with the models that a job may name. None means that jobs cannot choose a model if
+    `model` is set."""
     served_model_name: str | None = None
     """Name of the model for apps. None means the name of the model folder."""
     key_file: Path | None = None
@@ -96,6 +101,10 @@ class ServerConfig:
             )
         if self.model is not None:
             find_model(self.model, self.allow_hub)
+        if self.models_dir is not None and not self.models_dir.is_dir():
+            raise ConfigError(
+                f"--models-dir {self.models_dir} does not exist: give it a folder with models."
+            )
 
     def _refuse_vllm_arguments(self) -> None:
         for flag in parse_flags(self.engine_args):
@@ -112,6 +121,8 @@ class ServerConfig:
             "--rollout-url is for --rollout vllm: add this, or leave the URL out": (
                 self.rollout_url and self.rollout_name != "vllm"
             ),
+            "--models-dir is for an engine that this server starts, and the vLLM at --rollout-url "
+            "has its model already: leave the folder out": self.models_dir and self.rollout_url,
             "--rollout-key-file is for --rollout-url: add the URL, or leave the key out": (
                 self.rollout_key and not self.rollout_url
             ),
@@ -170,13 +181,14 @@ class ServerConfig:
         rollout = () if self.rollout_url is not None else (self.rollout_name,)
         return tuple(dict.fromkeys((*rollout, self.trainer_name)))
 
-    def model_for(self, job_model: str | None) -> str | None:
-        """Return the model that the engine loads for a job.
+    def model_for(self, job: TrainJob) -> str | None:
+        """Return the folder or name of the model that the engine loads for a job.
 
-        `job_model` is the model that the job sets. The flag `--model` overrides it. The fake engine
-        ignores the job's model, because it has no weights.
+        The fake engine ignores the job's model, because it has no weights. Raises ConfigError if
+        the job may not name its model.
         """
-        return self.model or (None if self.trainer_name == "fake" else job_model)
+        job_model = None if self.trainer_name == "fake" else job.model
+        return choose_model(job_model, self.model, self.models_dir, has_keys=bool(self.keys))
 
     def served_name_of(self, model: str | None) -> str:
         """Return the name under which apps address a model."""

@@ -36,6 +36,11 @@ ACK_LIMIT_S = 8.0
 CLOSE_LIMIT_S = 10.0
 
 
+JOB = "job"
+"""Key of the table `meta`. Its value is the YAML of the job with which the engine was started
+last."""
+
+
 class Journal:
     """One run's journal, with its writer thread and connections.
 

@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_server.config.model import ConfigError
@@ -31,7 +32,7 @@ class RunFolder:
         Raises RunInUse if another server has locked the directory, and ConfigError if it cannot be
         used.
         """
-        self._path = path
+        self.path = path
         self._model_file = path / "model.json"
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -53,12 +54,12 @@ class RunFolder:
         With another trainer or model, the run's checkpoints would be served under the wrong name,
         or could not be loaded.
         """
-        if not self._model_file.exists():
+        recorded = _read_model(self.path)
+        if recorded is None:
             return
-        recorded = json.loads(self._model_file.read_bytes())
         if recorded["backend"] != backend or recorded["fingerprint"] != fingerprint(model):
             raise ConfigError(
-                f"{self._path} belongs to a run of {recorded['model'] or recorded['backend']}: "
+                f"{self.path} belongs to a run of {recorded['model'] or recorded['backend']}: "
                 "choose another --run-dir."
             )
 
@@ -74,14 +75,14 @@ class RunFolder:
 
     def run_id(self) -> str:
         """Return the id by which proxies recognize this run. The first call creates the id."""
-        file = self._path / "run_id"
+        file = self.path / "run_id"
         if not (file.exists() and file.read_text()):
             write_atomically(file, new_id())
         return file.read_text()
 
     def record_engine_start(self, start: EngineStart) -> None:
         """Add an engine start to `run.json`. If the file cannot be written, log a warning."""
-        file = self._path / "run.json"
+        file = self.path / "run.json"
         try:
             text = file.read_text() if file.exists() else None
             write_atomically(file, with_engine_start(text, self.run_id(), start, time.time()))
@@ -90,6 +91,19 @@ class RunFolder:
 
     def close(self) -> None:
         os.close(self._lock)
+
+
+def recorded_fingerprint(path: Path) -> str | None:
+    """Return the fingerprint of the model that the run in a folder trains; None if no engine was
+    started there yet, or the run has no model."""
+    recorded = _read_model(path)
+    return None if recorded is None else recorded["fingerprint"]
+
+
+def _read_model(path: Path) -> dict[str, Any] | None:
+    """Return the content of the `model.json` in a run's folder; None if there is no such file."""
+    file = path / "model.json"
+    return json.loads(file.read_bytes()) if file.exists() else None
 
 
 def write_atomically(file: Path, text: str) -> None:

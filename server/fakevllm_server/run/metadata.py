@@ -1,7 +1,7 @@
 """The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-The file is only for people to read. The server adds entries to the file and never reads settings
-from the file: a restarted server reads its job from the journal. To make runs on different machines
+The file is for people to read. The server adds entries to the file. It reads only names from the
+file: a restarted server reads its job from the journal. To make runs on different machines
 comparable, the file has no addresses, no machine names and no keys.
 """
 
@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
@@ -90,15 +90,48 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
 
     `text` is the current text of the file, or None. An unreadable text is replaced. `now` is in
     Unix seconds. If a start has the same settings as the previous start, only its time is added to
-    the previous entry.
+    the previous entry. The text names the experiment of the run: the experiment name of its first
+    start or, in a file of an older server, the newest name.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)
+    name = experiment_of(text) if starts else start["job"].get("experiment_name")
     if starts and {**starts[-1], "started": None} == {"started": None, **start}:
         starts[-1]["started"].append(started)
     else:
         starts.append({"started": [started], **start})
-    return json.dumps({"run_id": run_id, "lives": starts}, indent=2, ensure_ascii=False) + "\n"
+    run = {"run_id": run_id, "experiment_name": name, "lives": starts}
+    return json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+
+
+def model_of(text: str | None) -> str | None:
+    """Return the name of the model of the latest start in the text of `run.json`, or None."""
+    starts = _parse_starts(text)
+    model = starts[-1].get("model") if starts else None
+    name = cast("dict[str, Any]", model).get("name") if isinstance(model, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def has_starts(text: str | None) -> bool:
+    """Return whether the text of `run.json` has an engine start."""
+    return bool(_parse_starts(text))
+
+
+def experiment_of(text: str | None) -> str | None:
+    """Return the experiment name of the run that the text of `run.json` describes; None for a run
+    without a name.
+
+    An older server wrote no name of the run, but the job of each start.
+    """
+    starts = _parse_starts(text)
+    if not starts:
+        return None
+    known = json.loads(text or "{}")
+    if "experiment_name" in known:
+        name = known["experiment_name"]
+        return name if isinstance(name, str) else None
+    names = [start.get("job", {}).get("experiment_name") for start in starts]
+    return next((name for name in reversed(names) if isinstance(name, str)), None)
 
 
 def _name(model: str | None) -> str | None:
@@ -115,6 +148,10 @@ def _parse_starts(text: str | None) -> list[dict[str, Any]]:
     unreadable."""
     try:
         starts = json.loads(text or "{}")["lives"]
-        return [start for start in starts if isinstance(start["started"], list)]
-    except (ValueError, KeyError, TypeError):
+        return [
+            start
+            for start in starts
+            if isinstance(start["started"], list) and isinstance(start.get("job", {}), dict)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):
         return []

@@ -16,7 +16,6 @@ from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiEndpoint
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.config.model import ServerConfig
-from fakevllm_server.curves.run_follower import Follower
 from fakevllm_server.web.latest_call_recorder import LatestCall
 from fakevllm_server.web.routes import (
     control,
@@ -45,12 +44,10 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        curves = Follower(config.run_dir)
-        curves.start()
+        state.follow_curves()
         await state.resume()
         yield
         await asyncio.shield(state.close())
-        await asyncio.to_thread(curves.close)
         logging.getLogger("fakevllm.server").info("stopped")
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)

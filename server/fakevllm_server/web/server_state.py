@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -27,12 +26,14 @@ from fakevllm_server.episodes.job_identity import OTHER_JOB, changed_settings
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import JournalError
-from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.store import JOB, Journal
 from fakevllm_server.rollout.engine_client import EngineClient
-from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder, fingerprint
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.metadata import engine_start
+from fakevllm_server.run.run_choice import TOP
+from fakevllm_server.run.run_directory import RunDirectory
+from fakevllm_server.run.run_list import RunSummary, list_runs
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.loop import TrainLoop
 from fakevllm_server.training.stop_and_restart import finish_reason
@@ -40,6 +41,7 @@ from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.web.open_run import OpenRun
 
 log = logging.getLogger("fakevllm.server")
 
@@ -49,9 +51,8 @@ HEALTH_CHECK_INTERVAL_S = 1.0
 that such an engine is healthy again."""
 
 
-_JOB, _RUNS = "job", "engine_runs"
-"""Keys of the journal's `meta` table: the latest job, and a mark that exists from an engine's start
-until its stop."""
+_RUNS = "engine_runs"
+"""Key of the journal's `meta` table: a mark that exists from an engine's start until its stop."""
 
 
 @dataclass(slots=True)
@@ -69,16 +70,16 @@ class ServerState:
     """ID of this server process. It changes with each restart."""
     engine_client: EngineClient | None = None
     """Client of the engine; None before the first boot has ended, and after a stop."""
-    journal: Journal = field(init=False)
-    runlog: RunLog = field(init=False)
-    intake: Intake = field(init=False)
-    run_id: str = field(init=False)
-    """ID of the run directory. It stays the same across restarts."""
+    run: OpenRun = field(init=False)
+    """The current run. It changes only when the engine is started for a job of another run."""
     engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock held during a whole start or stop. Without it, a stop in progress could remove the
     socket of an engine that is started meanwhile."""
-    _folder: RunFolder = field(init=False)
-    _checkpoints: CheckpointFolders = field(init=False)
+    _lock: RunFolder = field(init=False)
+    """Lock of the run directory, which is held while the server runs."""
+    _runs: RunDirectory = field(init=False)
+    _follows_curves: bool = False
+    """Whether the curves of the current run are written."""
     has_logged_direct_call: bool = False
     """Whether the log already mentions a call that bypassed the proxy."""
     model: str | None = None
@@ -90,35 +91,43 @@ class ServerState:
     server needed no such task."""
 
     def __post_init__(self) -> None:
-        self._folder = RunFolder(self.config.run_dir)
-        with self._closing_folder_on_error():
-            if self.config.model is not None:
-                self._find_model(self.config.model)
-            self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
-            self.journal = Journal(self.config.run_dir / "journal.sqlite")
-        self.run_id = self._folder.run_id()
-        with self._closing_folder_on_error(), self.journal.opening():
-            self._read_journal()
-
-    def _read_journal(self) -> None:
-        self.runlog = RunLog(self.journal)
-        self.engine.global_step = self.runlog.last_step + 1
-        if not (self.runlog.version or self._checkpoints.is_empty):
-            # A run that starts from the beginning would delete these checkpoints.
-            raise ValueError("it has no trained steps, but the run directory has checkpoints")
-        job_yaml = self.journal.read(reads.meta, _JOB)
-        self.job = None if job_yaml is None else TrainJob.from_yaml(job_yaml)
-        self.intake = Intake(self.journal, self.runlog, self.engine)
-        self.intake.resume(self.job, time.monotonic())
-
-    @contextlib.contextmanager
-    def _closing_folder_on_error(self) -> Generator[None]:
-        """Release the run directory if the server cannot start."""
+        self._lock = RunFolder(self.config.run_dir)
+        self._runs = RunDirectory(self.config.run_dir)
         try:
-            yield
+            if self.config.model is not None:
+                model = find_model(self.config.model, self.config.allow_hub)
+                if self.config.models_dir is None:
+                    self._lock.check_model(self.config.trainer_name, model)
+            self.run = self._open_run(self._runs.current)
         except ConfigError:
-            self._folder.close()
+            self._lock.close()
             raise
+        self.job = self.run.job
+
+    def _open_run(self, relative: str) -> OpenRun:
+        """Open the run in a folder that is relative to the run directory. Raises ConfigError."""
+        path = self._runs.folder(relative)
+        return OpenRun(relative, self._lock if relative == TOP else RunFolder(path), self.engine)
+
+    @property
+    def journal(self) -> Journal:
+        """Journal of the current run."""
+        return self.run.journal
+
+    @property
+    def runlog(self) -> RunLog:
+        """Run log of the current run."""
+        return self.run.runlog
+
+    @property
+    def intake(self) -> Intake:
+        """Intake of the current run."""
+        return self.run.intake
+
+    @property
+    def run_id(self) -> str:
+        """ID of the current run. It stays the same across restarts."""
+        return self.run.run_id
 
     @property
     def episodes(self) -> EpisodeRegistry:
@@ -175,18 +184,21 @@ class ServerState:
         """
         assert self.job is not None, "sync a job first"
         rollout, trainer = self._specs(self.job)
+        await self._change_run(self.job, rollout.model)
+        self.run.folder.check_model(self.config.trainer_name, rollout.model)
+        self.model = rollout.model
         backend = open_backend(rollout, trainer, self.config.weights_dir)
         await self._drop_other_job(self.job)
         self.journal.put(
-            row_changes.meta_set(_JOB, self.job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
+            row_changes.meta_set(JOB, self.job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
         )
         await self.journal.flush()
         record = engine_start(self.config, self.job, self.model, fingerprint(self.model))
-        await asyncio.to_thread(self._folder.record_engine_start, record)
+        await asyncio.to_thread(self.run.folder.record_engine_start, record)
         self.intake.resume(self.job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         save_freq = self.job.save_freq
-        checkpointer = Checkpointer(backend.trainer, self._checkpoints, self.journal, save_freq)
+        checkpointer = Checkpointer(backend.trainer, self.run.checkpoints, self.journal, save_freq)
         self._loop = TrainLoop(
             self.job,
             self.engine,
@@ -200,11 +212,41 @@ class ServerState:
         self._loop_task = asyncio.create_task(self._loop.run())
         self._loop_task.add_done_callback(_log_failure)
 
+    async def _change_run(self, job: TrainJob, model: str | None) -> None:
+        """Open the run of a job instead of the current run, unless the job continues the current
+        run.
+
+        Raises ConfigError if the job's run cannot be opened. The current run then stays open.
+        """
+        relative = await asyncio.to_thread(self._runs.choose, job, model)
+        if relative == self.run.relative:
+            return
+        try:
+            run = await asyncio.to_thread(self._open_run, relative)
+        except ConfigError:
+            self.engine.global_step = self.runlog.last_step + 1
+            raise
+        try:
+            await asyncio.to_thread(self._runs.make_current, relative)
+        except OSError as error:
+            await run.close()
+            self.engine.global_step = self.runlog.last_step + 1
+            raise ConfigError(
+                f"The run {relative} cannot be made the current run ({error.strerror}): free disk "
+                "space, and start the engine again."
+            ) from None
+        previous, self.run = self.run, run
+        self.engine.version = 0
+        log.info("continuing the run in %s at step %d", run.path, self.engine.global_step)
+        if self._follows_curves:
+            run.follow_curves()
+        await previous.close()
+
     async def _drop_other_job(self, job: TrainJob) -> None:
         """Drop what waits to be trained if it was collected for another job than `job`. Raises
         JournalError."""
         await self.journal.flush()
-        job_yaml = self.journal.read(reads.meta, _JOB)
+        job_yaml = self.journal.read(reads.meta, JOB)
         changed = changed_settings(TrainJob.from_yaml(job_yaml), job) if job_yaml else []
         num_dropped = self.intake.drop_waiting(OTHER_JOB) if changed else 0
         if num_dropped:
@@ -245,8 +287,18 @@ class ServerState:
     async def close(self) -> None:
         """Stop the engine, close the journal and release the run directory."""
         await self.stop_engine()
-        await asyncio.to_thread(self.journal.close)
-        self._folder.close()
+        await self.run.close()
+        self._lock.close()
+
+    def follow_curves(self) -> None:
+        """Write the curves of the current run, and later of each run that becomes current, until
+        `close`."""
+        self._follows_curves = True
+        self.run.follow_curves()
+
+    async def list_runs(self) -> list[RunSummary]:
+        """Return all runs below the run directory, with their sizes."""
+        return await asyncio.to_thread(list_runs, self.config.run_dir)
 
     @property
     def closed_reason(self) -> str | None:
@@ -336,29 +388,19 @@ class ServerState:
         previous, self.engine_client = self.engine_client, client
         if previous is not None:
             await _disconnect(previous, next_endpoint=endpoint)
-        self._folder.record_model(self.config.trainer_name, self.model)
-
-    def _find_model(self, model: str | None) -> str | None:
-        """Return the model folder or hub name that the engine loads for the setting `model`.
-
-        Raises ConfigError if there is no such model, or if the run directory belongs to another
-        model.
-        """
-        path = find_model(model, self.config.allow_hub) if model is not None else None
-        self._folder.check_model(self.config.trainer_name, path)
-        return path
+        self.run.folder.record_model(self.config.trainer_name, self.model)
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
         """Return the settings with which the rollout engine and the trainer are started. The
         server's own flags take precedence over the job's settings."""
         config = self.config
-        model = config.model_for(job.model)
-        if model is None and config.trainer_name != "fake":
+        setting = config.model_for(job)
+        if setting is None and config.trainer_name != "fake":
             raise ConfigError(
                 "No model is set: start the server with --model DIR, or name a model in the job."
             )
-        name = config.served_name_of(model)
-        self.model = model = self._find_model(model)
+        name = config.served_name_of(setting)
+        model = None if setting is None else find_model(setting, config.allow_hub)
         rollout = EngineSpec(
             config.rollout_name,
             config.run_dir,

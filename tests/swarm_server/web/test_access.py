@@ -120,6 +120,7 @@ def test_another_spelling_of_a_path_does_not_bypass_the_role(alice: Member) -> N
         "/get_engine_status",
         "/get_train_config",
         "/get_run_log",
+        "/get_runs",
         "/v1/models",
         "/get_verbose_logs",
         "/get_server_experiment_dir",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import asdict
 
 from fastapi import APIRouter, HTTPException
 from fastapi.responses import JSONResponse
@@ -32,6 +33,24 @@ class StartReply(BaseModel):
     success: bool
     pid: int | None = None
     error: str = ""
+
+
+class RunReply(BaseModel):
+    """One run below the server's run directory."""
+
+    folder: str
+    """Path of the run's folder, relative to the run directory."""
+    experiment_name: str | None
+    model: str | None
+    last_step: int | None
+    """Last step that was trained; None if the journal cannot be read."""
+    num_bytes: int
+    """Size of all files of the run."""
+    is_current: bool
+
+
+class RunsReply(BaseModel):
+    runs: list[RunReply]
 
 
 class SyncReply(BaseModel):
@@ -133,6 +152,16 @@ def router(state: ServerState) -> APIRouter:
     async def resume_claims() -> SuccessReply:
         state.participation.is_paused = False
         return SuccessReply(success=True)
+
+    @routes.get("/get_runs")
+    async def get_runs() -> RunsReply:
+        current = state.run.relative
+        return RunsReply(
+            runs=[
+                RunReply(**asdict(run), is_current=run.folder == current)
+                for run in await state.list_runs()
+            ]
+        )
 
     @routes.get("/get_run_log")
     async def get_run_log(after: int = 0) -> LogReply:

@@ -86,7 +86,7 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.get("/get_server_experiment_dir")
     async def get_server_experiment_dir() -> ExperimentDirReply:
-        return ExperimentDirReply(server_experiment_dir=str(state.config.run_dir.resolve()))
+        return ExperimentDirReply(server_experiment_dir=str(state.run.path.resolve()))
 
     return routes
 
@@ -144,9 +144,7 @@ def _token_routes(state: ServerState) -> APIRouter:
         file through its own connection, so no other request waits for it.
         """
         try:
-            view = read_journal_file(
-                state.config.run_dir / "journal.sqlite", read_group_view, episode
-            )
+            view = read_journal_file(state.run.path / "journal.sqlite", read_group_view, episode)
         except CorruptCall:
             raise HTTPException(410, f"The journal's record of {episode} is damaged.") from None
         except ConfigError as error:

@@ -1,0 +1,87 @@
+"""Decide in which folder of the server's run directory a job's run is. This module does no I/O.
+
+The files at the top of the run directory are one run. Each other run is in a folder of its own
+below `runs`. The run directory of an older server therefore stays valid: its files are at the top.
+
+A job without an experiment name belongs to the run at the top. A job with an experiment name
+belongs to the run of that name, and starts a new run if there is none. A run has one model: another
+model under the same name is another run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+TOP = "."
+"""Relative path of the run at the top of the run directory."""
+RUNS = "runs"
+"""Name of the folder with all other runs."""
+MAX_SLUG_CHARS = 60
+"""Longest part of an experiment name that is used as the name of a folder. File systems allow 255
+bytes, and a hash and a model's mark may follow."""
+_NAMELESS = "unnamed"
+_HASH_CHARS = 8
+_FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~@-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class TopRun:
+    """The run at the top of the run directory."""
+
+    experiment_name: str | None
+    """Experiment name of the jobs with which the run was started; None if they had no name."""
+
+
+def choose_run(
+    experiment_name: str | None,
+    fingerprint: str | None,
+    top: TopRun | None,
+    fingerprint_of: Callable[[str], str | None],
+) -> str:
+    """Return the folder of a job's run, relative to the server's run directory.
+
+    `fingerprint` is the fingerprint of the job's model. `top` is the run at the top, or None if no
+    run was started there yet. `fingerprint_of` is called with a relative folder, and returns the
+    fingerprint of the model that the run in the folder trains, or None if no run was started there
+    or the run has no model.
+
+    >>> choose_run("a", None, None, lambda folder: None)
+    '.'
+    >>> choose_run("b", None, TopRun("a"), lambda folder: None)
+    'runs/b'
+    >>> choose_run(None, None, TopRun("a"), lambda folder: None)
+    '.'
+    """
+    named = f"{RUNS}/{slug(experiment_name) if experiment_name else _NAMELESS}"
+    is_at_top = top is None or not experiment_name or experiment_name == top.experiment_name
+    folder = TOP if is_at_top else named
+    if fingerprint is None or fingerprint_of(folder) in (None, fingerprint):
+        return folder
+    return f"{named}@{_short_hash(fingerprint)}"
+
+
+def slug(experiment_name: str) -> str:
+    """Return the name of the folder for an experiment name. Different names have different folders.
+
+    >>> slug("grpo_lr-1e-6")
+    'grpo_lr-1e-6'
+    >>> slug("../my run")
+    'my-run~8700333a'
+    """
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", experiment_name).strip(".-")[:MAX_SLUG_CHARS]
+    # Some file systems do not tell upper case from lower case.
+    is_unchanged = name == experiment_name == name.lower() and name not in ("", _NAMELESS)
+    return name if is_unchanged else f"{name or 'run'}~{_short_hash(experiment_name)}"
+
+
+def is_run_folder(relative: str) -> bool:
+    """Return whether a text is a relative path that `choose_run` could have returned."""
+    parent, _, name = relative.partition("/")
+    return relative == TOP or (parent == RUNS and _FOLDER_NAME.fullmatch(name) is not None)
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARS]

@@ -1,0 +1,86 @@
+"""The runs below one run directory of a server: which run is current, and where a job's run is.
+
+`run_choice` decides where a run is. The file `current_run` names the folder of the current run, so
+that a restarted server continues with it. A run directory without this file has only the run at the
+top.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.config.model import ConfigError
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.external_reader import read_journal_file
+from fakevllm_server.journal.store import JOB
+from fakevllm_server.run.folder import fingerprint, recorded_fingerprint, write_atomically
+from fakevllm_server.run.metadata import experiment_of, has_starts
+from fakevllm_server.run.run_choice import TOP, TopRun, choose_run, is_run_folder
+
+log = logging.getLogger("fakevllm.server")
+
+
+class RunDirectory:
+    """The folders of all runs of one server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def current(self) -> str:
+        """Folder of the current run, relative to the run directory.
+
+        The run at the top is current if the folder of the recorded run was deleted.
+        """
+        try:
+            recorded = (self._path / "current_run").read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return TOP
+        if is_run_folder(recorded) and self.folder(recorded).is_dir():
+            return recorded
+        log.warning("the folder of the latest run, %s, does not exist any more", recorded)
+        return TOP
+
+    def make_current(self, relative: str) -> None:
+        """Record that a run is current. Raises OSError if the disk is full."""
+        write_atomically(self._path / "current_run", f"{relative}\n")
+
+    def folder(self, relative: str) -> Path:
+        """Return the folder of a run. Raises ConfigError if a symbolic link leads out of the run
+        directory."""
+        folder = self._path / relative
+        if not folder.resolve().is_relative_to(self._path.resolve()):
+            raise ConfigError(
+                f"{folder} is outside of the run directory: replace the symbolic link by a folder."
+            )
+        return folder
+
+    def choose(self, job: TrainJob, model: str | None) -> str:
+        """Return the folder of a job's run, relative to the run directory. `model` is the folder or
+        hub name of the model that the job trains.
+
+        Raises ConfigError if a symbolic link leads out of the run directory.
+        """
+        return choose_run(
+            job.experiment_name,
+            fingerprint(model),
+            self._top_run(),
+            lambda relative: recorded_fingerprint(self.folder(relative)),
+        )
+
+    def _top_run(self) -> TopRun | None:
+        """Return the run at the top; None if no engine was started there.
+
+        If `run.json` is missing or unreadable, the journal's job names the run.
+        """
+        try:
+            text = (self._path / "run.json").read_text()
+        except (OSError, UnicodeDecodeError):
+            text = None
+        if has_starts(text):
+            return TopRun(experiment_of(text))
+        journal = self._path / "journal.sqlite"
+        job_yaml = read_journal_file(journal, reads.meta, JOB) if journal.is_file() else None
+        return None if job_yaml is None else TopRun(TrainJob.from_yaml(job_yaml).experiment_name)
