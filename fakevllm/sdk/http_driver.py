@@ -29,6 +29,7 @@ from fakevllm.sdk.protocol import (
 )
 from fakevllm.sdk.types import ClientClosed, ServerUnreachable
 from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.swarm import CLIENT_HEADER
 from fakevllm_runtime.log_throttle import LogThrottle
 
 log = logging.getLogger("fakevllm.sdk")
@@ -291,7 +292,7 @@ def _resume(call: ServerCall[T], result: ServerReply | ServerUnreachable) -> Ste
 
 
 def _headers(key: str | None) -> dict[str, str]:
-    return bearer_header(key or os.environ.get(KEY_VARIABLE))
+    return bearer_header(key or os.environ.get(KEY_VARIABLE)) | {CLIENT_HEADER: "1"}
 
 
 def _method_and_body(request: ServerRequest) -> tuple[str, bytes | None, dict[str, str]]:

@@ -27,6 +27,7 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import (
+    CLIENT_HEADER,
     AbortGroupRequest,
     AddSampleRequest,
     EndGroupReply,
@@ -95,7 +96,7 @@ class SwarmLink:
     ) -> None:
         self._http = aiohttp.ClientSession(
             url,
-            headers=bearer_header(key),
+            headers=bearer_header(key) | {CLIENT_HEADER: "1"},
             timeout=aiohttp.ClientTimeout(total=CALL_TIMEOUT_S),
             connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=30),
         )

@@ -19,7 +19,14 @@ NO_EPISODE_S = 0.05
 """Pause after "no episode"; AgentJet's client waits 2 s."""
 NOT_READY_S = 0.2
 """Pause after any other refusal; AgentJet's client waits 15 s."""
+AGREE_RETRY_S = 2.0
+"""Pause after a refused agreement, as in AgentJet's client."""
+WAITER_POLL_S = 5.0
+"""Pause between two looks at the status while AgentJet's client waits for a state."""
+WAIT_S = 90.0
+"""Seconds after which a wait fails; AgentJet's client waits without a limit."""
 KNOWN = ("Engine is syncing weights", "Engine is in post-rolling phase")
+STEPPING = ("ENGINE.ROLLING_POST", "ENGINE.WEIGHT_SYNCING")
 NO_EPISODE = "No available episodes to claim."
 
 
@@ -70,6 +77,27 @@ class StockClient:
         reply: Any = sent.json()
         assert sent.status_code == 200 and reply == {"success": True}, reply
         return True
+
+    def agree_sync_weight(self) -> bool:
+        """Agree to a step, and wait until the step is seen to begin, as AgentJet's client does.
+
+        Return False if the engine left ROLLING before the agreement was accepted. Raises
+        TimeoutError where AgentJet's client would wait for ever.
+        """
+        deadline = time.monotonic() + WAIT_S
+        body = {"client_uuid": self.wire.client_uuid}
+        while not self.wire.post("/agree_sync_weight", body)["success"]:
+            if self.wire.status != ROLLING:
+                return False
+            self._pause(AGREE_RETRY_S, deadline)
+        while self.wire.status not in STEPPING:
+            self._pause(WAITER_POLL_S, deadline)
+        return True
+
+    def _pause(self, seconds: float, deadline: float) -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError("AgentJet's client would wait for ever")
+        time.sleep(seconds)
 
     def _poll(self) -> None:
         while not self._is_closed.wait(POLL_S):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
+from fakevllm import SwarmClient
 from tests.e2e.processes import Processes, wait_until
 from tests.e2e.stock_client import StockClient
-from tests.e2e.swarm_wire import small_job
+from tests.e2e.swarm_wire import ROLLING, small_job
 
 NUM_REPEAT, BATCH = 2, 2
 
@@ -38,3 +43,50 @@ def test_a_stock_client_trains_two_steps_with_agentjets_yaml(processes: Processe
         wait_until(lambda: client.wire.status == "ENGINE.OFFLINE", 20)
     finally:
         client.close()
+
+
+@contextlib.contextmanager
+def stock_clients(url: str, num: int) -> Generator[list[StockClient]]:
+    clients = [StockClient(url) for _ in range(num)]
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.close()
+
+
+def play_task(client: StockClient, task: str) -> None:
+    for reward in (0.0, 1.0):
+        claimed = client.begin_episode()
+        assert client.wire.chat(claimed, "hi").status_code == 200
+        assert client.end_episode(claimed["episode_uuid"], task, reward)
+
+
+@pytest.mark.parametrize("who", ["any_client_agree", "all_clients_agree"])
+def test_a_stock_client_that_agreed_sees_the_step_although_the_step_is_short(
+    processes: Processes, who: str
+) -> None:
+    server = processes.server("--backend", "fake")
+    method = f"rollout_until_{who}_sync_weight"
+    job = small_job(99, NUM_REPEAT, ajet__swarm_mode_sample_collection_method=method)
+    with stock_clients(server.url, 2) as (first, second), SwarmClient(server.url) as own:
+        first.start(job)
+        with ThreadPoolExecutor(2) as threads:
+            play_task(first, "one")
+            play_task(second, "two")
+            agreed = threads.submit(first.agree_sync_weight)
+            if who == "all_clients_agree":
+                assert threads.submit(second.agree_sync_weight).result()
+            wait_until(lambda: own.get_global_step() == 2, 20)
+            # The engine has gone on: fakevllm's own client sees it, and calls are served.
+            wait_until(lambda: own.get_engine_status()[0] == ROLLING, 20)
+            assert first.wire.status == "ENGINE.ROLLING_POST"
+            assert agreed.result()
+            play_task(second, "three")
+            wait_until(lambda: first.wire.status == ROLLING, 60)
+        assert [one for one in first.statuses if one != "ENGINE.BOOTING"][-4:] == [
+            ROLLING,
+            "ENGINE.ROLLING_POST",
+            "ENGINE.WEIGHT_SYNCING",
+            ROLLING,
+        ]

@@ -21,6 +21,10 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
+CLIENT_HEADER = "X-Fakevllm-Client"
+"""Header of requests for the status that fakevllm's own clients send. They get the engine's status
+as it is. Other clients of a job whose steps are agreed on see the states of a step for longer,
+because AgentJet's client looks at the status only every five seconds."""
 """Header `<group id>/<index>` that assigns a call to a sibling. The first call with it opens the
 sibling's episode."""
 PROXY_HEADERS = {"Via": "1.1 fakevllm"}

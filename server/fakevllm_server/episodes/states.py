@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from fakevllm_adapters.protocol.swarm import EngineStatus
+from fakevllm_server.episodes.agreement_status import AgreementStatus
 
 OFFLINE, BOOTING, ROLLING, ROLLING_POST, WEIGHT_SYNCING = EngineStatus
 
@@ -44,6 +45,8 @@ class EngineLifecycle:
         """Description of the engine's problem; None if it has no problem."""
         self.global_step = 1
         self.version = 0
+        self.agreement_status = AgreementStatus()
+        """The status as it is reported to clients that agree to training steps."""
         self._since = 0.0
         self._rolling_s = 0.0
         self._moved = asyncio.Event()
@@ -65,6 +68,7 @@ class EngineLifecycle:
             raise IllegalTransition(f"{self.status} -> {to}")
         self._rolling_s = self.seconds_rolling(now)
         self.status, self.detail, self._since = to, detail, now
+        self.agreement_status.moved(to, now)
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 

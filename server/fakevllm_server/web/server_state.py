@@ -18,7 +18,7 @@ from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.backends.process.engine_registry import open_backend
 from fakevllm_server.backends.vllm.command import job_arguments
 from fakevllm_server.config.model import ConfigError, ServerConfig, find_model
-from fakevllm_server.episodes.batch_selection import batches_waiting
+from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
@@ -299,6 +299,16 @@ class ServerState:
     async def list_runs(self) -> list[RunSummary]:
         """Return all runs below the run directory, with their sizes."""
         return await asyncio.to_thread(list_runs, self.config.run_dir)
+
+    def status_for(self, *, is_own_client: bool) -> EngineStatus:
+        """Return the engine's status as it is reported to a client.
+
+        `is_own_client` says whether the client is fakevllm's own, which does not miss short steps.
+        Other clients see the states of a step for longer if the job's steps are agreed on.
+        """
+        if is_own_client or self.job is None or not method_of(self.job).is_agreed_on:
+            return self.engine.status
+        return self.engine.agreement_status.at(time.monotonic())
 
     @property
     def closed_reason(self) -> str | None:

@@ -6,7 +6,7 @@ import logging
 import os
 from dataclasses import asdict
 
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
@@ -14,6 +14,7 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob, parse_job
 from fakevllm_adapters.job.validation import check_job
 from fakevllm_adapters.protocol.swarm import (
+    CLIENT_HEADER,
     EngineStatus,
     EngineStatusReply,
     LogReply,
@@ -71,10 +72,10 @@ def router(state: ServerState) -> APIRouter:
         return JSONResponse({"status": "unhealthy", "detail": state.detail}, 503)
 
     @routes.get("/get_engine_status")
-    async def get_engine_status() -> EngineStatusReply:
+    async def get_engine_status(http: Request) -> EngineStatusReply:
         facts = state.engine_client.info if state.engine_client is not None else EngineInfo()
         return EngineStatusReply(
-            engine_status=state.engine.status,
+            engine_status=state.status_for(is_own_client=CLIENT_HEADER in http.headers),
             engine_status_detail=state.detail,
             global_step=state.engine.global_step,
             server_id=state.server_id,

@@ -1,0 +1,66 @@
+"""Decide which engine status is reported to clients that agree to training steps. This module does
+no I/O, and gets the current time as an argument.
+
+AgentJet's client agrees to a step and then waits until it sees that the step has begun. It looks at
+the status every 5 s, so it would miss a step that takes less time, and wait for ever. Therefore the
+reported status stays at ROLLING_POST, and then at WEIGHT_SYNCING, for HOLD_S each. The engine
+itself does not wait.
+"""
+
+from __future__ import annotations
+
+from fakevllm_adapters.protocol.swarm import EngineStatus
+
+HOLD_S = 12.0
+"""Minimum number of seconds for which each of the two states is reported. Every 5 s, AgentJet's
+client looks at a status that is up to 1 s old. So it sees each state at least twice."""
+_OFF = (EngineStatus.OFFLINE, EngineStatus.BOOTING)
+
+
+class AgreementStatus:
+    """The engine's status with both states of a step held for HOLD_S.
+
+    >>> status = AgreementStatus()
+    >>> status.moved(EngineStatus.ROLLING_POST, 100.0)
+    >>> status.moved(EngineStatus.ROLLING, 101.0)
+    >>> [status.at(now).removeprefix("ENGINE.") for now in (111.0, 113.0, 125.0)]
+    ['ROLLING_POST', 'WEIGHT_SYNCING', 'ROLLING']
+    """
+
+    def __init__(self) -> None:
+        self._status = EngineStatus.OFFLINE
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        self._post_from = float("-inf")
+        """Time from which ROLLING_POST is reported for the latest step."""
+        self._sync_from = float("-inf")
+        """Earliest time at which WEIGHT_SYNCING is reported for the latest step."""
+        self._sync_until = float("-inf")
+        """Time until which WEIGHT_SYNCING is reported."""
+
+    def moved(self, status: EngineStatus, now: float) -> None:
+        """Record that the engine's status has changed."""
+        before, self._status = self._status, status
+        if status in _OFF:
+            self._forget_steps()
+        elif status is EngineStatus.ROLLING_POST and now >= self._sync_from:
+            # WEIGHT_SYNCING of an earlier step is reported to its end. Further steps until
+            # `_sync_from` are reported together with this step.
+            self._post_from = max(now, self._sync_until)
+            self._sync_from = self._post_from + HOLD_S
+            self._sync_until = self._sync_from + HOLD_S
+        elif before is EngineStatus.ROLLING_POST:
+            self._sync_until = max(now, self._sync_from) + HOLD_S
+
+    def at(self, now: float) -> EngineStatus:
+        """Return the status to report at the time `now`."""
+        if self._status in _OFF:
+            return self._status
+        if now < self._post_from:
+            return EngineStatus.WEIGHT_SYNCING
+        if now < self._sync_from:
+            return EngineStatus.ROLLING_POST
+        if self._status is EngineStatus.ROLLING and now < self._sync_until:
+            return EngineStatus.WEIGHT_SYNCING
+        return self._status
