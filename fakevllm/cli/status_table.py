@@ -101,6 +101,9 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
         engine.get("run_id"),
         engine.get("global_step"),
     )
+    curve, change = _since_last_change(curve)
+    if change:
+        yield "curve", change
     num_steps = f"{len(curve) - is_open} steps"
     if is_open:
         num_steps += ", and the one being collected"
@@ -109,6 +112,20 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
         if steps:
             first, last = _group_mean(steps), _group_mean(steps[::-1])
             yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {num_steps}"
+
+
+def _since_last_change(curve: list[Json]) -> tuple[list[Json], str]:
+    """Return the steps whose rewards can be compared with those of the last step, and a message if
+    these are not all steps. The message is empty if they are."""
+    start = max((at for at, step in enumerate(curve) if step.get("changed")), default=0)
+    if start == 0:
+        return curve, ""
+    step = curve[start]
+    message = (
+        f"begins at step {step['step']}: {step['changed']}. The {start} steps before are left out, "
+        "because their rewards may be on another scale."
+    )
+    return curve[start:], message
 
 
 def _group_mean(steps: Iterable[tuple[float, int]]) -> float:

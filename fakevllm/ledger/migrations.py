@@ -95,6 +95,10 @@ def m009_task_owner(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE tasks ADD COLUMN owner VARCHAR")
 
 
+def m010_job_hash(db: Connection) -> None:
+    db.exec_driver_sql("ALTER TABLE groups ADD COLUMN job_hash VARCHAR")
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -105,6 +109,7 @@ MIGRATIONS: list[Migration] = [
     m007_failure,
     m008_advantage,
     m009_task_owner,
+    m010_job_hash,
 ]
 
 

@@ -18,7 +18,7 @@ from fakevllm_adapters.protocol.swarm import CapturedCall
 CURVE = """
     WITH rewarded AS (
         SELECT g.group_id, COALESCE(g.trained_step, g.step) AS at, s.reward, s.served,
-               g.served_by IS 'random' AS is_random,
+               g.served_by IS 'random' AS is_random, g.hook_hash, g.job_hash,
                NOT (g.served_by IS 'greedy' AND s."index" = 0) AS is_sample
         FROM groups AS g JOIN siblings AS s USING (group_id)
         WHERE COALESCE(g.trained_step, g.step) IS NOT NULL AND s.reward IS NOT NULL
@@ -27,10 +27,12 @@ CURVE = """
         SELECT at, SUM(is_sample) AS num, SUM(CASE WHEN is_sample THEN reward END) AS total,
                MIN(reward) = MAX(reward) AS is_flat,
                AVG(CASE WHEN served AND NOT is_random THEN reward END) AS returned,
-               AVG(CASE WHEN served AND is_random THEN reward END) AS random
+               AVG(CASE WHEN served AND is_random THEN reward END) AS random,
+               MAX(hook_hash) AS hook_hash, MAX(job_hash) AS job_hash
         FROM rewarded GROUP BY group_id
     )
-    SELECT at, COUNT(*), SUM(total) / SUM(num), AVG(returned), SUM(is_flat), AVG(random)
+    SELECT at, COUNT(*), SUM(total) / SUM(num), AVG(returned), SUM(is_flat), AVG(random),
+           GROUP_CONCAT(DISTINCT hook_hash), GROUP_CONCAT(DISTINCT job_hash)
     FROM scored GROUP BY at ORDER BY at
 """
 RUNS = """
@@ -47,7 +49,8 @@ FAILURES = """
     GROUP BY failure ORDER BY failure
 """
 SCORED = """
-    SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, s.reward + CASE
+    SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, g.hook_hash,
+           s.reward + CASE
            WHEN s.served THEN COALESCE((SELECT SUM(f.amount) FROM feedback AS f
                                         WHERE f.group_id = g.group_id AND f.state = 'joined'), 0)
            ELSE 0 END

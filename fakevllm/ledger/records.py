@@ -153,6 +153,8 @@ class GroupRecord:
     """Id of the answer as the app got it, with which feedback refers to the answer."""
     run_id: str | None = None
     """The server's run to which the weight versions of the group's calls belong."""
+    job_hash: str | None = None
+    """Digest of the server's job for which the group was collected. NULL if it is unknown."""
     kept_answer: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 
@@ -242,6 +244,8 @@ class ScoredGroup:
     """Reward of each sibling, by its index."""
     served_index: int | None = None
     parent_id: str | None = None
+    hook_hash: str | None = None
+    """Digest of the hook files that gave the rewards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +286,13 @@ class StepRow:
     returned_random: float | None = None
     """Mean reward of the served siblings that were chosen at random (`serve.random_fraction`). None
     if there is none."""
+    hooks: tuple[str, ...] = ()
+    """Digests of the hook files that gave the step's rewards."""
+    jobs: tuple[str, ...] = ()
+    """Digests of the server's jobs for which the step's groups were collected."""
+    changed: str = ""
+    """What changed since the step before, such as `the hooks changed`; empty if nothing changed.
+    The means of this step cannot be compared with earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)

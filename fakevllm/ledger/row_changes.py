@@ -38,7 +38,7 @@ _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 _TASK_SECRET = "task_secret"
 
 _SETTLE = """
-    UPDATE groups SET step = ?1, run_id = COALESCE(?5, run_id),
+    UPDATE groups SET step = ?1, run_id = COALESCE(?5, run_id), job_hash = COALESCE(?6, job_hash),
     state = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN state ELSE ?2 END,
     reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?3 END
     WHERE group_id = ?4
@@ -108,12 +108,15 @@ def settle(
     step: int | None,
     calls: Sequence[Sequence[CapturedCall]],
     run_id: str | None = None,
+    job_hash: str | None = None,
 ) -> None:
     """Store the server's reply to the end of a group. Nothing happens if the group has no row.
 
     A final state that the run log has set stays unchanged. `calls[i]` has the calls of sibling i.
     """
-    update = db.exec_driver_sql(_SETTLE, (step, state, reason, group_id, run_id or None))
+    update = db.exec_driver_sql(
+        _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
+    )
     if update.rowcount == 0:
         return
     rows = [

@@ -11,6 +11,7 @@ import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -39,6 +40,7 @@ from fakevllm.ledger.session_reads import SessionReads
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
+from fakevllm_adapters.protocol.reward_changes import RewardChanges
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
@@ -121,13 +123,16 @@ class Ledger:
         step: int | None,
         calls: Sequence[Sequence[CapturedCall]],
         run_id: str | None = None,
+        job_hash: str | None = None,
     ) -> None:
         """Store the server's reply to the end of a recorded group.
 
-        `calls[i]` has the calls of sibling i, in order.
+        `calls[i]` has the calls of sibling i, in order. `job_hash` is the digest of the server's
+        job, or None if the server did not send it.
         """
         change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
-        self._writer.put(partial(change, step=step, calls=calls, run_id=run_id))
+        change = partial(change, step=step, calls=calls, run_id=run_id, job_hash=job_hash)
+        self._writer.put(change)
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
         """Apply entries of the run log. An entry that was applied before changes nothing."""
@@ -182,11 +187,11 @@ class Ledger:
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
-        for group, siblings in itertools.groupby(rows, lambda row: row[:5]):
-            group_id, task_id, question, served_index, parent_id = group
-            rewards = [row[5] for row in siblings]
+        for group, siblings in itertools.groupby(rows, lambda row: row[:6]):
+            group_id, task_id, question, served, parent_id, hook_hash = group
+            rewards = [row[6] for row in siblings]
             groups.append(
-                ScoredGroup(group_id, task_id, question, rewards, served_index, parent_id)
+                ScoredGroup(group_id, task_id, question, rewards, served, parent_id, hook_hash)
             )
         return groups
 
@@ -212,7 +217,9 @@ class Ledger:
         the step during which the group ended. Groups whose rewards are all equal count too.
         """
         with self._read_engine.connect() as db:
-            return [StepRow(*row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
+            rows = [_step_row(row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
+        changes = RewardChanges()
+        return [replace(row, changed=changes.observe(row.hooks, row.jobs)) for row in rows]
 
     def counts(self) -> dict[str, int]:
         """Return the number of groups by state."""
@@ -331,6 +338,16 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
 
     event.listen(engine, "connect", connect)
     return engine
+
+
+def _step_row(row: Any) -> StepRow:
+    *values, hooks, jobs = row
+    return StepRow(*values, hooks=_parts(hooks), jobs=_parts(jobs))
+
+
+def _parts(digests: str | None) -> tuple[str, ...]:
+    """Return the digests in a text with commas between them, in a fixed order."""
+    return tuple(sorted(digests.split(","))) if digests else ()
 
 
 def _task(row: Any) -> Task:

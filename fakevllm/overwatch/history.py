@@ -24,6 +24,9 @@ class Step:
     number: int
     version: int
     metrics: Mapping[str, float]
+    changed: str = ""
+    """What changed since the step before, such as `the hooks changed`. Rewards before and after
+    this step cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,7 @@ class History:
                 evaluations[entry.step] = evaluation.with_reward(entry.metrics["reward"])
             elif entry.kind == "step":  # a step that is trained again replaces its old entry
                 steps = [step for step in steps if step.number < entry.step]
-                steps.append(Step(entry.step, entry.version, entry.metrics))
+                steps.append(Step(entry.step, entry.version, entry.metrics, entry.changed))
             _append_line(lines, describe_entry(entry))
         steps = steps[-MAX_STEPS:]
         oldest = steps[0].number - 1 if steps else 0
@@ -128,7 +131,8 @@ def describe_entry(entry: LogEntry) -> LogLine | None:
     match entry.kind:
         case "step":
             metrics = _describe_metrics(entry.metrics)
-            return LogLine(f"step {entry.step} → version {entry.version}: {metrics}")
+            changed = f"; {entry.changed}" if entry.changed else ""
+            return LogLine(f"step {entry.step} → version {entry.version}: {metrics}{changed}")
         case "dropped":
             slugs = Counter(reason.partition(":")[0] for reason in entry.reasons.values())
             counts = ", ".join(f"{count} {slug}" for slug, count in slugs.most_common())

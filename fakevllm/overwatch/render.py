@@ -6,7 +6,7 @@ Text from the server, its clients and users is escaped, so that it cannot contro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -26,6 +26,8 @@ TWO_COLUMNS_FROM = 100
 NARROW_BELOW = 60
 CHART_ROWS, EVALUATION_ROWS = 5, 3
 MAX_LINES, MAX_NOTICES = 10, 4
+MAX_BREAKS = 2
+"""Maximum number of breaks of the curve that are explained. The newest breaks are explained."""
 SLOW_BOOT_S = 300.0
 """Boot time after which the screen points to engine.log. A large model takes some minutes."""
 STATE_COLOURS = {
@@ -178,21 +180,36 @@ def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
     evaluated = {point.step: point.reward for point in snapshot.evaluations}
     all_steps = trained | evaluated
     steps = range(min(all_steps), max(all_steps) + 1)
-    rows = list(_chart_rows(trained, steps, width, CHART_ROWS, "green"))
+    changes = {point.step: point.changed for point in snapshot.curve if point.changed}
+    rows = list(_chart_rows(trained, steps, width, CHART_ROWS, "green", changes))
     yield from rows or [Text("no step has a finite reward", "yellow")]
     if rows:
         yield _caption("mean reward", trained)
+        yield from (_break_caption(step, what) for step, what in [*changes.items()][-MAX_BREAKS:])
     if len(evaluated) > 1:
-        yield from _chart_rows(evaluated, steps, width, EVALUATION_ROWS, "cyan")
+        yield from _chart_rows(evaluated, steps, width, EVALUATION_ROWS, "cyan", changes)
         yield _caption("mean reward of evaluations", evaluated)
 
 
 def _chart_rows(
-    values: Mapping[int, float], steps: range, width: int, num_rows: int, colour: str
+    values: Mapping[int, float],
+    steps: range,
+    width: int,
+    num_rows: int,
+    colour: str,
+    breaks: Container[int] = (),
 ) -> Iterator[Text]:
-    """Yield the rows of a chart with its axis labels. If no value is finite, yield nothing."""
+    """Yield the rows of a chart with its axis labels. If no value is finite, yield nothing.
+
+    The chart has a gap before each of the steps `breaks`.
+    """
     num_columns = max(8, width - 9)
-    series = [values.get(step, math.nan) for step in steps]
+    # A column shows the mean of several steps. A gap this wide contains at least one whole column.
+    gap = [math.nan] * (2 * math.ceil(len(steps) / num_columns))
+    series: list[float] = []
+    for step in steps:
+        series += gap if step in breaks else []
+        series.append(values.get(step, math.nan))
     axis = bounds(series, num_columns)
     if axis is None:
         return
@@ -205,6 +222,10 @@ def _chart_rows(
 
 def _caption(title: str, values: Mapping[int, float]) -> Text:
     return Text(f"{'':>7} {title}, steps {min(values)} to {max(values)}", "dim")
+
+
+def _break_caption(step: int, what: str) -> Text:
+    return Text(f"{'':>7} step {step}: {clean(what)}; earlier rewards are not comparable", "yellow")
 
 
 # --- the log

@@ -86,6 +86,8 @@ class ClientActivity:
 class CurvePoint:
     step: int
     reward: float
+    changed: str = ""
+    """What changed since the step before, such as `the hooks changed`. The curve breaks here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +294,14 @@ def _clients(
 
 
 def _curve(steps: Iterable[Step]) -> Iterator[CurvePoint]:
+    """Yield the points of the steps that have a mean reward. A change at a step without a mean
+    reward belongs to the next point."""
+    changed = ""
     for step in steps:
+        changed = step.changed or changed
         if "reward_mean" in step.metrics:
-            yield CurvePoint(step.number, step.metrics["reward_mean"])
+            yield CurvePoint(step.number, step.metrics["reward_mean"], changed)
+            changed = ""
 
 
 def _evaluations(evaluations: Iterable[EvaluationRewards]) -> Iterator[EvaluationPoint]:

@@ -208,6 +208,7 @@ class Delivery:
             rewards=group.rewards,
             served=group.served_index,
             parent_id=group.parent_id,
+            hook_hash=group.hook_hash or "",
             metadata={"question": group.question},
         )
         try:
@@ -226,6 +227,7 @@ class Delivery:
             reply.step,
             reply.calls,
             reply.run_id,
+            reply.job_hash,
         )
         self._on_settled(group.group_id)
 
@@ -286,6 +288,7 @@ def _scored(record: GroupRecord) -> ScoredGroup:
         rewards=rewards,
         served_index=record.served_index,
         parent_id=record.parent_id,
+        hook_hash=record.hook_hash,
     )
 
 

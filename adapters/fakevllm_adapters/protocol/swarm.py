@@ -188,6 +188,8 @@ class EndGroupRequest(BaseModel):
     """Index of the sibling whose answer the app received."""
     parent_id: str | None = None
     """Group whose served answer this group's conversation continues."""
+    hook_hash: str = Field(default="", max_length=MAX_ID_CHARS)
+    """Digest of the hook files that gave the rewards; empty if it is unknown."""
     metadata: Json = {}
 
 
@@ -225,6 +227,8 @@ class EndGroupReply(BaseModel):
     """Captured calls by sibling index."""
     run_id: str = ""
     """Run to which the weight versions of the calls belong."""
+    job_hash: str = ""
+    """Digest of the job for which the group was collected; empty from an older server."""
 
 
 class AbortGroupRequest(BaseModel):
@@ -282,6 +286,14 @@ class LogEntry(BaseModel):
     metrics: dict[str, float] = {}
     """Kind step: the measured values; a value that was not measured is absent. Kind evaluated:
     `reward`, the result of one evaluation with the weights of `step` and `version`."""
+    hooks: list[str] = []
+    """Kind step: digests of the hook files that gave the rewards. The list is empty if all rewards
+    came from active clients or from older proxies."""
+    job: str = ""
+    """Kind step: digest of the settings of the job that give the rewards their meaning."""
+    changed: str = ""
+    """Kind step: what changed since the step before, such as `the hooks changed`. The rewards of
+    this step cannot be compared with earlier ones. Empty if nothing changed."""
     at: float | None = None
     """Kind evaluated: the end of the evaluation, in Unix seconds."""
 

@@ -43,6 +43,13 @@ class StepStats(BaseModel):
     """Number of groups whose rewards are all equal."""
     returned_random: float | None = None
     """Mean reward of the served siblings that were chosen at random. None if there is none."""
+    hooks: list[str] = []
+    """Digests of the hook files that gave the step's rewards."""
+    jobs: list[str] = []
+    """Digests of the server's jobs for which the step's groups were collected."""
+    changed: str = ""
+    """What changed since the step before, such as `the hooks changed`; empty if nothing changed.
+    The means of this step cannot be compared with earlier ones."""
 
 
 class NextGroup(BaseModel):

@@ -71,6 +71,8 @@ def list_checkpoints(
         else:
             print(f"{run_dir} is at step {archive.last_step()}.")
             Console().print(_table(rows))
+            if message := _change_message(archive, rows[-1]["step"]):
+                print(message)
 
     run_server_command(run)
 
@@ -116,7 +118,10 @@ def export(
         str | None, typer.Argument(metavar="FOLDER", help="New or empty folder for the model.")
     ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="Export the checkpoint with the highest mean reward.")
+        bool,
+        typer.Option(
+            "--best", help="Export the best checkpoint since the hooks or the job changed."
+        ),
     ] = False,
     model: Annotated[
         str | None,
@@ -203,6 +208,19 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
         }
         for checkpoint in reversed(known)
     ]
+
+
+def _change_message(archive: RunArchive, newest_step: int) -> str | None:
+    """Return a message if the best checkpoint is not chosen among all checkpoints, because the
+    hooks or the job changed. Otherwise return None."""
+    changes = [(step, what) for step, what in archive.reward_changes() if step <= newest_step]
+    if not changes:
+        return None
+    step, what = changes[-1]
+    return (
+        f"At step {step} {what}. The best checkpoint is chosen among the later ones, because "
+        "earlier rewards may be on another scale."
+    )
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

@@ -111,15 +111,21 @@ class RunArchive:
         raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {hint}.")
 
     def best(self) -> CheckpointInfo:
-        """Return the checkpoint with the highest mean reward.
+        """Return the checkpoint with the highest mean reward since the hooks or the job changed
+        last.
 
         Raises ConfigError if there is no checkpoint.
         """
         known = self.checkpoints()
-        best = best_checkpoint([checkpoint.saved for checkpoint in known])
+        changes = [step for step, _ in self.reward_changes()]
+        best = best_checkpoint([checkpoint.saved for checkpoint in known], changes)
         if best is None:
             raise ConfigError(f"{self.run_dir} has no checkpoint yet.")
         return next(checkpoint for checkpoint in known if checkpoint.saved is best)
+
+    def reward_changes(self) -> list[tuple[int, str]]:
+        """Return the steps at which the hooks or the job changed, each with what changed."""
+        return self._read(reads.reward_changes)
 
     def last_step(self) -> int:
         """Return the last step that was trained. The newest checkpoint may be of an earlier

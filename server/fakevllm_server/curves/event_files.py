@@ -29,6 +29,12 @@ FORMAT = "brain.Event:2"
 version."""
 
 
+TEXT_NAME = "fakevllm/reward_changes"
+"""Name of the texts that say why the curves of rewards are interrupted."""
+DT_STRING, DATA_CLASS_TENSOR = 7, 2
+"""TensorFlow's number of the type of a text, and TensorBoard's number of the class of its value."""
+
+
 class PackageMissing(ConfigError):
     """Error for a missing package `tensorboard`, without which no event file can be written."""
 
@@ -113,7 +119,8 @@ class EventFiles:
         """Write one point, or a START event for one rollback of the run, to the event file."""
         if isinstance(item, Restart):
             return self._put_start(item.step, item.at)
-        if not self._has_steps and "training/global_step" in item.values:
+        is_of_step = "training/global_step" in item.values or item.text != ""
+        if not self._has_steps and is_of_step:
             # The previous process may have written this step and died before it wrote the cursor.
             self._put_start(item.step, item.at)
         self._put_point(item)
@@ -128,7 +135,17 @@ class EventFiles:
         event = self._messages.Event(wall_time=point.at, step=point.step)
         for name, value in point.values.items():
             event.summary.value.add(tag=name, simple_value=value)
+        if point.text:
+            self._add_text(event, point.text)
         self._write(event)
+
+    def _add_text(self, event: Any, text: str) -> None:
+        """Add a text to an event, for TensorBoard's page of texts."""
+        value = event.summary.value.add(tag=TEXT_NAME)
+        value.metadata.plugin_data.plugin_name = "text"
+        value.metadata.data_class = DATA_CLASS_TENSOR
+        value.tensor.dtype = DT_STRING
+        value.tensor.string_val.append(text.encode())
 
     def _write(self, event: Any) -> None:
         """Append an event to the open event file. If no file is open, create a new file first."""

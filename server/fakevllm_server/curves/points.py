@@ -10,6 +10,7 @@ steps are written again, followed by the points of the steps' evaluations.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -21,6 +22,8 @@ from fakevllm_server.curves.metric_names import curve_values
 
 MAX_READ = 500
 """Maximum number of log entries read at once."""
+REWARD_CURVES = ("critic/score/", "critic/rewards/")
+"""Beginnings of the names of the curves that show rewards."""
 QUIET_S = 30.0
 """Seconds without a new evaluation after which the latest step's evaluations are considered
 complete."""
@@ -35,6 +38,8 @@ class Point:
     """Unix seconds."""
     values: dict[str, float]
     """Value by the curve's name."""
+    text: str = ""
+    """Text that is shown at the step; empty without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,8 @@ class LogPiece:
         items: list[ChartItem] = []
         for entry, at in self.entries:
             if entry.kind == "step":
+                if entry.changed:
+                    items.append(_break(entry, at or now))
                 items.append(Point(entry.step, at or now, curve_values(entry.step, entry.metrics)))
             elif entry.kind == "restored":
                 items.append(Restart(entry.step + 1, at or now))
@@ -182,6 +189,18 @@ def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) ->
     query = "SELECT COUNT(*) FROM entries WHERE kind = 'evaluated' AND step = ? AND seq < ?"
     num = db.exec_driver_sql(query, (restored.step, restored.seq)).scalar_one()
     return replace(cursor, evaluated_step=restored.step, num_evaluations=num)
+
+
+def _break(entry: LogEntry, at: float) -> Point:
+    """Return the point that interrupts the curves of rewards before a step whose rewards are not
+    comparable with earlier ones. TensorBoard interrupts a line at a value that is not a number."""
+    values = curve_values(entry.step, entry.metrics)
+    text = (
+        f"Step {entry.step}: {entry.changed}. Earlier rewards are not comparable with later ones."
+    )
+    return Point(
+        entry.step, at, {name: math.nan for name in values if name.startswith(REWARD_CURVES)}, text
+    )
 
 
 def _entries(db: Connection, query: str, *values: int) -> Iterator[LogEntry]:

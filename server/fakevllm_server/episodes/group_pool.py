@@ -142,12 +142,14 @@ class Pool:
         closed_reason: str | None = None,
         served: int | None = None,
         parent_id: str | None = None,
+        hook_hash: str = "",
     ) -> EndGroupReply:
         """End an open group, and pool it if its rewards can be compared.
 
         `closed_reason` is None while training continues. If training has ended, it is the reason,
         and no group is pooled. `served` is the index of the sibling that was served to the app.
-        `parent_id` is the group id of the previous turn of the conversation.
+        `parent_id` is the group id of the previous turn of the conversation. `hook_hash` is the
+        digest of the hook files that gave the rewards, or empty.
         """
         opened = self._open.pop(group_id)
         if opened is None:
@@ -160,7 +162,7 @@ class Pool:
         follows = self._served.find(parent_id)
         if served is not None:
             self._served.remember(group_id, opened.calls.get(served, []))
-        group = FinishedGroup(group_id, episodes, follows)
+        group = FinishedGroup(group_id, episodes, follows, hook_hash=hook_hash)
         reason = closed_reason or self._pool_group(group)
         reply = EndGroupReply(
             success=True,

@@ -9,11 +9,15 @@ another learning rate or batch size, continues with what waits.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from fakevllm_adapters.job.model import TrainJob
 
+DIGEST_CHARS = 16
+"""Length of a job's digest in hex digits."""
 OTHER_JOB = "other_job"
 """Reason of a group that was dropped because it was collected for another job."""
 
@@ -42,6 +46,16 @@ def identity_of(job: TrainJob) -> JobIdentity:
         job.kl_coef if job.use_kl_in_reward else None,
         penalty,
     )
+
+
+def digest_of(job: TrainJob) -> str:
+    """Return a digest of the identity of a job. Settings that are None do not change the digest, so
+    that a setting of a newer version does not make an old job another one."""
+    settings = {
+        name: value for name, value in asdict(identity_of(job)).items() if value is not None
+    }
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
 
 
 def changed_settings(previous: TrainJob, job: TrainJob) -> list[str]:

@@ -76,8 +76,9 @@ class SubmissionCache:
 def hash_of(request: BaseModel) -> bytes:
     """Return a hash of all fields of a request that can change its effect.
 
-    Metadata is excluded: it has no effect, and it may be nested too deeply for serialization.
+    Metadata is excluded: it has no effect, and it may be nested too deeply for serialization. The
+    digest of the hooks is excluded, because older proxies do not send it.
     """
-    exclude = {"metadata": True, "workflow_output": {"metadata"}}
+    exclude = {"metadata": True, "hook_hash": True, "workflow_output": {"metadata"}}
     body = request.model_dump_json(exclude=exclude)
     return hashlib.blake2b(body.encode(), digest_size=16).digest()

@@ -33,11 +33,17 @@ def m004_idempotency(db: Connection) -> None:
         db.exec_driver_sql(f"ALTER TABLE episodes ADD COLUMN {column}")
 
 
+def m005_hook_hash(db: Connection) -> None:
+    """Add the digest of the hooks to groups. The digest of earlier groups is unknown."""
+    db.exec_driver_sql("ALTER TABLE groups ADD COLUMN hook_hash VARCHAR NOT NULL DEFAULT ''")
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
     m003_owner,
     m004_idempotency,
+    m005_hook_hash,
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -223,6 +224,29 @@ def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
     return [LogEntry.model_validate_json(row[0]).metrics for row in rows]
 
 
+def step_sources(db: Connection, last: int) -> list[tuple[list[str], str]]:
+    """Return the digests of the hooks and of the job of each step up to `last`, in the order of the
+    steps. For a step that was trained again, only the latest entry counts."""
+    query = (
+        "SELECT json_extract(entry_json, '$.hooks'), json_extract(entry_json, '$.job') "
+        "FROM entries WHERE seq IN "
+        "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step) "
+        "ORDER BY step"
+    )
+    return [(json.loads(hooks or "[]"), job or "") for hooks, job in _rows(db, query, last)]
+
+
+def reward_changes(db: Connection) -> list[tuple[int, str]]:
+    """Return the steps at which the rewards changed their meaning, oldest first, each with what
+    changed. Steps that were rolled back are left out."""
+    query = (
+        "SELECT step, json_extract(entry_json, '$.changed') FROM entries WHERE seq IN "
+        "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step) "
+        "AND json_extract(entry_json, '$.changed') <> '' ORDER BY step"
+    )
+    return _rows(db, query, log_position(db).last_step)
+
+
 def checkpoints(db: Connection) -> list[SavedCheckpoint]:
     """Return all checkpoints, newest first."""
     query = "SELECT step, folder, version, digest, reward_mean FROM checkpoints ORDER BY step DESC"
@@ -328,10 +352,9 @@ def _group(db: Connection, group_id: str) -> FinishedGroup:
         ScoredEpisode(sample.index, sample.reward, tuple(_calls(db, sample.owner)), sample.owner)
         for sample in samples
     ]
-    query = "SELECT advantage FROM groups WHERE group_id = ?"
-    return FinishedGroup(
-        group_id, episodes, advantage=db.exec_driver_sql(query, (group_id,)).scalar()
-    )
+    query = "SELECT advantage, hook_hash FROM groups WHERE group_id = ?"
+    advantage, hook_hash = db.exec_driver_sql(query, (group_id,)).one()
+    return FinishedGroup(group_id, episodes, advantage=advantage, hook_hash=hook_hash)
 
 
 def _calls(db: Connection, owner: str) -> list[RecordedCall]:

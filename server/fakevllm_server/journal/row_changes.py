@@ -312,10 +312,11 @@ def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> No
 def put_group(db: Connection, group: PooledGroup) -> None:
     """Insert a group. If a row with its id exists, change only the row's state and reason."""
     put = (
-        "INSERT INTO groups (group_id, state, reason, advantage) VALUES (?, ?, ?, ?) "
+        "INSERT INTO groups (group_id, state, reason, advantage, hook_hash) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
     )
-    db.exec_driver_sql(put, (group.group_id, group.state, group.reason, group.advantage))
+    row = (group.group_id, group.state, group.reason, group.advantage, group.hook_hash)
+    db.exec_driver_sql(put, row)
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:

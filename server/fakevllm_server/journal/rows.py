@@ -108,15 +108,17 @@ class PooledGroup:
     state: GroupState
     reason: str | None = None
     advantage: float | None = None
+    hook_hash: str = ""
+    """Digest of the hook files that gave the rewards; empty if it is unknown."""
 
 
 def pooled_or_dropped(
-    group_id: str, reason: str | None, advantage: float | None = None
+    group_id: str, reason: str | None, advantage: float | None = None, hook_hash: str = ""
 ) -> PooledGroup:
     """Return the row of a group that has ended. The state of the group is `dropped` if `reason` is
     not empty, and otherwise `pooled`."""
     state = GroupState.DROPPED if reason else GroupState.POOLED
-    return PooledGroup(group_id, state, reason or None, advantage)
+    return PooledGroup(group_id, state, reason or None, advantage, hook_hash)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ class Groups(_Row, table=True):
     """Index in the batch of that step."""
     advantage: float | None = None
     """Advantage of a feedback sample; NULL for a group of compared samples."""
+    hook_hash: str = Field(default="", sa_column_kwargs={"server_default": ""})
+    """Digest of the hook files that gave the rewards; empty if it is unknown."""
 
 
 class Drops(_Row, table=True):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
+from fakevllm_adapters.protocol.reward_changes import RewardChanges
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import Change
@@ -23,6 +25,22 @@ log = logging.getLogger("fakevllm.server")
 
 MAX_ENTRIES = 1_000
 """Maximum number of entries that `RunLog.entries_after` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardSource:
+    """The hooks and the job that the rewards of a step come from."""
+
+    hooks: list[str]
+    """Digests of the hook files; empty if none is known."""
+    job: str
+    """Digest of the job; empty if it is unknown."""
+    changed: str
+    """What changed since the step before, in plain words; empty if nothing changed."""
+
+
+UNKNOWN_SOURCE = RewardSource([], "", "")
+"""Source of rewards of which nothing is known."""
 
 
 class RunLog:
@@ -44,6 +62,7 @@ class RunLog:
         """The journal's written position when the dropped groups were counted, and the counts."""
         self._client_metrics = ClientMetrics()
         """The clients' metrics, which are logged with the next step."""
+        self._reward_changes = RewardChanges()
         self._update_totals()
 
     def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
@@ -65,6 +84,16 @@ class RunLog:
         """Record the batch that the next step trains."""
         await self._journal.write(_plan_change(batch))
 
+    def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
+        """Return where the rewards of the next step come from, and whether that has changed. Call
+        this method once for each step, before `record_step`.
+
+        `hooks` has the digest of the hooks of each group. An empty digest is unknown. `job` is the
+        digest of the job.
+        """
+        known = sorted(set(filter(None, hooks)))
+        return RewardSource(known, job, self._reward_changes.observe(known, [job]))
+
     async def record_step(
         self,
         step: int,
@@ -72,14 +101,26 @@ class RunLog:
         groups: list[TrainedGroup],
         metrics: dict[str, float],
         checkpoint: SavedCheckpoint | None = None,
+        source: RewardSource = UNKNOWN_SOURCE,
     ) -> None:
         """Record a trained step and, if one was saved, its checkpoint.
 
         `version` is the version of the new weights. `groups` are the groups that were trained.
+        `source` is the result of `observe_source` for this step.
         """
         metrics = metrics | self._client_metrics.take()
         entry = self._next(
-            LogEntry(seq=0, kind="step", step=step, version=version, groups=groups, metrics=metrics)
+            LogEntry(
+                seq=0,
+                kind="step",
+                step=step,
+                version=version,
+                groups=groups,
+                metrics=metrics,
+                hooks=source.hooks,
+                job=source.job,
+                changed=source.changed,
+            )
         )
         self.version = max(self.version, version)
         self.last_step = step
@@ -204,10 +245,14 @@ class RunLog:
         return [batch for batch in batches if batch.groups]
 
     def _update_totals(self) -> None:
-        """Recompute the totals of the run from the metrics of all steps up to `last_step`."""
+        """Recompute the totals of the run, and the source of its rewards, from all steps up to
+        `last_step`."""
         self.totals.clear()
         for metrics in self._journal.read(reads.step_metrics, self.last_step):
             self._add(metrics)
+        self._reward_changes = RewardChanges()
+        for hooks, job in self._journal.read(reads.step_sources, self.last_step):
+            self._reward_changes.observe(hooks, [job])
 
     def _add(self, metrics: Mapping[str, float]) -> None:
         for name, value in additive_metrics(metrics).items():

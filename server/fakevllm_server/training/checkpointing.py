@@ -21,7 +21,8 @@ from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
-"""Number of newest checkpoints to keep; the one with the best reward is kept in addition."""
+"""Number of newest checkpoints to keep. The best checkpoint is kept in addition, and so is the best
+one from before the newest change of the hooks or the job."""
 
 
 class Checkpointer:
@@ -104,23 +105,60 @@ class Checkpointer:
         mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
         return SavedCheckpoint(step, folder, version, digest, mean)
 
+    def forget_rewards(self) -> None:
+        """Forget the rewards of the steps since the last checkpoint, because the rewards of the
+        next step cannot be compared with them."""
+        self._rewards = []
+
     async def prune(self) -> None:
         """Delete old checkpoints, and the calls that only these checkpoints needed. Call this
         method after a new checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
-        best = best_checkpoint(known)
-        old = [saved for saved in known[KEEP:] if saved is not best]
+        changes = [step for step, _ in self._journal.read(reads.reward_changes)]
+        best = best_checkpoint(known, changes)
+        before = best_before_change(known, changes)
+        old = [saved for saved in known[KEEP:] if saved not in (best, before)]
         oldest_kept = known[:KEEP][-1].step
         await self._journal.write(row_changes.pruned([saved.step for saved in old], oldest_kept))
         for saved in old:
             await asyncio.to_thread(self._folders.delete, saved.folder)
 
 
-def best_checkpoint(known: Sequence[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """Return the checkpoint with the highest mean reward; among equals, the newest."""
+def best_checkpoint(
+    known: Sequence[SavedCheckpoint], changes: Sequence[int] = ()
+) -> SavedCheckpoint | None:
+    """Return the checkpoint with the highest mean reward; among equals, the newest.
+
+    `changes` are the steps at which the hooks or the job changed. Only the checkpoints that were
+    saved since the same change as the newest checkpoint are compared, because the rewards of the
+    others may be on another scale.
+    """
 
     def rank(saved: SavedCheckpoint) -> tuple[float, int]:
         return (-math.inf if saved.reward_mean is None else saved.reward_mean, saved.step)
 
-    return max(known, key=rank, default=None)
+    newest = max((saved.step for saved in known), default=0)
+    since = last_change(changes, newest)
+    return max((saved for saved in known if saved.step >= since), key=rank, default=None)
+
+
+def best_before_change(
+    known: Sequence[SavedCheckpoint], changes: Sequence[int]
+) -> SavedCheckpoint | None:
+    """Return the best checkpoint from before the newest change, or None without one.
+
+    This checkpoint is kept, so that a change of the hooks does not delete the user's best weights.
+    """
+    newest = max((saved.step for saved in known), default=0)
+    since = last_change(changes, newest)
+    return best_checkpoint([saved for saved in known if saved.step < since], changes)
+
+
+def last_change(changes: Sequence[int], step: int) -> int:
+    """Return the newest of the steps `changes` that is not after `step`, or 0 without one.
+
+    >>> last_change([11, 31], 30), last_change([11, 31], 31), last_change([11, 31], 10)
+    (11, 31, 0)
+    """
+    return max((change for change in changes if change <= step), default=0)

@@ -14,10 +14,11 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.episodes.group_pool import Pool
+from fakevllm_server.episodes.job_identity import digest_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
-from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.log import RewardSource, RunLog
 from fakevllm_server.run.trained_token_share import coverage, without_update
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.reward_kl import reward_penalties
@@ -36,6 +37,12 @@ MAX_FAILURES = 3
 RETRY_STEP_AFTER_S = 1.0
 """Seconds between two attempts at a step. A crashing engine takes less time to exit, so that its
 death is not counted as failed steps."""
+
+
+CHANGED = (
+    "step %d: %s, so its rewards may be on another scale than those of earlier steps. Curves break "
+    "here, and the best checkpoint is chosen among this step and later ones."
+)
 
 
 class StepFailed(Exception):
@@ -61,6 +68,7 @@ class StepRunner:
         branches. It may be slow, because it runs in a thread.
         """
         self._job = job
+        self._job_hash = digest_of(job)
         self._engine = engine
         self._pool = pool
         self._trainer = trainer
@@ -173,7 +181,8 @@ class StepRunner:
             branches.cancel()
         crash_point("train.updated")
         version = max(self._engine.next_version(), self._log.version + 1)
-        await self._record(plan, metrics, version)
+        source = self._log.observe_source([group.hook_hash for group in groups], self._job_hash)
+        await self._record(plan, metrics, version, source)
         self.is_in_sync = True
         return version
 
@@ -209,7 +218,9 @@ class StepRunner:
             self.is_in_sync = True
             raise StepFailed(str(failure)) from failure
 
-    async def _record(self, plan: PlannedStep, measured: StepMetrics, version: int) -> None:
+    async def _record(
+        self, plan: PlannedStep, measured: StepMetrics, version: int, source: RewardSource
+    ) -> None:
         """Save a checkpoint if one is due, write the step to the run log, and report problems."""
         step = plan.batch.step
         metrics = with_excluded_counts(plan.metrics, self._pool.take_excluded_counts()) | measured
@@ -221,8 +232,11 @@ class StepRunner:
             trained = [TrainedGroup(group_id=group.group_id, siblings=[]) for group in trained]
         self._mismatch_stop.observe(step, metrics, self._job.max_mismatch_k3)
         is_last = self.stop_reason is not None or step == self._job.total_training_steps
+        if source.changed:
+            log.warning(CHANGED, step, source.changed, extra={"step": step})
+            self._checkpointer.forget_rewards()
         saved = await self._checkpointer.save_if_due(step, version, metrics, is_last=is_last)
-        await self._log.record_step(step, version, trained, metrics, saved)
+        await self._log.record_step(step, version, trained, metrics, saved, source)
         if saved is not None:
             await self._checkpointer.prune()
         fields = {"step": step, "version": version, "metrics": jsonable_numbers(metrics)}

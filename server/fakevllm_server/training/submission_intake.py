@@ -27,6 +27,7 @@ from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRegistry, Idempotency
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask
+from fakevllm_server.episodes.job_identity import digest_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import Change, JournalError
@@ -53,6 +54,8 @@ class Intake:
         self._acknowledger = Acknowledger(journal)
         self.episodes = EpisodeRegistry()
         self.pool = self._new_pool(None)
+        self._job_hash = ""
+        """Digest of the job for which groups are collected; empty before the first job."""
         self.participation = Participation(self.pool, engine)
 
     def resume(self, job: TrainJob | None, now: float) -> None:
@@ -62,6 +65,7 @@ class Intake:
         in progress.
         """
         pending = self._journal.read(reads.pending_work, now)
+        self._job_hash = "" if job is None else digest_of(job)
         self.episodes = EpisodeRegistry()
         self.episodes.reopen(pending.open_episodes)
         for episode in pending.claimed:
@@ -233,12 +237,16 @@ class Intake:
                 closed_reason=closed_reason,
                 served=request.served,
                 parent_id=request.parent_id,
+                hook_hash=request.hook_hash,
             )
+            reply.job_hash = self._job_hash
             samples = [
                 ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
                 for index, reward in enumerate(request.rewards)
             ]
-            group = pooled_or_dropped(request.group_id, reply.failure_reason)
+            group = pooled_or_dropped(
+                request.group_id, reply.failure_reason, hook_hash=request.hook_hash
+            )
             return reply, partial(
                 row_changes.group_ended, group, samples
             ) if reply.success else None

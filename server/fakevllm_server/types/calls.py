@@ -148,6 +148,8 @@ class FinishedGroup:
     advantage: float | None = None
     """Advantage of a feedback sample, which the proxy sends; None for all other groups. A feedback
     sample has one episode, which is not compared with others."""
+    hook_hash: str = ""
+    """Digest of the hook files that gave the rewards; empty if it is unknown."""
 
     @property
     def task_id(self) -> str:

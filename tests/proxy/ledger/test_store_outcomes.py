@@ -19,6 +19,9 @@ from tests.proxy.ledger.ledger_cases import (
     trained,
 )
 
+HOOKS = ("9f86d081884c7d65",)
+"""Digest of the hooks of the groups that `group` returns."""
+
 
 def test_calls_are_stored_as_little_endian_blobs(ledger: Ledger, path: Path) -> None:
     ledger.record(group())
@@ -82,6 +85,22 @@ def test_groups_that_a_crash_undid_are_lost(ledger: Ledger) -> None:
     assert found is not None and (found.trained_step, found.trained_version) == (None, None)
 
 
+def test_the_curve_says_where_the_hooks_and_the_job_changed(ledger: Ledger) -> None:
+    sources = [(None, ""), ("a", ""), ("a", "j"), ("b", "j"), ("b", "k"), (None, "k")]
+    for step, (hooks, job) in enumerate(sources, 1):
+        ledger.record(replace(group(f"g{step}", [0.0, 1.0], served=1), hook_hash=hooks))
+        ledger.settle(f"g{step}", "pooled", None, step, [], "run", job)
+    assert ledger.drain()
+    curve = ledger.curve("run")
+    assert [row.changed for row in curve] == [
+        *("", "", ""),
+        "the hooks changed",
+        "the job changed",
+        "",
+    ]
+    assert (curve[3].hooks, curve[3].jobs, curve[0].hooks) == (("b",), ("j",), ())
+
+
 def test_groups_of_an_abandoned_step_have_the_reason(ledger: Ledger) -> None:
     ledger.record(group())
     back = restored(5, "g1").model_copy(update={"reason": "gone_back"})
@@ -118,9 +137,9 @@ def test_the_curve_counts_ties_and_keeps_policy_and_service_apart(ledger: Ledger
     ledger.record(group("f", [None, 0.75], served=0, step=3))
     assert ledger.drain()
     assert ledger.curve("") == [
-        StepRow(1, 2, policy_mean=0.5, returned_best=0.75, without_signal=1),
-        StepRow(2, 1, policy_mean=0.375, returned_best=0.5, without_signal=0),
-        StepRow(3, 1, policy_mean=0.75, returned_best=None, without_signal=1),
+        StepRow(1, 2, policy_mean=0.5, returned_best=0.75, without_signal=1, hooks=HOOKS),
+        StepRow(2, 1, policy_mean=0.375, returned_best=0.5, without_signal=0, hooks=HOOKS),
+        StepRow(3, 1, policy_mean=0.75, returned_best=None, without_signal=1, hooks=HOOKS),
     ]
 
 
@@ -142,7 +161,7 @@ def test_a_trained_group_whose_settlement_was_interrupted_is_on_the_curve(ledger
     assert ledger.drain()
     assert ledger.runs() == ["run"]
     assert ledger.curve("run") == [
-        StepRow(4, 1, policy_mean=0.5, returned_best=1.0, without_signal=0),
+        StepRow(4, 1, policy_mean=0.5, returned_best=1.0, without_signal=0, hooks=HOOKS),
     ]
 
 
@@ -164,6 +183,6 @@ def test_groups_that_wait_for_the_server_are_listed_oldest_first(ledger: Ledger)
     ledger.record(group("c", state="pooled"))
     assert ledger.drain()
     assert ledger.scored_groups() == [
-        ScoredGroup("a", None, "1+1?", [0.5, 0.0], 0),
-        ScoredGroup("b", "t", "1+1?", [None, 1.0], 1, "a"),
+        ScoredGroup("a", None, "1+1?", [0.5, 0.0], 0, hook_hash=HOOKS[0]),
+        ScoredGroup("b", "t", "1+1?", [None, 1.0], 1, "a", HOOKS[0]),
     ]

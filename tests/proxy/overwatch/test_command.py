@@ -63,7 +63,9 @@ def test_once_prints_a_run_as_text_and_as_json(processes: Processes) -> None:
         play(client, "c", [1.0])
         shown, data = run_once(server.url).stdout, json.loads(run_once(server.url, "--json").stdout)
     assert "mean reward, steps 1 to 1" in shown and "step 1 → version 1" in shown
-    assert data["state"] == "ROLLING" and data["curve"] == [{"step": 1, "reward": 0.5}]
+    assert data["state"] == "ROLLING" and data["curve"] == [
+        {"step": 1, "reward": 0.5, "changed": ""}
+    ]
     (task,) = data["tasks"]
     assert (task["task_id"], task["ended"], task["wanted"], task["rewards"]) == ("c", 1, 2, [1.0])
 

@@ -21,6 +21,7 @@ from tests.proxy.overwatch.cases import (
     snapshot,
     snapshot_at_work,
     status,
+    step_entries,
 )
 from tests.proxy.overwatch.pictures import FOLDER, picture_file, pictures
 
@@ -45,6 +46,25 @@ def test_the_docs_show_the_current_picture() -> None:
 def test_no_line_is_wider_than_the_screen(name: str, width: int) -> None:
     lines = rendered_text(CASES[name], width).splitlines()
     assert all(cell_len(line) <= width for line in lines)
+
+
+@pytest.mark.parametrize("num_steps", [12, 2000])
+def test_the_chart_has_a_gap_and_a_caption_where_the_hooks_changed(num_steps: int) -> None:
+    log = step_entries([step / num_steps for step in range(num_steps)])
+    before = rendered_text(snapshot(log=log), 80)
+    log[num_steps // 2].changed = "the hooks changed"
+    after = rendered_text(snapshot(log=log), 80)
+    assert len(lowest_row(before).split()) == 1 and "not comparable" not in before
+    assert len(lowest_row(after).split()) == 2
+    caption = f"step {num_steps // 2 + 1}: the hooks changed; earlier rewards are not comparable"
+    assert caption in after
+
+
+def lowest_row(text: str) -> str:
+    """Return the columns in the lowest row of the chart, in which each finite value is visible."""
+    lines = text.splitlines()
+    caption = next(at for at, line in enumerate(lines) if "mean reward, steps" in line)
+    return lines[caption - 1].strip("│ ").partition(" ")[2].strip()
 
 
 def test_control_characters_of_others_are_escaped() -> None:

@@ -195,7 +195,7 @@ def test_json_contains_the_snapshot_and_names_numbers_that_are_not_finite() -> N
     data = json.loads(json.dumps(snapshot(log=log).as_json(), allow_nan=False))
     assert data["state"] == "ROLLING" and data["batch"]["tasks_wanted"] == 4
     assert data["metrics"] == {"reward_mean": "NaN", "loss": "-Infinity"}
-    assert data["curve"] == [{"step": 1, "reward": "NaN"}]
+    assert data["curve"] == [{"step": 1, "reward": "NaN", "changed": ""}]
     assert data["running"][0]["idle_s"] == 200.0
 
 

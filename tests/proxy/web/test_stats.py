@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import httpx
 from fastapi import FastAPI
@@ -71,6 +72,28 @@ async def test_the_curve_belongs_to_the_newest_run_or_the_requested_one(tmp_path
     )
     collecting["engine"]["run_id"] = "another"
     assert list(status_rows(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
+
+
+def test_the_ends_of_a_curve_begin_where_the_hooks_changed() -> None:
+    means = [0.5, 0.81, 3.0, 3.22]
+    curve: list[dict[str, Any]] = [
+        {"step": at, "policy_mean": mean, "returned_best": None, "groups": 40, "changed": ""}
+        for at, mean in enumerate(means, 1)
+    ]
+    stats: dict[str, Any] = {
+        "engine": None,
+        "counts": {},
+        "untrained": {},
+        "paused": False,
+        "run_id": "r",
+    }
+    stats |= {"other_runs": [], "ledger_dropped": 0, "ledger_error": None}
+    whole = dict(status_rows(stats | {"curve": curve}))
+    assert whole["policy mean"] == "0.50 → 3.22 in 4 steps" and "curve" not in whole
+    curve[2]["changed"] = "the hooks changed"
+    rows = dict(status_rows(stats | {"curve": curve}))
+    assert rows["policy mean"] == "3.00 → 3.22 in 2 steps"
+    assert rows["curve"].startswith("begins at step 3: the hooks changed. The 2 steps before")
 
 
 def test_the_ends_of_a_curve_are_means_of_groups_and_not_of_steps() -> None:

@@ -4,7 +4,10 @@ a real model, see tests/swarm_server/backends/embedded/test_export_command.py.""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +26,7 @@ from swarm_server.cli.saved_runs import (
 from fakevllm_server.cli import checkpoints
 from fakevllm_server.cli.run_archive import Integrity, RunArchive
 from fakevllm_server.journal.rows import SavedCheckpoint
-from fakevllm_server.training.checkpointing import best_checkpoint
+from fakevllm_server.training.checkpointing import best_before_change, best_checkpoint
 
 # --- list
 
@@ -72,6 +75,38 @@ def test_the_best_checkpoint_has_the_highest_reward(
     ]
     best = best_checkpoint(known)
     assert best is not None and best.step == expected
+
+
+def test_the_best_checkpoint_is_chosen_among_those_since_the_last_change() -> None:
+    rewards = [0.9, 0.5, 0.2, 3.0, 2.0]
+    known = [
+        SavedCheckpoint(step, "", step, "", mean) for step, mean in enumerate(rewards, start=1)
+    ]
+
+    def best(changes: list[int], newest: int = 5) -> tuple[int | None, int | None]:
+        saved = known[:newest]
+        one, before = best_checkpoint(saved, changes), best_before_change(saved, changes)
+        return one and one.step, before and before.step
+
+    assert best([]) == (4, None)
+    assert best([4]) == (4, 1)
+    assert best([2, 5]) == (5, 4)
+    assert best([2, 3, 5]) == (5, 4)
+    assert best([4], newest=3) == (1, None)  # no checkpoint since the change
+    assert best_checkpoint([], [4]) is None
+
+
+def test_the_list_says_that_the_best_checkpoint_is_chosen_since_a_change(run_dir: Path) -> None:
+    assert "changed" not in run_command(run_dir, "list").stdout
+    with contextlib.closing(sqlite3.connect(run_dir / "journal.sqlite")) as db, db:
+        db.execute(
+            "UPDATE entries SET entry_json = json_set(entry_json, '$.changed', 'the hooks changed')"
+            " WHERE kind = 'step' AND step = 5"
+        )
+    shown = " ".join(run_command(run_dir, "list").stdout.split())
+    assert "At step 5 the hooks changed. The best checkpoint is chosen among the later" in shown
+    rows = json.loads(run_command(run_dir, "list", "--json").stdout)
+    assert [row["step"] for row in rows if row["is_best"]] == [5]
 
 
 # --- verify

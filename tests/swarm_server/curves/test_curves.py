@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import sqlite3
 import threading
 import time
@@ -32,11 +33,11 @@ class Run:
         self.process = ServerProcess(folder)
         self.curves = Curves(folder)
 
-    async def train(self, *names: str) -> None:
+    async def train(self, *names: str, hooks: str = "") -> None:
         for name in names:
             for index in range(2):
                 await self.process.intake.add_call(SiblingRef(name, index), call())
-            end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0])
+            end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0], hook_hash=hooks)
             assert (await self.process.intake.end_group(end, None)).pooled
             assert await self.process.step()
 
@@ -102,6 +103,37 @@ async def test_each_step_is_a_point_with_verls_names_and_the_time_of_its_weights
     ]  # the first step has no previous step to measure from
     assert "fakevllm/tie_rate" in charts.names
     assert all(before <= at <= time.time() for at in charts.times("actor/loss"))
+
+
+async def test_curves_of_rewards_are_interrupted_where_the_hooks_change(run: Run) -> None:
+    await run.train("a", "b", hooks="first")
+    run.chart()
+    run.reopen_curves()
+    await run.train("c", "d", hooks="second")
+    run.chart()
+    values = run.charts.points("critic/rewards/mean")
+    assert [step for step, _ in values] == [1, 2, 3, 3, 4]
+    assert [step for step, value in values if math.isnan(value)] == [3]
+    assert run.charts.steps() == [1, 2, 3, 4]
+    raw = b"".join(file.read_bytes() for file in run.files)
+    assert b"Step 3: the hooks changed. Earlier rewards are not comparable" in raw
+    assert raw.count(b"hooks changed") == 1
+
+
+async def test_a_change_of_the_hooks_is_in_the_run_log_also_after_a_crash(run: Run) -> None:
+    await run.train("a", "b", hooks="first")
+    await run.crash()
+    await run.catch_up()
+    await run.train("c", hooks="first")
+    await run.train("d", hooks="second")
+    await run.crash()
+    await run.catch_up()
+    steps = {entry.step: entry for entry in run.process.log.entries_after(0) if entry.hooks}
+    assert {step: entry.changed for step, entry in steps.items()} == {
+        **{1: "", 2: "", 3: ""},
+        4: "the hooks changed",
+    }
+    assert len({entry.job for entry in steps.values()}) == 1 and steps[1].job
 
 
 async def test_nothing_is_written_if_nothing_is_new(run: Run) -> None:
