@@ -203,6 +203,9 @@ def test_only_active_clients_may_agree_and_only_if_the_job_demands_agreement(off
     assert offline.chat(claimed).status_code == 200
     offline.end(claimed["episode_uuid"], "t")
     assert offline.post("/agree_sync_weight", me) == {"success": True, "failure_reason": ""}
+    wait_until(lambda: offline.status == "ENGINE.ROLLING_POST", BOOT_S)
+    offline.post("/stop_engine")
+    assert offline.status == OFFLINE  # although ROLLING_POST is shown for longer than a step takes
 
 
 TRAINER_ROUTES = {
