@@ -1,4 +1,4 @@
-"""AgentJet's names for classes and functions of the SDK, and its task readers.
+"""AgentJet's names for classes and functions of the SDK, and AgentJet's task readers.
 
 In a script that was written for AgentJet, only the imports need to change: `from fakevllm.ajet
 import AgentJetJob, SwarmClient, …`. The classes and functions are documented in `fakevllm.sdk`.
@@ -56,7 +56,7 @@ class HuggingfaceDatRepo:
 
 @dataclass(frozen=True, slots=True)
 class AjetTaskReader:
-    """The settings of a RouterTaskReader."""
+    """The settings of a RouterTaskReader, which reads the tasks of a dataset."""
 
     type: str = HF_REPO
     huggingface_dat_repo: HuggingfaceDatRepo = field(default_factory=HuggingfaceDatRepo)
@@ -76,7 +76,8 @@ class RouterTaskReader:
         self._repo = reader_config.huggingface_dat_repo
 
     def generate_training_tasks(self) -> Iterator[Task]:
-        """Return the tasks in the dataset's order. Each call returns the same task ids.
+        """Return an iterator over the training tasks, in the dataset's order. Each call of this
+        method yields the same task ids.
 
         Raises ConfigError if the dataset cannot be read.
         """

@@ -1,8 +1,8 @@
-"""The proxy's side of the hook process: start, call, kill and reap the process.
+"""The proxy's side of the hook process: start the process, call hooks in it, and end it.
 
-If the process ends unexpectedly, two calls may have caused the end: the call whose code ran on the
-process's event loop, and the call that ran on its sync thread. process_main.py is the code inside
-the process.
+If the process ends unexpectedly, one of two calls may be the cause: the call whose code was running
+on the process's event loop, or the call that was running on its thread for sync hooks. The code
+inside the process is in process_main.py.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HookInfo:
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """A call to which the process did not reply before it ended."""
+    """A hook call that has no reply, because the hook process ended first."""
 
     reason: str
     is_to_blame: bool
@@ -60,7 +60,7 @@ class LostCall:
 
 
 class HookProcess:
-    """One hook process, from its start to its end. An object is never used for a second process."""
+    """One hook process, from its start to its end. A restarted process gets a new object."""
 
     info: HookInfo
     is_async: dict[str, bool]
@@ -89,9 +89,9 @@ class HookProcess:
 
     @staticmethod
     async def start(path: Path, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
-        """Start a process and load the hooks.
+        """Start a process, load the hooks in it, and return its object.
 
-        Raises HookError, with the loader's message if the hooks are the cause.
+        Raises HookError if the hooks cannot be loaded.
         """
         own_socket, child_socket = socket.socketpair()
         running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
@@ -130,10 +130,10 @@ class HookProcess:
         self.is_async = loaded["is_async"]
 
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
-        """Run a hook and return its reply, or a LostCall if the process ends before it replies.
+        """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
 
-        After `limit_s` seconds the process is killed. The reason of the LostCall then names
-        `timeout_s`, which is the limit in the user's configuration.
+        If there is no reply after `limit_s` seconds, the process is killed. `timeout_s` is the time
+        limit in the user's configuration; the LostCall's reason names it.
         """
         call_id = next(self._ids)
         if self.is_dead:
@@ -156,7 +156,8 @@ class HookProcess:
         return reply.result()
 
     async def close(self) -> None:
-        """Close the connection, and kill the process if it does not end. Pending calls fail."""
+        """Close the connection to the process, and kill the process if it does not end. Calls
+        without a reply fail."""
         self._lose("hook_closed: the proxy is stopping", set(self._pending))
         self._writer.close()
         with contextlib.suppress(OSError):
@@ -188,10 +189,8 @@ class HookProcess:
         return orjson.loads(await self._reader.readexactly(length))
 
     def _reap(self) -> None:
-        """Wait for the end of the process, kill what remains of its group, and reap the process.
-
-        Blocks. A process that does not end is killed.
-        """
+        """Wait for the end of the process, kill what remains of its process group, and reap the
+        process. This method blocks. A process that does not end in time is killed."""
         if self._is_reaped:
             return
         wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap
@@ -201,7 +200,7 @@ class HookProcess:
 
     def _kill(self) -> None:
         """Kill the process and its process group. The process is also killed by its own id, because
-        it may not have created the process group yet."""
+        it may not have created its process group yet."""
         self._process.kill()
         kill_group(self._process.pid)
 
@@ -220,10 +219,10 @@ class HookProcess:
 
 
 def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
-    """Start a process that ignores Ctrl-C from the beginning, so that the process prints no
+    """Start a process that ignores Ctrl-C from the beginning, so that Ctrl-C makes it print no
     traceback.
 
-    The process inherits the signal mask in which Ctrl-C is blocked.
+    The signal SIGINT is blocked while the process is started, and the process inherits this.
     """
     # The tracker must run before SIGINT is blocked, because its start unblocks SIGINT.
     resource_tracker.ensure_running()

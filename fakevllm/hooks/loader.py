@@ -1,9 +1,11 @@
 """The loader that finds and imports the user's hooks by path.
 
-The loader looks for the hook `on_x` first in `on_x.py`. If the hook is not there, exactly one other
-.py file of the folder may define or import the name `on_x`. The remaining files are parsed, but not
-run. Importing a file runs the user's code and leaves its modules in `sys.modules`, so hooks are
-imported only in the hook process.
+The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, exactly
+one other .py file of the folder may define or import the name `on_x`. The loader parses the other
+files but does not run them.
+
+Importing a hook file runs the user's code and leaves its modules in `sys.modules`. Hooks are
+therefore imported only in the hook process.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ class Hooks:
 
 
 def load_hooks(path: Path) -> Hooks:
-    """Import the hooks of a folder, or of one .py file.
+    """Import the hooks from a folder or from one .py file, and return them.
 
-    Raises HookError, with one line that names the file, the problem and the remedy.
+    Raises HookError with one line that names the file, the problem and the fix.
     """
     path = path.expanduser().resolve()
     files = _files(path)
@@ -72,12 +74,12 @@ def load_hooks(path: Path) -> Hooks:
 
 
 def is_async(hook: Hook) -> bool:
-    """Return whether a hook is a coroutine function, or an object with an async `__call__`."""
+    """Return True if a hook is a coroutine function, or an object with an async `__call__`."""
     return any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__)))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and the message of an error in one line, as at the end of a traceback.
+    """Return the type and the message of an error in one line, such as `ValueError: bad`.
 
     >>> first_line(ValueError("bad"))
     'ValueError: bad'
@@ -86,10 +88,10 @@ def first_line(error: BaseException) -> str:
 
 
 def error_location(error: BaseException, folder: Path) -> str:
-    """Return where an error was raised, such as `file.py:12`.
+    """Return the file and line where an error was raised, such as `file.py:12`.
 
-    The location is that of the innermost frame in the user's folder. If no frame is in the folder,
-    it is that of the innermost frame.
+    This is the innermost stack frame in the user's folder. If the error passed through no file of
+    this folder, it is the innermost of all frames.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)
@@ -143,7 +145,7 @@ def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
 
 
 def _import(file: Path) -> ModuleType:
-    """Import a file under its plain name, so that files that import each other share modules."""
+    """Import a file under the name of the file. Files that import each other thus share modules."""
     imported = sys.modules.get(file.stem)
     if imported is not None and getattr(imported, "__file__", None) == str(file):
         return imported
@@ -174,7 +176,8 @@ def _syntax_error(error: SyntaxError, file: Path) -> HookError:
 
 
 def _top_level_names(file: Path) -> set[str]:
-    """Return the names that a module binds outside functions and classes, without running it."""
+    """Return the names that a module defines outside functions and classes. The module is parsed
+    and not run."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
@@ -198,10 +201,11 @@ def _bound_names(body: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _arity(hook: Hook, name: str, folder: Path, forms: dict[int, str]) -> int:
-    """Return the first number of arguments in `forms` that the hook accepts.
+    """Return the number of arguments with which the hook is called. `forms` maps the possible
+    numbers to texts for the error message. The first number that the hook accepts is returned.
 
-    For a builtin without a signature, the result is the first number. Raises HookError if the hook
-    accepts no number in `forms`.
+    If the hook is a builtin without a signature, the result is the first number. Raises HookError
+    if the hook accepts none of the numbers.
     """
     try:
         signature = inspect.signature(hook)

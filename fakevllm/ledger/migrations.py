@@ -1,6 +1,7 @@
-"""The migrations that create the ledger's schema.
+"""The migrations that create the tables of the ledger and change them.
 
-A released migration is never edited. A change of the schema is a new migration at the end.
+A released migration is never edited, because existing ledgers have already applied it. Add each
+change of the tables as a new migration at the end.
 """
 
 from __future__ import annotations
