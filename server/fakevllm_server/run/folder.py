@@ -1,4 +1,4 @@
-"""The run directory: readable only by its user, and locked by one server at a time."""
+"""The run directory, which only its user can read and only one server at a time can use."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Create the directory if it does not exist, and lock it.
 
-        Raises RunInUse if another server has locked the directory, and ConfigError if it cannot be
-        used.
+        Raises RunInUse if another server has locked the directory, and ConfigError if the directory
+        cannot be created or opened.
         """
         self._path = path
         self._model_file = path / "model.json"
@@ -63,10 +63,11 @@ class RunFolder:
             )
 
     def record_model(self, backend: str, model: str | None) -> None:
-        """Write trainer and model to `model.json`, for `check_model`.
+        """Write trainer and model to `model.json`, which `check_model` reads at later starts. An
+        existing file is kept.
 
-        Call this after the engine has started. A model that cannot be loaded must not make the
-        directory unusable for other models.
+        Call this method only after the engine has started. Otherwise a model that cannot be loaded
+        would make the directory unusable for other models.
         """
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
