@@ -81,7 +81,8 @@ class RecordedCall:
         """Parse a call that `to_wire` wrote.
 
         Raises ValueError if the fields of the call contradict each other. Raises ValueError also
-        for a call with `shaped`, because the wire format lacks the sets of allowed tokens.
+        for a call whose tokens were sampled from restricted sets (`shaped`), because the wire
+        format lacks the sets.
         """
         if call.shaped:
             raise ValueError("its sets of allowed tokens were not kept, so it cannot be trained")
@@ -151,13 +152,15 @@ class FinishedGroup:
 
     @property
     def task_id(self) -> str:
-        """Id of the task if the group belongs to an active task; otherwise, the id of the group."""
+        """Id of the task on which the group's claimed episodes worked. A group without a task has
+        its own id here."""
         name, _, _ = self.group_id.rpartition("#")
         return name.removeprefix(TASK) if name.startswith(TASK) else self.group_id
 
     @property
     def is_sample(self) -> bool:
-        """Whether this is a feedback sample: an answer of an earlier group, trained once more."""
+        """Whether the group is a feedback sample, which is an answer of an earlier group that is
+        trained once more because of later feedback."""
         return self.advantage is not None
 
     @property

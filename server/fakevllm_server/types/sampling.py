@@ -26,7 +26,7 @@ class Token(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Parameters for sampling one completion. Temperature 0 is greedy. A `top_k` or `min_p` of 0
-    is off."""
+    excludes no tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -60,9 +60,10 @@ class Sampling:
 
 
 def effective_temperature(temperature: float) -> float:
-    """Return the temperature that an engine samples with if a request sets `temperature`.
+    """Return the temperature with which an engine samples if a request asks for `temperature`.
 
-    Below MIN_TEMPERATURE, logits overflow.
+    A temperature below MIN_TEMPERATURE is raised to MIN_TEMPERATURE, because logits would overflow.
+    Temperature 0 is not raised, because it means greedy sampling.
     """
     return 0.0 if temperature == 0 else max(temperature, MIN_TEMPERATURE)
 

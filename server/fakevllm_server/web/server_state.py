@@ -112,7 +112,8 @@ class ServerState:
 
     @contextlib.contextmanager
     def _closing_folder_on_error(self) -> Generator[None]:
-        """Release the run directory if the server cannot start."""
+        """Release the run directory if the `with` block raises ConfigError, so that the server
+        cannot start."""
         try:
             yield
         except ConfigError:
@@ -141,15 +142,16 @@ class ServerState:
             self._pending_start.add_done_callback(_log_failure)
 
     async def _start_when_written(self) -> None:
-        """Start the engine when the journal, whose disk is full, can be written again. Do nothing
-        if a client has started the engine meanwhile."""
+        """Wait until the journal, whose disk is full, can be written again. Then start the engine,
+        unless a client has started the engine meanwhile."""
         is_done = False
         while not is_done:
             await self.journal.wait_written(self.journal.put(), None)
             is_done = await self._try_start()
 
     async def _try_start(self) -> bool:
-        """Start the engine if it is offline. Return False if the journal cannot be written now."""
+        """Start the engine if it is offline. Return False if the start must be tried again later,
+        because the journal cannot be written now. Return True in all other cases."""
         async with self.engine_lock:
             if self.engine.status is not EngineStatus.OFFLINE:
                 return True
@@ -239,7 +241,8 @@ class ServerState:
 
     @property
     def backlog(self) -> float:
-        """Number of batches that the waiting groups and episodes make up.
+        """Number of batches into which the waiting groups and episodes can be divided, as a
+        fraction.
 
         The number is at least 1 if a step is due or will be retried. The batch of a running step
         does not count.
@@ -261,8 +264,8 @@ class ServerState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the server answers calls, or could start an engine that does. While the journal
-        cannot be written, no engine can be started, but a running engine continues to serve."""
+        """Whether the server answers calls or could start an engine. While the journal cannot be
+        written, no engine can be started, but a running engine continues to serve."""
         return self.engine.is_serving or self.journal.error is None
 
     def notify_loop(self) -> None:
@@ -274,8 +277,8 @@ class ServerState:
     def attached_engine(self) -> EngineClient:
         """Return the client of an engine that answers calls or is being restarted.
 
-        Raises WireError (503) before the first boot has ended and after a stop. Calls are refused
-        at once then, instead of waiting for an engine.
+        Raises WireError (503) before the first boot has ended and after a stop, so that calls are
+        refused at once instead of waiting for an engine.
         """
         if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
@@ -293,7 +296,8 @@ class ServerState:
         """Wait without a time limit until the engine answers calls, and return its client.
 
         `failed` is the client of an engine that failed a call. This client is returned only if its
-        engine is healthy again. Raises WireError (503) as `attached_engine` does.
+        engine is healthy again. Raises WireError (503) before the first boot has ended and after a
+        stop.
         """
         while True:
             client = self.attached_engine()
@@ -331,8 +335,8 @@ class ServerState:
         return path
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Return the settings with which the rollout engine and the trainer are started. The
-        server's own flags take precedence over the job's settings."""
+        """Return the settings with which the rollout engine is started, and those for the trainer.
+        The server's own flags take precedence over the job's settings."""
         config = self.config
         model = config.model_for(job.model)
         if model is None and config.trainer_name != "fake":
@@ -364,10 +368,11 @@ class ServerState:
 
 
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
-    """Close the client of an engine that has been replaced or stopped.
+    """Close the HTTP client of an engine that has been replaced or stopped.
 
-    Calls that wait at the engine's gate then look for the next engine. If the engine only got a new
-    endpoint, the gate stays the same, and calls keep waiting there.
+    Calls that wait at the engine's gate (for a change of its weights) then look for the next
+    engine. If the engine only got a new endpoint, the gate stays the same, and calls keep waiting
+    there.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

@@ -1,4 +1,5 @@
-"""Short messages that clients push and every client may read, for a few seconds. Pure."""
+"""Short messages that clients push and that every client may read for a few seconds. They are kept
+in memory only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Calls to the model: endpoints of the wire formats, and small engine routes that are relayed.
 
-A header names the sibling to which a call belongs. The call's path or key names a claimed episode.
-Other calls belong to neither. Calls of siblings and episodes are captured for training. Calls that
-belong to neither are only answered.
+A call belongs to a sibling if a header names the sibling. A call belongs to a claimed episode if
+its path or its key names the episode. These calls are captured for training. All other calls are
+only answered.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ _ENGINE_FAILED = "The engine did not answer; it is being started again."
 
 
 def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
-    """Return the ASGI endpoint of the adapter's wire format. If the adapter is None, return the
-    endpoint of the routes that are relayed to the engine unchanged."""
+    """Return the ASGI endpoint for calls in the wire format of `adapter`. If `adapter` is None, the
+    endpoint relays its requests to the engine unchanged."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -157,10 +157,10 @@ def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
 
 async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
     """Send a call to the engine. If the call fails before anything was sent to the client, wait
-    until the engine answers again, and send it once more.
+    until the engine answers again, and send the call once more.
 
-    Raises EngineFailed if the second attempt fails too, and WireError if the engine does not
-    return.
+    Raises EngineFailed if the second attempt fails too, and WireError if the engine does not answer
+    again in time.
     """
     async with _pass_gate(state) as (client, stamp):
         try:
@@ -175,11 +175,12 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait until an engine answers calls and the engine's gate is open. Count the call as running
-    while the `with` block runs.
+    """Wait until an engine answers calls and its gate is open, which means that no weights are
+    being changed. Yield the client of the engine and the call's stamp of weight versions.
 
-    `failed` is the client of the engine that failed the call before. Raises WireError (503) after
-    HOLD_S seconds.
+    The call counts as running while the `with` block runs. `failed` is the client of an engine on
+    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or if the
+    engine is stopped.
     """
     async with AsyncExitStack() as gate:
         try:
@@ -203,8 +204,8 @@ async def _enter_gate(
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Await `work`. If the client disconnects first, cancel `work`, which ends the engine's
-    request."""
+    """Await `work`. If the client disconnects first, cancel `work`, which also ends the request to
+    the engine."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -232,9 +233,9 @@ def _episode_of_call(
 ) -> Episode | None:
     """Return the claimed episode of a call, or None if the call names no episode.
 
-    A call names an episode by the episode's key, or by its path together with the key that claimed
-    the episode. Raises WireError (404) in the protocol's words if the key or the path names an
-    episode that is not claimed, or that another key claimed.
+    A call names an episode by the episode's key. A call may also name an episode by its path and
+    send the API key that claimed the episode. Raises WireError (404) if the named episode is not
+    claimed, or was claimed with another key. The messages have the words of the swarm protocol.
     """
     key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
@@ -258,7 +259,8 @@ def _episode_of_call(
 
 
 def _with_model(checked: CheckedBody, model: str | None) -> CheckedBody:
-    """Return the body with the name of the served model, because an agent may send any name."""
+    """Return the request body with the name of the served model, because an agent may send any
+    model name."""
     if checked.body is None or model is None or checked.body.get("model") == model:
         return checked
     raw, body = rewrite_body(checked.raw, model=model), checked.body | {"model": model}

@@ -51,7 +51,8 @@ class VerboseReply(BaseModel):
 
 
 def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
-    """Return the inspection routes. `latest_call` is None if the server does not keep a call."""
+    """Return the inspection routes. `latest_call` is None if the server does not keep the latest
+    call."""
     routes = APIRouter(route_class=StrictRoute)
     for part in (_batch_routes(state), _token_routes(state), _trainer_routes()):
         routes.include_router(part)
@@ -140,8 +141,8 @@ def _token_routes(state: ServerState) -> APIRouter:
     def get_episode_tokens(episode: str) -> GroupView:
         """Return the tokens of a group or an episode.
 
-        The reply may be large. FastAPI runs this function in a thread, and it reads the journal's
-        file through its own connection, so no other request waits for it.
+        The reply may be large. FastAPI runs this function in a thread, and the function reads the
+        journal file through its own connection. Therefore no other request has to wait.
         """
         try:
             view = read_journal_file(

@@ -1,9 +1,9 @@
-"""One call of a client in its wire format, and how it is sent to the engine.
+"""One call of a client in its wire format, and how the call is sent to the engine.
 
-The engine usually gets a chat completions or completions request. In two cases, the engine gets the
-client's original request on the engine's own route for the client's format: if the request cannot
-be translated, or if the engine refused the translated request. An error message repeats parts of
-the request, so the request that is refused must be the one that the client wrote.
+The engine usually gets a chat completions or completions request. If the client's request cannot be
+translated to such a request, or if the engine refuses the translated request, the engine gets the
+client's original request on its own route for the client's format. An error message repeats parts
+of the request, so the refused request must be the one that the client wrote.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """One call of a client. Methods send the call to the engine, and the answer to the client."""
+    """One call of a client. Its methods send the call to the engine, and the answer to the
+    client."""
 
     adapter: Adapter
     """Adapter of the client's wire format."""
@@ -82,8 +83,11 @@ class ClientCall:
 
     def captured(self, save: SaveCall) -> Attempt:
         """Return a function that makes one attempt to answer the call and captures the call's
-        tokens. Each attempt captures from the start. An attempt with a complete answer passes the
-        captured call to `save`."""
+        tokens.
+
+        Each attempt captures from the start. If the answer of an attempt is complete, `save` is
+        called with the captured call.
+        """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
             if self.adapter.upstream_path not in CAPTURES:  # the route samples no tokens
@@ -139,9 +143,9 @@ class ClientCall:
         exchange: Exchange,
         request: Callable[[ErrorPredicate], Awaitable[None]],
     ) -> None:
-        """Send the request to the engine. If the engine refuses the request because prompt and
-        token limit together exceed the context, send the request once more without the token limit.
-        If the second request is refused too, the client gets the first error."""
+        """Send the request to the engine. If prompt and token limit together exceed the context,
+        the engine refuses the request. Then send the request once more without the token limit. If
+        the second request is refused too, the client gets the first error."""
         unlimited = drop_token_limits(exchange.body)
 
         def raises_refused(status: int, body: Json) -> bool:
@@ -159,9 +163,11 @@ class ClientCall:
         await self._send_refusal(engine, first)
 
     def _open(self, engine: EngineClient) -> Exchange | WireError:
-        """Return the exchange that translates the call, with the job's sampling settings and
-        without a token limit that exceeds the context. If the call cannot be translated, return an
-        error. The client gets this error only if the engine has no route for the client's format.
+        """Return the exchange, which translates the call. Its request body has the job's sampling
+        settings and no token limit that exceeds the context.
+
+        If the call cannot be translated, return an error. The client gets this error only if the
+        engine has no route for the client's format.
         """
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
@@ -184,12 +190,13 @@ class ClientCall:
         return self.adapter.path != self.adapter.upstream_path
 
     def _translation(self, exchange: Exchange) -> Exchange | None:
-        """Return the exchange that translates the answer; None if the answer needs no
+        """Return the exchange, which translates the answer, or None if the answer needs no
         translation."""
         return exchange if self._is_translated else None
 
     def _request_body(self, exchange: Exchange) -> bytes:
-        """Return the body for the engine: the client's own bytes if nothing was changed."""
+        """Return the request body for the engine. If nothing was changed, these are the client's
+        own bytes."""
         return self.raw if exchange.body is self.parsed else orjson.dumps(exchange.body)
 
     async def _send_refusal(self, engine: EngineClient, refused: Refused) -> None:
@@ -207,7 +214,8 @@ class ClientCall:
     async def _try_native_route(self, engine: EngineClient) -> bool:
         """Send the client's original request to the engine's own route for the client's format.
 
-        Return whether the engine has such a route. If so, its answer was sent to the client.
+        Return True if the engine has such a route. The client has then got the engine's answer.
+        Return False if the engine has no such route. Nothing was sent to the client then.
         """
         path = self.adapter.path
         try:
