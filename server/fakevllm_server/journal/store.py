@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0
 ACK_LIMIT_S = 8.0
-"""Seconds that an acknowledgement waits for the disk; less than clients wait for their reply."""
+"""Seconds that an acknowledgement waits for the disk. Clients wait longer for their reply."""
 CLOSE_LIMIT_S = 10.0
 
 
@@ -106,7 +106,7 @@ class Journal:
 
     @property
     def error(self) -> str | None:
-        """Reason why no change can be written at present; None if writing works."""
+        """Reason why no change can be written at present, or None if writing works."""
         return self._writer.error
 
     @property

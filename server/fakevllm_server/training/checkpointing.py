@@ -21,7 +21,7 @@ from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
-"""Number of newest checkpoints to keep; the one with the best reward is kept in addition."""
+"""Number of newest checkpoints to keep. The checkpoint with the best reward is also kept."""
 
 
 class Checkpointer:

@@ -93,7 +93,7 @@ class StepRunner:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why no more steps will be taken; None while training continues."""
+        """Reason why no more steps will be taken, or None while training continues."""
         return self._mismatch_stop.reason
 
     @property
@@ -103,7 +103,7 @@ class StepRunner:
         return bool(self._planned)
 
     def is_due(self, now: float) -> bool:
-        """Return whether a step can be made now."""
+        """Return True if the trainer is ready and there are groups for a step."""
         has_groups = self.has_planned or self._pool.is_due
         return self.is_in_sync and now >= self._retry_at and has_groups
 

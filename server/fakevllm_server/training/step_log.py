@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 UNMEASURED = "-"
 DROPPED = "dropped_"
-"""Prefix of the metrics that count dropped groups; the reason follows."""
+"""Prefix of the metrics that count dropped groups. The reason follows the prefix."""
 
 
 def formatted(metrics: Mapping[str, float], name: str, spec: str) -> str:

@@ -59,7 +59,7 @@ class Call:
     """Name of the unit. The loss treats all calls of one unit as one sequence. None: the call is a
     unit by itself."""
     allowed: TokenMasks | None = None
-    """The set that each response token was sampled from; None: the whole vocabulary."""
+    """The set that each response token was sampled from. None means the whole vocabulary."""
 
     @property
     def is_trained(self) -> Sequence[bool]:
@@ -121,7 +121,7 @@ class Batch:
     step: int
     calls: Sequence[Call]
     version: int | None = None
-    """Version of the trainer's weights before the step; None if it is not known."""
+    """Version of the trainer's weights before the step, or None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Endpoint:
     """The address at which an engine answers vLLM's HTTP, and the model that it serves."""
 
     socket: Path | None
-    """Path of the engine's Unix socket; None if the engine is reached over TCP at `url`."""
+    """Path of the engine's Unix socket, or None if the engine is reached over TCP at `url`."""
     url: str
     model_name: str
     max_model_len: int

@@ -42,7 +42,7 @@ class RecordedCall:
     temperature: float
     finish_reason: str | None
     untrainable: str | None
-    """Reason why the call must not be trained on; None if the call may be trained on."""
+    """Reason why the call must not be trained on, or None if the call may be trained on."""
     allowed: TokenMasks | None = None
     """The set that each response token was sampled from; None: the whole vocabulary. The trainer
     gets the sets. The proxy does not get them, because the ledger does not need them and they may
@@ -117,7 +117,7 @@ class ScoredEpisode:
     index: int
     """Index of the episode, unique within its group."""
     reward: float | None
-    """Reward of the episode; None if it was not scored."""
+    """Reward of the episode, or None if it was not scored."""
     calls: Sequence[RecordedCall]
     owner: str = ""
     """Id of the sibling or of the claimed episode that made the calls."""

@@ -40,9 +40,9 @@ class Sampling:
     """Whether the caller needs each token as soon as it is sampled. If false, the engine may yield
     all tokens at once at the end."""
     frequency_penalty: float = 0.0
-    """Penalty on tokens of the answer; the prompt does not count."""
+    """Penalty on tokens of the answer. The prompt does not count."""
     presence_penalty: float = 0.0
-    """Penalty on tokens of the answer; the prompt does not count."""
+    """Penalty on tokens of the answer. The prompt does not count."""
     repetition_penalty: float = 1.0
     """Penalty on tokens of the prompt and of the answer."""
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])

@@ -67,7 +67,7 @@ class ServerState:
     server_id: str = field(default_factory=new_id)
     """ID of this server process. It changes with each restart."""
     engine_client: EngineClient | None = None
-    """Client of the engine; None before the first boot has ended, and after a stop."""
+    """Client of the engine, or None before the first boot has ended, and after a stop."""
     journal: Journal = field(init=False)
     runlog: RunLog = field(init=False)
     intake: Intake = field(init=False)
@@ -81,7 +81,7 @@ class ServerState:
     has_logged_direct_call: bool = False
     """Whether the log already mentions a call that bypassed the proxy."""
     model: str | None = None
-    """Model folder or name; None for the fake engine, and before the first start."""
+    """Model folder or name. None for the fake engine, and before the first start."""
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
     _pending_start: asyncio.Task[None] | None = None
@@ -234,7 +234,8 @@ class ServerState:
 
     @property
     def closed_reason(self) -> str | None:
-        """Reason why training has ended for good; None while groups and episodes may be trained."""
+        """Reason why training has ended for good, or None while groups and episodes may be
+        trained."""
         if self._loop is not None:
             return self._loop.closed_reason
         return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
@@ -255,7 +256,7 @@ class ServerState:
 
     @property
     def detail(self) -> str | None:
-        """Message about a problem of the engine or the journal; None if there is no problem."""
+        """Message about a problem of the engine or the journal, or None if there is no problem."""
         error = self.journal.error
         if self._pending_start is not None and not self._pending_start.done():
             cause = error or "the disk is slow"
