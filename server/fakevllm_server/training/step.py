@@ -103,7 +103,8 @@ class StepRunner:
         return bool(self._planned)
 
     def is_due(self, now: float) -> bool:
-        """Return True if the trainer is ready and there are groups for a step."""
+        """Return True if the trainer is ready, there are groups for a step, and the pause after a
+        failed step is over."""
         has_groups = self.has_planned or self._pool.is_due
         return self.is_in_sync and now >= self._retry_at and has_groups
 
