@@ -37,7 +37,7 @@ WARN_EVERY_S = 60.0
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
-    """Return the proxy's ASGI application, including the access guard, CORS and the fast path."""
+    """Return the proxy's ASGI application, including the access guard and CORS."""
     endpoints = {
         adapter.path: inference.create_endpoint(proxy, adapter) for adapter in ADAPTERS.values()
     }

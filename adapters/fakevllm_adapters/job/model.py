@@ -181,8 +181,8 @@ class TrainJob(SwarmSections):
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.
 
-        An older server does not know new settings. The server therefore still accepts a job from a
-        newer client, unless the job uses a new setting.
+        Settings with their default value are left out, so that an older server accepts the job of a
+        newer client as long as the job uses no setting that the older server does not know.
         """
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 

@@ -89,7 +89,8 @@ def _draft(
     size: int,
 ) -> GroupDraft:
     """Return the draft of a request's group record. The draft contains the task and the request's
-    place in its conversation. The admission decision is stored in the request.
+    place in its conversation. This function also decides whether the request gets siblings, and
+    stores the decision in `request`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.

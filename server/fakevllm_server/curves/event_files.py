@@ -101,8 +101,8 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        Points that are not on disk yet are written again later, because the cursor on disk does not
-        include them.
+        The cursor file counts only the points that have reached the disk. The next call of the
+        writer writes the other points again.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False

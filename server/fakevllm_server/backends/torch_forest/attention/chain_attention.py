@@ -116,8 +116,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Group chains of similar lengths into batches, and yield the batches. Each batch is computed
-    in one kernel launch."""
+    """Put chains (runs of consecutive nodes) of similar lengths into common batches, and yield the
+    batches. Each batch is computed in one kernel launch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:
