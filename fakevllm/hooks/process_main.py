@@ -204,7 +204,7 @@ class _HookCall:
     proxy."""
 
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
-        """Prepare the call.
+        """Create the record of one call of a hook.
 
         `printed_errors` has a pair (type, location) for each error whose traceback was printed
         already.

@@ -25,7 +25,7 @@ class VerboseEntry:
 
 
 class VerboseLog:
-    """The latest messages of all clients, in memory."""
+    """The latest log messages that clients have sent. They are kept in memory."""
 
     def __init__(self) -> None:
         self._entries: deque[VerboseEntry] = deque(maxlen=MAX_ENTRIES)

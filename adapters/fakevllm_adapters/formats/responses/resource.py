@@ -1,4 +1,5 @@
-"""The `response` object, which has the request's fields as vLLM reads them, and the answer."""
+"""The `response` object of the Responses API. It contains the answer, and the fields of the request
+with the defaults that vLLM fills in."""
 
 from __future__ import annotations
 

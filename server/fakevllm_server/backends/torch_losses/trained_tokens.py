@@ -121,9 +121,12 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
-    """Return the unit number of each call. A unit is a sequence in the loss. Units with a token
-    that has a weight in the loss are numbered from 0, so every unit number is below the number of
-    such tokens. All other units get the number 0."""
+    """Return a number for each call. Calls of the same unit have the same number; a unit is one or
+    more calls that the loss treats as one sequence.
+
+    Units with a token that has a weight in the loss are numbered from 0. All other units get the
+    number 0, too: they add nothing to the loss.
+    """
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
     return [numbers.get(share.unit, 0) for share in shares]
