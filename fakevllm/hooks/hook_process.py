@@ -21,6 +21,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any, cast
 
 import orjson
 
@@ -33,6 +34,9 @@ START_TIMEOUT_S = 120.0
 """Seconds to load the hooks: a hook file may import something large, such as torch from a cold
 disk."""
 EXIT_TIMEOUT_S = EXIT_GRACE_S + 1.0
+MAX_REPLY_BYTES = 2**28
+"""Maximum size of a reply. It exceeds the rewards and annotations of the largest group."""
+_NO_REPLY = "hook_crashed: the hook process sent something that is no reply"
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -48,6 +52,11 @@ class HookInfo:
     content_hash: str
     has_submit: bool
     has_feedback: bool = False
+
+
+class InvalidReply(Exception):
+    """Error that the hook process sent bytes that are no reply, because a hook wrote them to the
+    connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +130,7 @@ class HookProcess:
                 f"{path}: not loaded after {START_TIMEOUT_S:g} s; do slow work inside the hook"
             )
             raise HookError(message) from None
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, InvalidReply):
             await asyncio.to_thread(self._reap)
             raise HookError(f"{path}: loading it {self._how_it_ended()}; fix the file") from None
         if "error" in loaded:
@@ -150,6 +159,8 @@ class HookProcess:
         if not reply.done():
             culprit = call_id if self._sync_id == call_id else self._running_call.value or call_id
             self._kill()
+            # a process that a hook has started may keep the connection open
+            self._writer.transport.abort()
             self.end = f"hook_timeout: {timeout_s:g} s"
             self._lose(self.end, {culprit})
         self._sync_id = None if self._sync_id == call_id else self._sync_id
@@ -165,28 +176,49 @@ class HookProcess:
         if self._listener is not None:
             # The listener reads the end of the stream and reaps the process. Two threads must not
             # reap it.
-            await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
+            done, _ = await asyncio.wait([self._listener], timeout=EXIT_TIMEOUT_S)
+            if not done:  # a process that a hook has started keeps the connection open
+                self._writer.transport.abort()
+                await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
         else:
             await asyncio.to_thread(self._reap)
         atexit.unregister(self._kill)
 
     async def _listen(self) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        is_valid = True
+        try:
             while True:
                 reply = await self._read()
-                pending = self._pending.pop(reply["id"], None)
+                pending = self._pending.pop(reply.get("id", 0), None)
                 if pending is not None and not pending.done():
                     pending.set_result(reply)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the process has ended, or was killed
+        except InvalidReply:
+            is_valid = False
+            self._kill()
         suspects = (self._running_call.value, self._sync_id)
         self.is_dead = True
         await asyncio.to_thread(self._reap)
-        crash = f"hook_crashed: the hook {self._how_it_ended()}"
+        crash = f"hook_crashed: the hook {self._how_it_ended()}" if is_valid else _NO_REPLY
         self.end = self.end or crash
         self._lose(crash, suspects)
 
     async def _read(self) -> Json:
+        """Read a message of the hook process. Raises InvalidReply if the bytes are no message."""
         (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        return orjson.loads(await self._reader.readexactly(length))
+        if length > MAX_REPLY_BYTES:
+            raise InvalidReply
+        try:
+            message: Any = orjson.loads(await self._reader.readexactly(length))
+        except orjson.JSONDecodeError:
+            raise InvalidReply from None
+        if not isinstance(message, dict):
+            raise InvalidReply
+        reply = cast(Json, message)
+        if not isinstance(reply.get("id", 0), int):
+            raise InvalidReply
+        return reply
 
     def _reap(self) -> None:
         """Wait for the end of the process, kill what remains of its process group, and reap the

@@ -40,6 +40,7 @@ from fakevllm.hooks.results import (
     read_plan,
     read_rewards,
     read_value,
+    valid_utf8,
 )
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
 from fakevllm.hooks.spec import Feedback, Sibling, Task
@@ -256,7 +257,8 @@ class _HookCall:
         failure = type(error).__name__, place
         if failure not in self._printed_errors:
             self._printed_errors.add(failure)
-            traceback.print_exception(error)
+            with contextlib.suppress(Exception):  # isolates: a hook may have closed the output
+                traceback.print_exception(error)
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
@@ -268,7 +270,7 @@ class _HookCall:
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
             "id": self._call["id"],
-            "reason": reason,
+            "reason": None if reason is None else valid_utf8(reason),
             "rewards": None,
             "annotations": annotations,
         }

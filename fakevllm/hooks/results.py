@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -150,9 +151,12 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
     """
     if not isinstance(value, list | tuple):
         return HookFailure(f"hook_type: got {type(value).__name__}, want a list")
-    items = cast(Sequence[Any], value)
-    if len(items) != num:
-        return HookFailure(f"hook_length: got {len(items)}, want {num}")
+    length = len(cast(Sequence[Any], value))
+    # a subclass of list may have another length than it says, and may be endless
+    items = list(islice(cast(Sequence[Any], value), num + 1))
+    if length != num or len(items) != num:
+        got = length if length != num else len(items)
+        return HookFailure(f"hook_length: got {got}, want {num}")
     rewards: list[float | None] = []
     for index, item in enumerate(items):
         reward = None if item is None else _number(item)
@@ -202,6 +206,15 @@ def changed_keys(before: Json, after: Json) -> Json:
     return changes
 
 
+def valid_utf8(text: str) -> str:
+    """Return the text with escapes in place of surrogates, which JSON and the ledger cannot hold.
+
+    >>> valid_utf8("a" + chr(0xD800))
+    'a\\\\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _number(item: Any) -> float | None:
     if isinstance(item, str | bytes | bytearray):
         return None
@@ -214,5 +227,5 @@ def _number(item: Any) -> float | None:
 def _same(before: Any, after: Any) -> bool:
     try:
         return bool(before == after)
-    except Exception:  # isolates: arrays and users' objects may refuse to be compared
+    except BaseException:  # isolates: arrays and users' objects may refuse to be compared
         return False
