@@ -208,6 +208,13 @@ class ResendCache:
         if not pending.response.done():
             pending.response.set_result(response)
 
+    def forget(self, group_id: str) -> None:
+        """Forget the answer of a group, because its app has deleted it. A resend of its request is
+        then a new request."""
+        for pending in self._attempts.remove_matching(lambda one: one.group_id == group_id):
+            # A connection reset of the first attempt must not keep the answer again.
+            pending.response = _completed_future(None)
+
     def _delivered(self, entry: ResendEntry, app: AppResponse) -> None:
         entry.pending.delivered_at = self._now() if app.is_single_chunk else -math.inf
         self._attempts.delivered(entry, self._now())
@@ -265,7 +272,7 @@ def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
         state[ON_CONNECTION_LOST] = on_lost
 
 
-def _completed_future(response: SentResponse) -> asyncio.Future[SentResponse | None]:
+def _completed_future(response: SentResponse | None) -> asyncio.Future[SentResponse | None]:
     future: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
     future.set_result(response)
     return future

@@ -12,6 +12,7 @@ user may want another answer. A request counts as a resend in two cases:
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -185,6 +186,13 @@ class AttemptIndex(Generic[T]):
         """Record that the request ended without an answer."""
         attempts.has_failed = True
         self._touch(attempts, now)
+
+    def remove_matching(self, matches: Callable[[T], bool]) -> list[T]:
+        """Remove the requests whose pending object matches, and return these objects."""
+        removed = [attempts for attempts in self._requests if matches(attempts.pending)]
+        for attempts in removed:
+            self._remove(attempts)
+        return [attempts.pending for attempts in removed]
 
     def set_size(self, attempts: RequestAttempts[T], size: int) -> None:
         """Record the size of the request's answer in bytes."""

@@ -96,6 +96,20 @@ def m009_task_owner(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE tasks ADD COLUMN owner VARCHAR")
 
 
+def m010_responses(db: Connection) -> None:
+    db.exec_driver_sql("""
+        CREATE TABLE responses (
+            response_id VARCHAR NOT NULL,
+            owner VARCHAR NOT NULL,
+            group_id VARCHAR,
+            created_at FLOAT NOT NULL,
+            body BLOB,
+            deleted_at FLOAT,
+            PRIMARY KEY (response_id, owner)
+        )
+    """)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -106,6 +120,7 @@ MIGRATIONS: list[Migration] = [
     m007_failure,
     m008_advantage,
     m009_task_owner,
+    m010_responses,
 ]
 
 

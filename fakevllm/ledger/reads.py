@@ -58,6 +58,8 @@ ANSWERED = """
     SELECT g.request_json, s.message_json
     FROM groups AS g JOIN siblings AS s USING (group_id)
     WHERE g.response_id = ? AND g.app_key IS ? AND s.served AND s.message_json IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM responses AS r WHERE r.response_id = g.response_id
+                    AND r.owner = COALESCE(g.app_key, '') AND r.deleted_at >= g.received_at)
     ORDER BY g.received_at DESC LIMIT 1
 """
 LATEST = """

@@ -95,6 +95,26 @@ class KeptAnswer:
     """The response body, in the app's format."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response of the Responses format, stored so that its app can retrieve it.
+
+    >>> StoredResponse("resp_1", None, "g1", 0.0, b"{}").app_key is None
+    True
+    """
+
+    response_id: str
+    app_key: str | None
+    """Fingerprint of the API key that made the response; None if the request had no key."""
+    group_id: str | None
+    """Group of the request; None for a response that was never stored and is deleted."""
+    created_at: float
+    """Unix time in seconds."""
+    body: bytes | None
+    """The response object in JSON. None if the engine's own route made the response, so that only
+    the engine has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
     """One request of an app, with its siblings."""

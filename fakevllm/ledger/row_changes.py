@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import feedback_rows
-from fakevllm.ledger.records import GroupRecord, KeptAnswer, State
-from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, SIBLINGS, TASKS
+from fakevllm.ledger.records import GroupRecord, KeptAnswer, State, StoredResponse
+from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, RESPONSES, SIBLINGS, TASKS
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 
 
@@ -33,6 +33,7 @@ _PUT_CALL = _replace(CALLS)
 _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
 _PUT_KEPT = _replace(KEPT_ANSWERS)
+_PUT_RESPONSE = _replace(RESPONSES)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
@@ -93,6 +94,22 @@ def keep_answer(db: Connection, answer: KeptAnswer) -> None:
     row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
     db.exec_driver_sql("DELETE FROM kept_answers WHERE until < ?", (time.time(),))
     db.exec_driver_sql(_PUT_KEPT, row)
+
+
+def store_response(db: Connection, response: StoredResponse) -> None:
+    """Store a response. A response with the same id that the same key made earlier is replaced."""
+    owner = response.app_key or ""
+    row = (response.response_id, owner, response.group_id, response.created_at, response.body, None)
+    db.exec_driver_sql(_PUT_RESPONSE, row)
+
+
+def delete_response(db: Connection, response: StoredResponse, at: float) -> None:
+    """Delete the body of a response and the answer that was kept for a retry of its request, and
+    mark the response as deleted."""
+    owner = response.app_key or ""
+    row = (response.response_id, owner, response.group_id, response.created_at, None, at)
+    db.exec_driver_sql(_PUT_RESPONSE, row)
+    db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (response.group_id,))
 
 
 def mark_resent(db: Connection, group_id: str) -> None:

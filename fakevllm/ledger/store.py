@@ -36,6 +36,7 @@ from fakevllm.ledger.records import (
     StoredTask,
 )
 from fakevllm.ledger.session_reads import SessionReads
+from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
@@ -54,8 +55,8 @@ class Ledger:
     """The open ledger. It owns the writer thread and the database connections. Close the ledger
     after everything that writes to it has ended.
 
-    The attributes `sessions`, `calls`, `kept_answers` and `feedback` read and write the tables for
-    these subjects.
+    The attributes `sessions`, `calls`, `kept_answers`, `responses` and `feedback` read and write
+    the tables for these subjects.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -67,6 +68,7 @@ class Ledger:
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.kept_answers = KeptAnswers(read_engine, self._writer.put)
+        self.responses = StoredResponses(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)
 
     @staticmethod

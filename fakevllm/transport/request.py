@@ -55,6 +55,8 @@ class Request:
     """Reason why `exchange` is None."""
     model: str = ""
     """Model name as the app sent it."""
+    alias: str | None = None
+    """Model name that the answer carries if it is not the served model's own name; else None."""
     app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """All headers of the app, with names in lower case."""
     ruling: Ruling = TRAIN

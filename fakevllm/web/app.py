@@ -14,7 +14,7 @@ from starlette.routing import Route
 from fakevllm.config.model import Config
 from fakevllm.web.cors import AllowedOrigins, CorsHeaders, CorsPreflight
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
-from fakevllm.web.routes import admin, feedback, inference, passthrough
+from fakevllm.web.routes import admin, feedback, inference, passthrough, stored_responses
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
@@ -51,7 +51,7 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
     """Return the FastAPI application with all routes. `endpoints` maps paths to inference
     endpoints."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
-    for module in (passthrough, admin, feedback):
+    for module in (passthrough, stored_responses, admin, feedback):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))

@@ -235,6 +235,37 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("responses: previous_response_id of an answer",),
         ("status: * -> 200",),
     ),
+    KnownDifference(
+        "`GET /v1/responses/ID`, and `POST /v1/responses/ID/cancel`, for the id of an earlier "
+        "response.",
+        "Status 404: by default, vLLM stores no responses. A vLLM that stores responses sends them "
+        "to every key, and forgets them when it stops.",
+        "GET returns the response. `cancel` answers 400, as a vLLM that stores responses does for "
+        "a complete response. Both answer 404 for a response that another key made, and for a "
+        "request with `store: false`.",
+        "Apps that use the Responses API rely on these routes. The proxy stores responses in the "
+        "ledger. The server, if apps call it directly, stores the latest ones until it stops.",
+        ("responses: get an answer", "responses: cancel an answer"),
+        ("status: 404 -> *",),
+    ),
+    KnownDifference(
+        "`DELETE /v1/responses/ID`.",
+        "Status 405: vLLM has no such route.",
+        "Afterwards, neither GET nor `previous_response_id` finds the response. Status 404 for an "
+        "unknown id, and for a response that another key made.",
+        "The route is part of OpenAI's Responses API.",
+        ("responses: delete",),
+        ("status: 405 -> 404",),
+    ),
+    KnownDifference(
+        "`GET /v1/models/ID`.",
+        "Status 404: vLLM has no such route.",
+        "The model's card from `GET /v1/models`; the aliases of the proxy have cards, too. Status "
+        "404 with vLLM's error for an unknown model.",
+        "The route is part of OpenAI's API. Some apps check their model with it.",
+        ("around: a model's card", "around: an unknown model's card"),
+        ("body*",),
+    ),
 )
 
 

@@ -50,6 +50,11 @@ def _is_beyond_our_limits(case: Case, direct: Verdict, ours: Verdict) -> bool:
     return ours.status == 400 and _LIMIT.search(ours.error) is not None
 
 
+def _has_an_unknown_previous_response(case: Case, direct: Verdict, ours: Verdict) -> bool:
+    is_unknown = ours.status == 404 and "Response with id" in ours.error
+    return is_unknown and isinstance(case.fields.get("previous_response_id"), str)
+
+
 def _exceeds_the_context(case: Case, direct: Verdict, ours: Verdict) -> bool:
     is_refused = (
         direct.status in (400, 500) and "cannot be greater than max_model_len" in direct.error
@@ -86,6 +91,14 @@ KNOWN: tuple[KnownDifference, ...] = (
         "Status 400 with fakevllm's own text, before vLLM sees the request.",
         "Siblings multiply the cost of a request. One app must not slow down the other apps.",
         _is_beyond_our_limits,
+    ),
+    KnownDifference(
+        "In Responses: a `previous_response_id` that this key has not made, in a request that has "
+        "another mistake as well.",
+        "vLLM's error is about the other mistake.",
+        "Status 404: no such response.",
+        "vLLM does not check which key has made a response, so it never gets such an id.",
+        _has_an_unknown_previous_response,
     ),
     KnownDifference(
         "A limit of new tokens that is larger than the context.",

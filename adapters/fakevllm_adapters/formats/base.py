@@ -64,8 +64,11 @@ class NotTranslated(Exception):
     Send such a request to the engine's own route for the request's format.
     """
 
-    error: WireError | None = None
-    """Error for the client if the engine lacks a route for the format. None: a general error."""
+    def __init__(self, reason: str, error: WireError | None = None) -> None:
+        super().__init__(reason)
+        self.error = error
+        """Error for the client if the engine lacks a route for the format. None: a general
+        error."""
 
 
 class Exchange(Protocol):

@@ -17,11 +17,9 @@ PASSTHROUGH: dict[str, tuple[str, ...]] = {
     "/tokenize": ("POST",),
     "/detokenize": ("POST",),
     "/v1/messages/count_tokens": ("POST",),
-    "/v1/responses/{response_id}": ("GET",),
-    "/v1/responses/{response_id}/cancel": ("POST",),
 }
-"""Path patterns and their methods. `/v1/models`, `/health` and `/metrics` have routes of their
-own."""
+"""Paths and their methods. `/v1/models`, `/v1/responses/ID`, `/health` and `/metrics` have routes
+of their own."""
 
 _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 

@@ -39,6 +39,7 @@ from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.web.stored_responses import StoredResponses
 
 log = logging.getLogger("fakevllm.server")
 
@@ -80,6 +81,8 @@ class ServerState:
     _checkpoints: CheckpointFolders = field(init=False)
     has_logged_direct_call: bool = False
     """Whether the log already mentions a call that bypassed the proxy."""
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    """Responses that the clients of this server process may retrieve."""
     model: str | None = None
     """Model folder or name. None for the fake engine, and before the first start."""
     _loop: TrainLoop | None = None

@@ -25,8 +25,7 @@ class MalformedBody(NotTranslated):
     """
 
     def __init__(self, error: WireError) -> None:
-        super().__init__(error.message)
-        self.error = error
+        super().__init__(error.message, error)
 
 
 class AnthropicContentBlock(BaseModel):

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from fakevllm_adapters.formats.base import Adapter, Json
+from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
@@ -33,9 +34,10 @@ from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import path_with_query
+from fakevllm_adapters.http.response_ids import previous_response_id_of
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
-from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
+from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX, fingerprint
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
@@ -69,16 +71,29 @@ def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
     """Return the ASGI endpoint for calls in the wire format of `adapter`. If `adapter` is None, the
     endpoint relays its requests to the engine unchanged."""
 
+    async def answer(scope: Scope, body: bytes, send: Send) -> None:
+        if adapter is None:
+            await relay_route(state, scope, body, send)
+        else:
+            await _answer_call(state, scope, adapter, body, send)
+
+    return engine_endpoint(state, answer)
+
+
+def engine_endpoint(
+    state: ServerState, answer: Callable[[Scope, bytes, Send], Awaitable[None]]
+) -> AsgiApp:
+    """Return an ASGI endpoint that needs the engine.
+
+    `answer` sends the answer to a request with the given body. It is cancelled if the client
+    disconnects. If it raises WireError or EngineFailed, the client gets an error.
+    """
+
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             state.attached_engine()
             body = await read_body(receive)
-            work = (
-                _relay_route(state, scope, body, send)
-                if adapter is None
-                else _answer_call(state, scope, adapter, body, send)
-            )
-            await _cancel_on_disconnect(receive, work)
+            await _cancel_on_disconnect(receive, answer(scope, body, send))
         except WireError as error:
             await send_error(send, error, with_reason=True)
         except ClientDisconnected:
@@ -90,14 +105,28 @@ def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
     return app
 
 
-async def _relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
+async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
     """Relay a request for a small route, such as /v1/models, to the engine."""
     headers = header_map(scope)
-    _episode_of_call(state, scope, headers)  # refuses an episode that is not claimed
+    path = path_with_query(path_at_engine(state, scope), scope.get("query_string", b""))
     _check_media_urls(state, body, json_object(body))
-    path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
-    path = path_with_query(path, scope.get("query_string", b""))
     await state.serving_engine().relay(scope["method"], path, body, engine_headers(headers), send)
+
+
+def path_at_engine(state: ServerState, scope: Scope) -> str:
+    """Return the path of a request, without the part that names an episode.
+
+    Raises WireError (404) if the request names an episode that is not claimed.
+    """
+    _episode_of_call(state, scope, header_map(scope))
+    path: str = scope["path"]
+    return path.removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
+
+
+def key_fingerprint(headers: dict[bytes, bytes]) -> str:
+    """Return the fingerprint of a request's API key; "" if the request has no key."""
+    key = api_key_of(headers)
+    return fingerprint(key) if key else ""
 
 
 async def _answer_call(
@@ -117,7 +146,12 @@ async def _answer_call(
         job, model = state.job, state.attached_engine().info.model
         checked = _with_model(check_body(body, LIMITS), model)
     _check_media_urls(state, checked.raw, checked.body)
-    call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job)
+    store = None
+    if adapter.has_previous_response:
+        key = key_fingerprint(headers)
+        _check_previous_response(state, key, checked)
+        store = partial(state.responses.store, key)
+    call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job, store)
     if sibling is None and episode is None:
         _log_direct_call(state, headers)
         return await _attempt_twice(state, call.relay)
@@ -146,6 +180,19 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
         refusal = media_refusal(raw, body, state.config.media_domains)
         if refusal is not None:
             raise refusal
+
+
+def _check_previous_response(state: ServerState, key: str, checked: CheckedBody) -> None:
+    """Raise WireError (404) if a request refers to a response that its key has not made.
+
+    The engine must not get such an id, because it does not check keys.
+    """
+    response_id = previous_response_id_of(checked.raw, checked.body)
+    if response_id is None:
+        return
+    responses = state.responses
+    if not responses.has(key, response_id) or responses.body(key, response_id) is not None:
+        raise unknown_response(response_id)
 
 
 def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:

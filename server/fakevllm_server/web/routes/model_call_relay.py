@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
 from fakevllm_adapters.formats.base import Adapter, Exchange, Json, NotTranslated
 from fakevllm_adapters.formats.registry import TOKEN_COUNTERS
+from fakevllm_adapters.formats.responses.adapter import ResponsesExchange
 from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
+from fakevllm_adapters.http.response_ids import watch_response_id
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, not_served
 from fakevllm_adapters.vllm_compat.token_limits import (
@@ -56,6 +59,9 @@ class ClientCall:
     send: Send
     job: TrainJob | None = None
     """Job whose sampling settings are added to an episode's call; None for other calls."""
+    store: Callable[[str, bytes | None], None] | None = None
+    """Stores the id and the body of a response of the Responses format. The body is None if the
+    engine's own route made the response. Other formats have no such responses."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine and its answer to the client, without capture.
@@ -178,6 +184,8 @@ class ClientCall:
             return reason.error or not_served(str(reason))
         if self.job is not None and self.adapter.upstream_path in CAPTURES:
             exchange.body = with_job_sampling(exchange.body, self.job)
+        if self.store is not None and isinstance(exchange, ResponsesExchange):
+            exchange.on_response = partial(self.store, exchange.response_id)
         exchange.body = drop_limits_above_context(exchange.body, engine.endpoint.max_model_len)
         try:
             orjson.dumps(exchange.body)
@@ -217,9 +225,11 @@ class ClientCall:
         Return True if the engine has such a route. The client has then got the engine's answer.
         Return False if the engine has no such route. Nothing was sent to the client then.
         """
-        path = self.adapter.path
+        path, send, store = self.adapter.path, self.send, self.store
+        if store is not None:
+            send = watch_response_id(send, lambda response_id: store(response_id, None))
         try:
-            await engine.relay("POST", path, self.raw, self.headers, self.send, _is_missing_route)
+            await engine.relay("POST", path, self.raw, self.headers, send, _is_missing_route)
         except Refused:
             return False
         return True
