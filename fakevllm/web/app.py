@@ -59,11 +59,11 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
 
 class FastPathRouter:
-    """Router that calls the inference endpoints directly for POST, and `app` for all other
-    requests.
+    """Router that passes a POST request for an inference endpoint directly to that endpoint. All
+    other requests go to `app`, the FastAPI application.
 
-    The router saves the cost of FastAPI's routing. `app` has routes for the same paths, so that it
-    can refuse other HTTP methods.
+    The direct call saves the cost of FastAPI's routing. `app` has routes for the inference paths
+    too. They only serve to refuse other HTTP methods with 405.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:

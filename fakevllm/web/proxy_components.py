@@ -93,8 +93,9 @@ class ProxyComponents:
 async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
-    """Open all components of a proxy, and close them when the block ends. `files` is the budget of
-    open files, which limits the number of calls that are open at the server.
+    """Open all components of a proxy, and close them when the block ends. `files` says how many
+    files the process may open. Each open call to the server needs a file descriptor, so this budget
+    limits the number of open calls.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -221,11 +222,11 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
-    """Return the cache of recent answers, from which a resent request is answered. The cache is
-    switched off if there are no hooks.
+    """Return the cache of recent answers. If an app sends the same request again, for example after
+    a lost connection, the cache supplies the answer and no second group is sampled.
 
-    Without hooks, no request is sampled more than once. A resend then costs no more than it would
-    cost at a vLLM server.
+    The cache is switched off if there are no hooks. Without hooks a request has no siblings, so
+    answering it again costs only one sample, as it would at a vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)

@@ -96,9 +96,9 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """Return the draft of a request's group record. The draft contains the task and the request's
-    place in its conversation. This function also decides whether the request gets siblings, and
-    stores the decision in `request`.
+    """Return a GroupDraft, which collects what the ledger will record about the request's group.
+    The draft starts with the task and with the request's place in its conversation. This function
+    also decides whether the request gets siblings, and stores the decision in `request.ruling`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.
@@ -214,8 +214,9 @@ async def _prior_history(
     `previous_response_id`.
 
     Return None if the body continues no answer, or an answer that only the engine has. Raises
-    WireError (404) if the answer was deleted, if it was not sent to an app with this key, or if the
-    conversation is too long. The engine must not get such an id, because it does not check keys.
+    WireError (404) if the answer was deleted, if it was not sent to an app with the key whose
+    fingerprint is `app_key`, or if the conversation is too long. The engine must not get such an
+    id, because it does not check keys.
     """
     if not adapter.has_previous_response:
         return None

@@ -140,8 +140,8 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return True if a micro-batch contains all tokens of the step that count in the loss. In this
-    case the token shares add up to 1. The result is also True if no token of the micro-batch
-    counts, because the micro-batch then adds nothing to the step."""
+    """Return True if a micro-batch contains all tokens of the step that count in the loss. This is
+    tested by the token shares, which add up to 1 over the whole step. The result is also True if no
+    token of the micro-batch counts, because such a micro-batch adds nothing to the step."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)
