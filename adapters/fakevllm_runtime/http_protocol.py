@@ -1,14 +1,16 @@
 """Limits on slow and endless requests for uvicorn's httptools protocol.
 
 The head of a request is its request line and its headers. Uvicorn's httptools protocol stores the
-headers until the last header arrives, which may be never. Until then, no API key is checked. The
-subclass that `limited_protocol` returns limits:
+headers until the last header arrives, which may be never. Until then, no API key is checked.
 
-* the size of a head.
-* the time in which a head, and then a body, must arrive (see `ArrivalLimits`).
-* the number of connections whose head is unfinished. One more such connection closes the oldest.
-* the number of connections, so that file descriptors remain for databases and for calls to the
-  engine. One more connection gets a 503.
+`limited_protocol` returns a subclass of uvicorn's protocol. The subclass has these limits:
+
+* A limit on the size of a head.
+* Limits on the time in which a head, and then a body, must arrive (see `ArrivalLimits`).
+* A limit on the number of connections whose head is unfinished. When one more such connection is
+  opened, the oldest of them is closed.
+* A limit on the number of all connections, so that file descriptors remain for databases and for
+  calls to the engine. One more connection gets a 503.
 
 Nearly all requests arrive in one read of the socket. Such a request starts no timer.
 
@@ -141,8 +143,8 @@ class LimitedProtocol(_HttpTools):
 
     The mixin must precede uvicorn's protocol class in the method resolution order.
 
-    A request whose head is too long gets a 400 and its connection is closed, the same as for
-    malformed HTTP. A request that arrives too slowly gets a 408.
+    A request whose head is too long gets a 400, and its connection is closed. Uvicorn does this
+    also for malformed HTTP. A request that arrives too slowly gets a 408.
     """
 
     shared: Connections

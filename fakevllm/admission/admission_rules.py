@@ -57,8 +57,9 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Decision of the admission rules to fan the request out and to train it. `why_only_served` can
-    still find an obstacle in the request's body; the request is then only served."""
+    """Decision of the admission rules to fan the request out and to train it. The decision is not
+    final: if `why_only_served` finds an obstacle in the request's body, the request is only served.
+    """
 
     num: int | None = None
     """Number of siblings; None: the number in the job."""
@@ -171,8 +172,8 @@ def is_sampled(subject: str, fraction: float) -> bool:
 
 
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
-    """Return the reason in a request's body why the request is served once and not trained. Return
-    None if there is no such reason."""
+    """Return the reason why a request with this body and this number of siblings must be served
+    once and not trained. Return None if there is no such reason."""
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING
     if not _has_one_prompt(body):

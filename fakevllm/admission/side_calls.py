@@ -166,10 +166,10 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts of a request that may begin with a marker of side calls.
+    """Return the texts of those messages at whose beginning a marker of side calls is searched.
 
-    They are all system messages. If the request has exactly one message of another role, its text
-    is included too.
+    Every system message is such a message. If the request has exactly one other message, that
+    message is included too.
     """
     system: list[str] = []
     others: list[str] = []

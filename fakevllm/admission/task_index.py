@@ -25,10 +25,10 @@ class TaskIndex:
     Each task has a task key (`sk-task-…`), which an app can use as its API key. Ownership of tasks
     depends on whether the proxy requires API keys:
 
-    * If it does, a task belongs to the API key that registered the task. Only the holder of that
-      API key can replace the task. The task key names that API key, is signed, and is valid only
-      while that API key is valid.
-    * If it does not, tasks belong to nobody, and a task key may be unsigned.
+    * If the proxy requires API keys, a task belongs to the API key that registered the task. Only
+      the holder of this API key can replace the task. The task key is signed, and contains the
+      fingerprint of this API key. It is valid only while this API key is valid.
+    * If the proxy requires no API keys, tasks belong to nobody, and a task key may be unsigned.
     """
 
     def __init__(self, secret: bytes | None = None, keys: KeyRing | None = None) -> None:
@@ -150,7 +150,12 @@ class TaskIndex:
         return self._tasks.get(task_id)
 
     def _of_owner(self, task_id: str, owner: str) -> Task | None:
-        """Return the task if the task's key is valid for this owner, else None."""
+        """Return the task with the id `task_id` if `owner` may use it, else None.
+
+        `owner` is the fingerprint of an API key. The owner may use the tasks that this API key has
+        registered, and the rows of the dataset, while the API key is valid. If the proxy requires
+        no API keys, everybody may use every task.
+        """
         task = self._tasks.get(task_id)
         if task is None or not self._keys:
             return task

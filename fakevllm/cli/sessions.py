@@ -104,11 +104,12 @@ def render_tree(
     """Return a session drawn as a tree. Each node is a group, which is one request with its
     answers.
 
-    All groups that continue the same answer are drawn at the same level. The conversation after the
-    latest of them stays at this level. The conversation after an earlier one is drawn as a branch
-    of that group. Feedback on an answer is drawn below its group. `children` has a pair for each
-    session that a sub-agent of this session has opened: (id of the sub-agent's session, id of the
-    group that started it).
+    If several groups continue the same answer, they are all drawn at the same level. The groups
+    that follow the latest of them are drawn at this level too. The groups that follow any other of
+    them are drawn below it, as a branch. Feedback on an answer is drawn below its group.
+
+    `children` has one pair for each session that a sub-agent of this session has opened: (id of the
+    sub-agent's session, id of the group that started the sub-agent).
     """
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")
@@ -143,7 +144,7 @@ def _add_branches(
 ) -> None:
     """Add all groups to the tree.
 
-    A loop follows each conversation. Recursion would exceed Python's limit in a long conversation.
+    The function uses a loop, because recursion would exceed Python's limit in a long conversation.
     """
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
     while work:

@@ -73,8 +73,8 @@ def run_demo(settings: DemoSettings) -> Outcome:
 
 @contextmanager
 def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
-    """Show a live display while the block runs. If the output is not a terminal, end its last line,
-    because the library rich does not."""
+    """Show a live display while the block runs. If the output is not a terminal, also print a line
+    break at the end, because the library rich prints none after the last line."""
     try:
         with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield

@@ -122,7 +122,8 @@ class GroupDraft:
     def serve(self, result: SiblingResult) -> None:
         """Record that the app gets this sibling's answer.
 
-        The app's next request may contain this answer, and its session is found by the answer. If
+        The app's next request usually repeats this answer, and its session is then found by the
+        answer. The answer must therefore be recorded before the app can send its next request. If
         the group ends after the answer, call this method before the last byte of the answer is
         sent.
         """
@@ -162,7 +163,7 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a request that was sampled only once.
 
-        If the reply was an error, the record's reason begins with `failure_prefix`.
+        If the app gets no answer, the record's reason is the cause, with `failure_prefix` in front.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None

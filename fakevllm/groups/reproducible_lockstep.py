@@ -1,7 +1,7 @@
 """`job.lockstep`: runs become reproducible, because groups are processed one after another.
 
-A group is sampled only when the server has finished all training steps for which earlier groups
-were sufficient. The seeds of the group's siblings are derived from its dataset row. If the engine
+Before a group is sampled, the server must have finished every training step that the earlier groups
+made due. The seeds of the group's siblings are derived from its dataset row. If the engine
 also decodes each call alone, two runs are identical.
 
 Two runs can still differ because of feedback, apps that send requests concurrently, hooks that use
@@ -65,11 +65,11 @@ class Lockstep:
 
     @contextlib.asynccontextmanager
     async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
-        """Yield the seed of a request. If the request is a group, hold the lock that allows only
-        one group at a time while the block processes the request.
+        """Wait until the server is idle, then yield the seed of a request. The block processes the
+        request. If `is_group` is True, a lock is held meanwhile, so only one group runs at a time.
 
         A request that is sampled once and not trained does not wait for the lock. The reward hook
-        of the running group may have sent it, so waiting would be a deadlock.
+        of the running group may have sent the request, and waiting would then be a deadlock.
         """
         async with self._group_lock if is_group else contextlib.nullcontext():
             await self._wait_until_idle()
@@ -79,7 +79,7 @@ class Lockstep:
 
     async def _wait_until_idle(self) -> None:
         """Wait until the server has accepted all scored groups, and has finished the training step
-        for which they were sufficient.
+        that these groups made due.
 
         The wait ends early if the server is unreachable. The next request then fails, or is held
         until the server is back.

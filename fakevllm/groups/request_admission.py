@@ -29,8 +29,8 @@ class TrafficGate:
         trains: bool = True,
     ) -> None:
         """Create the object. `key_names` returns the names by which a rule may refer to an API key.
-        `trains` is False if no request can become a group, because the proxy has no hooks. Requests
-        are then not placed in sessions before they are answered."""
+        `trains` is False if the proxy has no hooks and therefore trains no request. In this case,
+        `ruling` does not place the request in its session."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:

@@ -76,9 +76,9 @@ class Pipeline:
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
     ) -> None:
-        """Create the pipeline. If there are hooks, `on_placed` is called before each request is
-        answered. Its arguments are the request's id, the request's place in its session, and the
-        question (the last user message)."""
+        """Create the pipeline. `hooks` is None if the user has no hook files. Otherwise `on_placed`
+        is called before each request is answered. Its arguments are the request's id, the request's
+        place in its session, and the question (the last user message)."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._retry_handler = retry_handler
@@ -312,7 +312,7 @@ class Pipeline:
             log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
-        """Write the record of a group that is not trained into the ledger."""
+        """Write the group's record into the ledger. The group will not be trained."""
         self._metrics.group_ended(group)
         self._ledger.record(group)
         self._delivery.forget(group.group_id)

@@ -150,7 +150,7 @@ class ResendCache:
 
         Return False if the first attempt failed and nothing was sent. The caller can then handle
         the request as a new one. Return True if the app got the answer, or an error after the
-        response had been started. Raises ClientDisconnected.
+        response had been started. Raises ClientDisconnected if the app disconnects meanwhile.
         """
         pending = entry.pending
         try:
@@ -229,9 +229,9 @@ class ResendCache:
         """Record that an answer was not delivered, if its connection is reset soon after the last
         byte.
 
-        A client that closes its socket with unread data resets the connection. A client that has
-        read everything closes the connection normally. A client that stops reading a stream on
-        purpose also resets the connection. Streamed answers are therefore not checked.
+        A client that has read the whole answer closes the connection normally. If a part of the
+        answer is unread when the client closes its socket, the connection is reset. Streamed
+        answers are not checked, because a client may stop reading a stream on purpose.
         """
         now, pending = self._now(), entry.pending
         response = pending.response.result() if pending.response.done() else None

@@ -28,8 +28,9 @@ class Sampler:
     ) -> SiblingResult:
         """Sample one sibling, and return a complete answer, or the error in place of an answer.
 
-        Nothing is sent to the app. If the engine is overloaded because of siblings, the lead (the
-        app's own request) waits and is retried. The other siblings are then not retried.
+        Nothing is sent to the app. The engine may refuse a call because siblings overload it. If
+        the refused call is the lead (the app's own request), this method waits and retries it. If
+        it is any other sibling, the engine's error is returned at once.
         """
         last = SiblingResult(index)
         sibling_limit = self.retry_handler.sibling_limit

@@ -191,10 +191,10 @@ class GroupScheduler:
     def app_disconnected(self) -> list[Decision]:
         """Handle the app's disconnect.
 
-        The disconnect aborts the group if no answer was chosen yet and the setting `on_disconnect`
-        is `cancel`. A lead's answer that is still being relayed counts as not chosen. With
-        `finish`, the group continues and an answer is chosen, because the app may send the request
-        again. If the answer was already chosen, the disconnect changes nothing.
+        If an answer was already chosen, the disconnect changes nothing. A lead's answer that is
+        still being relayed counts as not chosen. If no answer was chosen, the setting
+        `on_disconnect` decides. With `cancel`, the group is aborted. With `finish`, the group
+        continues and an answer is chosen, because the app may send the request again.
         """
         is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
         if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
@@ -238,7 +238,8 @@ class GroupScheduler:
         return [Settle()]
 
     def _on_relay_end(self, outcome: SiblingOutcome) -> list[Decision]:
-        """Handle the end of a relayed lead. The app's answer ends with it."""
+        """Handle the end of a relayed lead. The app's answer, which was the lead's answer, has
+        ended too."""
         self.app = AppState.ANSWERED
         if outcome is SiblingOutcome.ANSWERED:
             self.selection = Selection(0, None, 1.0)

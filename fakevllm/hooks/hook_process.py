@@ -141,8 +141,8 @@ class HookProcess:
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
         """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
 
-        If there is no reply after `limit_s` seconds, the process is killed. `timeout_s` is the time
-        limit in the user's configuration; the LostCall's reason names it.
+        If there is no reply after `limit_s` seconds, the process is killed. The reason of the
+        LostCall then contains `timeout_s`, the time limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:

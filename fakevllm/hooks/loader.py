@@ -145,7 +145,8 @@ def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
 
 
 def _import(file: Path) -> ModuleType:
-    """Import a file under the name of the file. Files that import each other thus share modules."""
+    """Import a hook file as a module with the file's name. If another hook file has imported the
+    file by this name already, return the existing module."""
     imported = sys.modules.get(file.stem)
     if imported is not None and getattr(imported, "__file__", None) == str(file):
         return imported

@@ -77,7 +77,8 @@ class _MalformedItem(NotTranslated):
 def continues(request_input: Input) -> bool:
     """Return True if the model must continue the last message instead of answering it.
 
-    This is the case if the last input item is a message or reasoning with the status unfinished.
+    This is the case if the last input item is a message or reasoning, and its status is
+    `in_progress` or `incomplete`.
     """
     last: Any = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict):
@@ -93,7 +94,7 @@ def input_items(request_input: Input) -> list[Any]:
 
 
 def answer_as_input(message: Json) -> list[Json]:
-    """Translate an assistant message to the input items by which an app would send it back."""
+    """Translate an assistant message to input items, as an app's next request would repeat it."""
     items: list[Json] = []
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
@@ -218,10 +219,10 @@ def _set(messages: list[Json], key: str, text: str) -> None:
 
 
 def _only_text(parts: object, types: Sequence[str]) -> str:
-    """Return the text of the only part in a list of content parts.
+    """Return the text of a list that consists of exactly one text part.
 
-    Raises NotTranslated if the part is no text, or if the list has another number of parts. Of
-    several parts, vLLM would keep only the first.
+    Raises NotTranslated for anything else. From a list with several parts, vLLM would keep only the
+    first part.
     """
     if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
         raise NotTranslated("an assistant's item without a text, or with several")

@@ -87,7 +87,7 @@ class CallName:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request, in the chat format and as the response repeats them.
+    """The tools of a request in two forms: in the chat format, and as the response repeats them.
 
     >>> tools_of([{"type": "function", "name": "look"}, {"type": "web_search"}]).functions
     [{'type': 'function', 'function': {'name': 'look'}}]
@@ -100,9 +100,10 @@ class Tools:
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
-        """Return the response's name of a called function, given its name in the chat completion.
+        """Return the name and the namespace by which the response names a called function.
 
-        The chat completion's name of a function in a namespace includes the namespace.
+        The argument `name` is the function's name in the chat completion. If the function is in a
+        namespace, this name includes the namespace.
         """
         return self._names.get(name, CallName(name))
 
@@ -199,9 +200,9 @@ def _mistyped(place: tuple[object, ...], value: object, kinds: type | tuple[type
 
 
 def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
-    """Yield the functions of a tool as pairs of function and namespace.
+    """Yield (function, name of its namespace) for each function of a tool.
 
-    The namespace is None for a function that stands alone.
+    A tool is a single function or a namespace of functions. The name is None for a single function.
     """
     checked = _checked(tool)
     if checked["type"] == "function":
