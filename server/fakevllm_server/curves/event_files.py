@@ -101,8 +101,8 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        The cursor file counts only the points that have reached the disk. The next call of the
-        writer writes the other points again.
+        If the last call of `write` failed, some of its points may be missing in the file. The
+        cursor does not count them, so they are written again later.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False

@@ -6,7 +6,7 @@ Rows of four tables change their state as follows:
 episode   claimed -> ended, or open again for the next claim
 sample    without a group while its task lacks samples -> in a group
 group     pooled -> planned -> consumed, or dropped with a reason
-batch     planned -> done -> planned again if a restored checkpoint lacks its step
+batch     planned -> done -> planned again if a checkpoint from before its step is restored
 
 The group of an evaluation has the state `eval` from the start. It is never pooled or trained.
 """

@@ -289,7 +289,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the chunks of a response's body.
 
-    Raises aiohttp.ClientError if the engine or this process closes the connection.
+    Raises aiohttp.ClientError if the connection is closed before the end of the body, either by the
+    engine or by this process.
     """
     try:
         async for chunk in response.content.iter_any():

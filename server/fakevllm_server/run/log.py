@@ -167,7 +167,8 @@ class RunLog:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of groups that were dropped during the run, by the slug of the reason.
+        """Number of groups that were dropped during the run, by the short name of the reason (the
+        part before the first colon).
 
         Only drops that are on disk are counted. Clients poll these numbers several times a second,
         so the numbers are read again only if the journal was written since the last read.

@@ -48,9 +48,9 @@ class Acknowledger:
         A repeated request gets the reply to the first one. For a new request, `decide` returns the
         reply and the change to write, and the reply is returned when the change is on disk.
 
-        Set `is_new` if the request ends an episode that is still open, because then there is no
-        earlier reply to look for. Raises IdempotencyConflict if `key` was used with another body,
-        and JournalError if the change is not written in time.
+        Set `is_new` if the request ends an episode that has not ended yet. Such a request cannot
+        have an earlier reply, so the search for a reply is skipped. Raises IdempotencyConflict if
+        `key` was used with another body, and JournalError if the change is not written in time.
         """
         body_hash = hash_of(request)
         known = None if is_new else await self._find(key, body_hash, reply_type)

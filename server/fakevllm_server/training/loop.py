@@ -137,7 +137,8 @@ class TrainLoop:
         """Slug (short name) of the reason why no more steps will be taken, or None while training
         continues.
 
-        Unlike in `closed_reason`, a job that the trainer refuses does not count as a reason.
+        The property `closed_reason` has one more reason: the trainer refuses the job. This reason
+        is not included here, because the user may fix its cause.
         """
         if self._steps.stop_reason is not None:
             return "training_stopped"
@@ -181,7 +182,9 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close the engines whose state is unknown. The next boot starts these engines again."""
+        """Close the engines whose state is unknown. After an unexpected error (`is_known` is
+        false), these are all engines. Otherwise it is at most the trainer, if its weights may
+        differ from those that the run log expects. The next boot starts these engines again."""
         if not is_known:
             await self._backend.close()
         elif not self._steps.is_in_sync:

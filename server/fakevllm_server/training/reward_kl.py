@@ -19,8 +19,8 @@ async def reward_penalties(
     """Return the KL penalties for the rewards of a step. The list has one row for each call of
     `trainable_calls`, and a row has one penalty for each trained token.
 
-    Return None if the job has no KL in its reward, or if it is a control run that trains nothing
-    (`frozen`). Errors of the trainer are raised unchanged.
+    Return None if the job has no KL in its reward, or if the job's setting `control` is `frozen`,
+    so that nothing is trained. Errors of the trainer are raised unchanged.
     """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None

@@ -31,8 +31,9 @@ def branch_metrics(
     The module `forest.branch_causes` defines the causes and `drift_rate`. `branch_rate` is the
     share of branching calls among the calls that are not the first of their session. A call
     branches if it does not extend an earlier call. The rate is absent if no session has more than
-    one call. Without a vocabulary, causes that need text count as `unknown`. Calls beyond a limit
-    of MAX_TOKENS tokens count as `not_read`.
+    one call. Without a vocabulary, causes that need text count as `unknown`. At most about
+    MAX_TOKENS tokens are compared as text. A call that needs such a comparison after this limit is
+    reached counts as `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.

@@ -115,8 +115,9 @@ class StepRunner:
         self.is_in_sync = True
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Return the batch without calls whose weights are too old. The same calls were removed
-        when the batch was first taken from the pool."""
+        """Return a batch from the journal without its stale calls, which were sampled by weights
+        that are too old. The journal has the groups with all of their calls. The calls that were
+        removed when the batch was first taken from the pool must therefore be removed again."""
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)

@@ -136,9 +136,11 @@ def _advantages(
 def _has_gradient(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
     """Return True if the group belongs in the loss.
 
-    KL and entropy terms have a gradient for every call, even in a tied group, in which all rewards
-    are equal. Some algorithms give tied groups an advantage. Control runs exclude feedback samples,
-    because a feedback sample has no other rewards to shuffle with.
+    In a tied group, all rewards are equal. A tied group belongs in the loss only if the loss has a
+    KL or entropy term, which has a gradient for every call, or if the algorithm gives tied groups
+    an advantage. The control run `frozen` trains no group. A feedback sample is trained in no
+    control run: the control run `shuffled` shuffles the rewards within each group, and a feedback
+    sample is its group's only answer.
     """
     if group.is_sample:
         return job.control == "none"

@@ -30,9 +30,9 @@ class MismatchStop:
         """Count a step if its metrics say that trainer and engine disagree too much. `limit` is the
         job's `max_mismatch_k3`. Without a limit, no step is counted.
 
-        A step without a measurement neither counts nor resets the count. The same holds for a step
-        that has only feedback samples, because their tokens were sampled by older weights. A step
-        that is trained again after a rollback counts once.
+        A step without a measurement leaves the count unchanged. A step that has only feedback
+        samples leaves the count unchanged too, because its tokens were sampled by older weights. A
+        step that is trained again after a rollback counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
@@ -71,7 +71,9 @@ problem, and the pauses start at FIRST_S again."""
 
 
 class RestartBackoff:
-    """Pauses between engine restarts, which double as long as engines die soon after their start.
+    """Pauses before restarts of a failed engine. Each pause is twice as long as the pause before,
+    up to MAX_S seconds. The pauses start at FIRST_S again after a completed step, or if an engine
+    ran for PROVEN_AFTER_S seconds before it failed.
 
     >>> backoff = RestartBackoff()
     >>> [backoff.next_pause(now) for now in (0.0, 1.0, 2.0)]
@@ -83,8 +85,8 @@ class RestartBackoff:
         self._up_since: float | None = None
 
     def engine_started(self, now: float) -> None:
-        """Record that an engine has started. The start does not make the next pause short again,
-        because the first step may kill the engine."""
+        """Record that an engine has started at `now`. A successful start does not make the pauses
+        short again, because the engine may die again at its first step."""
         self._up_since = now
 
     def reset(self) -> None:

@@ -1,8 +1,9 @@
 """Accept calls, groups, episodes and feedback samples from clients.
 
-Each request is decided in memory, then written to the journal, and only then acknowledged. Clients
-may send requests in every state of the engine, because the time of arrival does not decide whether
-a call is trained. The age of the weights that sampled the call decides.
+Each request is decided in memory, then written to the journal, and only then acknowledged. Requests
+are accepted in every state of the engine, for example also while a step runs. This is possible
+because a call is not judged by the time at which it arrives. A call is too old for training if the
+weights that sampled it are too old.
 """
 
 from __future__ import annotations
@@ -186,7 +187,9 @@ class Intake:
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
         """Record a call of a sibling.
 
-        If the journal is full or slow, the call may not be trained, but the app gets its answer.
+        If the journal is full, the call is ignored, and is not trained. If the journal is slow,
+        this method returns before the call is on disk, and a crash may then lose the call. In both
+        cases the app gets its answer.
         """
         if self._journal.is_full:
             return

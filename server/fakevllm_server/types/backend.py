@@ -115,8 +115,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The calls that one step trains on. A trainer may compute a prefix that several calls share
-    only once."""
+    """The calls that one step trains on. If several calls share a prefix, a trainer may compute the
+    prefix once for all of them."""
 
     step: int
     calls: Sequence[Call]

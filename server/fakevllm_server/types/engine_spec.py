@@ -62,10 +62,10 @@ class EngineSpec:
         path is in the run directory or, if that path would be too long, in a new temporary folder.
         Pass the path to `remove_socket` when the engine has ended.
 
-        Each start needs a new path, because an engine can still come up for a moment after the
-        server that started it was killed. With a fixed path, the next server would load the trained
-        weights into the old engine. The new engine would then take over the path and answer apps
-        with the initial weights.
+        Each start needs a new path, because an engine may still come up after the server that
+        started it was killed. If the path were fixed, the next server could mistake this old engine
+        for its own new engine, and load the trained weights into the old engine. Later the new
+        engine would take over the path and answer apps with the initial weights.
         """
         run_dir = self.run_dir.resolve()
         for old_socket in run_dir.glob(f"{self.role}-*.sock"):

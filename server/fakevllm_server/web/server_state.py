@@ -115,8 +115,8 @@ class ServerState:
 
     @contextlib.contextmanager
     def _closing_folder_on_error(self) -> Generator[None]:
-        """Release the run directory if the `with` block raises ConfigError, so that the server
-        cannot start."""
+        """Release the run directory if the `with` block raises ConfigError. The server then does
+        not start, and must not keep the directory locked."""
         try:
             yield
         except ConfigError:
@@ -145,8 +145,8 @@ class ServerState:
             self._pending_start.add_done_callback(_log_failure)
 
     async def _start_when_written(self) -> None:
-        """Wait until the journal, whose disk is full, can be written again. Then start the engine,
-        unless a client has started the engine meanwhile."""
+        """Wait until the journal can be written again, for example after a full disk. Then start
+        the engine, unless a client has started the engine meanwhile."""
         is_done = False
         while not is_done:
             await self.journal.wait_written(self.journal.put(), None)
@@ -279,10 +279,11 @@ class ServerState:
             self._loop.notify()
 
     def attached_engine(self) -> EngineClient:
-        """Return the client of an engine that answers calls or is being restarted.
+        """Return the client of the present engine, which answers calls or is being restarted.
 
-        Raises WireError (503) before the first boot has ended and after a stop, so that calls are
-        refused at once instead of waiting for an engine.
+        Raises WireError (503) if there is no engine: before the first engine is ready, and after
+        the engine was stopped. In these cases, calls are refused at once and do not wait for an
+        engine.
         """
         if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
@@ -300,8 +301,8 @@ class ServerState:
         """Wait without a time limit until the engine answers calls, and return its client.
 
         `failed` is the client of an engine that failed a call. This client is returned only if its
-        engine is healthy again. Raises WireError (503) before the first boot has ended and after a
-        stop.
+        engine is healthy again. Raises WireError (503) before the first engine is ready, and after
+        the engine was stopped.
         """
         while True:
             client = self.attached_engine()
@@ -374,9 +375,10 @@ class ServerState:
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
     """Close the HTTP client of an engine that has been replaced or stopped.
 
-    Calls that wait at the engine's gate (for a change of its weights) then look for the next
-    engine. If the engine only got a new endpoint, the gate stays the same, and calls keep waiting
-    there.
+    Calls may be waiting at the engine's gate until a change of its weights is over. These calls
+    then look for the next engine. There is one exception: if `next_endpoint` has the same gate, the
+    engine is still the same and only its address has changed, so the calls continue to wait at the
+    gate.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

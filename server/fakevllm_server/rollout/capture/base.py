@@ -242,9 +242,10 @@ class CallCapture(ABC):
     def _release_held_chunk(self, fingerprint: str | None = None) -> bytes:
         """Return the bytes of the chunk that was held back, or no bytes if no chunk was held back.
 
-        vLLM prints the system fingerprint in the last chunk of a stream. That is the usage chunk if
-        usage is requested. The capture removes a usage chunk that the app did not request. The held
-        chunk is then the last chunk, and gets the `fingerprint` of the removed chunk.
+        vLLM prints the system fingerprint only in the last chunk of a stream. If usage is
+        requested, the last chunk is the usage chunk. If only the capture requested usage, the usage
+        chunk is not sent to the app. The app's last chunk is then the chunk before it, which is
+        held back for this purpose, and gets the `fingerprint` of the usage chunk.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:

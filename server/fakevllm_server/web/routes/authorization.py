@@ -58,9 +58,8 @@ def is_key_of_episode(state: ServerState, key: str | None, path: str) -> bool:
 
 
 def invalid_key_error(state: ServerState, key: str | None, path: str) -> WireError:
-    """Return the error for an invalid key. The status is 404 for a model call with the key of an
-    episode that has ended, and 401 otherwise. A server that requires no keys also answers such a
-    model call with 404."""
+    """Return the error for an invalid key. The status is 404 if the request calls the model with
+    the key of an episode that is no longer claimed. Otherwise the status is 401."""
     is_late = (
         key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_MODEL_PATHS)
     )

@@ -1,7 +1,8 @@
 """Routes for the episodes of active clients: claim, renew, end, abort.
 
-Clients that were written for AgentJet search the messages for certain words. Therefore these words
-are the same as in AgentJet.
+The server speaks the protocol of AgentJet, a framework for training agents. Clients that were
+written for AgentJet search the messages for certain words. Therefore these words are the same as in
+AgentJet.
 """
 
 from __future__ import annotations

@@ -169,10 +169,12 @@ TRAINER_PATHS = (
 
 
 def _trainer_routes() -> APIRouter:
-    """Return the routes that AgentJet's own trainer calls on AgentJet's server.
+    """Return the routes that are only for the trainer of AgentJet, the framework whose protocol
+    this server speaks. In AgentJet, the trainer is a client that sets the engine's state and the
+    batch.
 
-    On this server, these routes refuse every call, in the protocol's format. The trainer of this
-    server is its child process, and no client may set the engine's state or the batch.
+    The trainer of this server is a child process of the server. Therefore these routes refuse every
+    request, with a reply in the protocol's format.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

@@ -169,8 +169,9 @@ class ClientCall:
         await self._send_refusal(engine, first)
 
     def _open(self, engine: EngineClient) -> Exchange | WireError:
-        """Return the exchange, which translates the call. Its request body has the job's sampling
-        settings and no token limit that exceeds the context.
+        """Return the exchange, the object that translates the call to the engine's format and the
+        answer back. The exchange's request body is ready for the engine. It has the job's sampling
+        settings. In a chat request, token limits that exceed the context are removed.
 
         If the call cannot be translated, return an error. The client gets this error only if the
         engine has no route for the client's format.
