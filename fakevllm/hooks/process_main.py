@@ -138,8 +138,9 @@ class _Child:
         await self._end.wait()
 
     def listen(self) -> None:
-        """Receive hook calls and dispatch them to a thread. When the proxy closes the connection or
-        dies, end the process, even if user code is still running."""
+        """Receive hook calls, and pass each call to the thread that runs hooks of its kind (async
+        or sync). When the proxy closes the connection or dies, end the process, even if user code
+        is still running."""
         # A killed proxy may reset the connection, or leave an incomplete frame.
         with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
             stream = self._sock.makefile("rb")
@@ -262,10 +263,9 @@ class _HookCall:
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Return a reply to the proxy that has no result.
+        """Return the reply to the proxy for a hook that failed with `reason`.
 
-        `reason` is the reason of the failure. It is None if the hook succeeded and the caller will
-        add the result to the reply.
+        If the hook succeeded, `reason` is None. The caller must then add the result to the reply.
         """
         annotations = list(map(changed_keys, self._before, self._answers))
         return {

@@ -192,12 +192,11 @@ class FeedbackRows:
         return self._one(_FIND_GROUP, answer_id, app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
-        """Return the id of an earlier group, for whose answer the request `group_id` is implicit
-        feedback. Return None if there is no such group.
+        """Return the id of the group about whose answer the request `group_id` is implicit
+        feedback. Return None if the request is no implicit feedback, or if there is no such group.
 
-        If the request is a regeneration, the earlier group is the latest other group with the same
-        history. Otherwise it is the group whose answer the request continues, if the request begins
-        a new turn.
+        A regeneration is feedback about the latest other group with the same history. A request
+        that begins a new turn is feedback about the group whose answer the request continues.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)
@@ -206,11 +205,11 @@ class FeedbackRows:
         return self._one(_SAME_HISTORY, place.session_id, place.asked_key, group_id)
 
     def with_baseline(self, num: int) -> list[tuple[str, str, bool]]:
-        """Return the feedback in the state `waiting` of all apps that have at least `num` feedback
-        values, oldest first.
+        """Return the feedback in the state `waiting`, oldest first. Feedback of apps with fewer
+        than `num` feedback values is left out.
 
-        Each item is (group id, feedback id, is settled). The last element is True if the group is
-        no longer waiting for the server to acknowledge its rewards.
+        Each item is (group id, feedback id, is settled). The last element is False if the group is
+        in the state `scored`, which means that the server has not acknowledged its rewards yet.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()

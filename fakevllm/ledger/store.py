@@ -157,8 +157,8 @@ class Ledger:
         return await self._writer.flush(timeout_s)
 
     async def is_written(self, *receipts: WriteReceipt, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Flush, then return True if each change of these receipts is in the file. Return False if
-        one of these changes was dropped, or at the timeout.
+        """Wait until the changes with these receipts are written or dropped. Return True if all of
+        them are written. Return False if at least one was dropped, or at the timeout.
 
         Other changes in the queue do not affect the result. The receipt of a dropped change has the
         error.
