@@ -260,10 +260,17 @@ KNOWN: tuple[KnownDifference, ...] = (
     KnownDifference(
         "`GET /v1/models/ID`.",
         "Status 404: vLLM has no such route.",
-        "The model's card from `GET /v1/models`; the aliases of the proxy have cards, too. Status "
-        "404 with vLLM's error for an unknown model.",
+        "The model's card from `GET /v1/models`. The aliases of the proxy have cards, too.",
         "The route is part of OpenAI's API. Some apps check their model with it.",
-        ("around: a model's card", "around: an unknown model's card"),
+        ("around: a model's card",),
+        ("status: 404 -> 200",),
+    ),
+    KnownDifference(
+        "`GET /v1/models/ID` for a model that is not served.",
+        "Status 404 with the body of an unknown path.",
+        "Status 404 with vLLM's error for an unknown model.",
+        "The error names the models that are served.",
+        ("around: an unknown model's card",),
         ("body*",),
     ),
 )
