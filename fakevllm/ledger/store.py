@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -100,6 +101,21 @@ class Ledger:
             raise LedgerError(message) from error
         return Ledger(write_engine, _engine(path, busy_timeout_s))
 
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Convert errors of reads in the `with` block to LedgerError.
+
+        A read fails if the file is damaged. The ledger may be large, so the whole file is not
+        checked when it is opened.
+        """
+        try:
+            yield
+        except (DatabaseError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
+            path = self._read_engine.url.database
+            message = f"the ledger {path} cannot be read ({cause}); move it away or name another"
+            raise LedgerError(message) from error
+
     def close(self) -> None:
         """Write the queued changes, then close the database connections."""
         self._writer.close(FLUSH_TIMEOUT_S)
@@ -172,8 +188,8 @@ class Ledger:
 
     def log_cursor(self, run_id: str) -> int:
         """Return the number of the last entry of this run's log that was applied to the ledger. The
-        result is 0 if no entry was applied."""
-        with self._read_engine.connect() as db:
+        result is 0 if no entry was applied. Raises LedgerError if the ledger cannot be read."""
+        with self.reading(), self._read_engine.connect() as db:
             return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
@@ -183,8 +199,9 @@ class Ledger:
             with self._write_engine.begin() as db:
                 return row_changes.task_secret(db)
         except (DatabaseError, sqlite3.Error) as error:
-            cause = getattr(error, "orig", None) or error
-            raise LedgerError(f"the ledger cannot be written: {cause}") from error
+            cause, path = getattr(error, "orig", None) or error, self._read_engine.url.database
+            message = f"the ledger {path} cannot be written: {cause}; move it away or name another"
+            raise LedgerError(message) from error
 
     def scored_groups(self) -> list[ScoredGroup]:
         """Return the groups whose rewards the server has not acknowledged yet, oldest first."""

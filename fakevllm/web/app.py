@@ -8,7 +8,8 @@ import socket
 import time
 from collections.abc import Mapping
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from sqlalchemy.exc import DatabaseError
 from starlette.routing import Route
 
 from fakevllm.config.model import Config
@@ -20,6 +21,7 @@ from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
+from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (
     GracefulServer,
@@ -51,6 +53,16 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
     """Return the FastAPI application with all routes. `endpoints` maps paths to inference
     endpoints."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
+    throttle = LogThrottle(WARN_EVERY_S)
+
+    def refuse_unread(_: Request, error: Exception) -> Response:
+        """Return a 503 for a request that needs to read a ledger that cannot be read."""
+        cause = str(getattr(error, "orig", error))
+        if throttle.due(cause, time.monotonic()) is not None:
+            log.error("the ledger cannot be read: %s", cause)
+        return passthrough.error_response(unavailable("The proxy's ledger cannot be read."))
+
+    app.add_exception_handler(DatabaseError, refuse_unread)
     for module in (passthrough, stored_responses, admin, feedback):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():

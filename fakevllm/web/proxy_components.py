@@ -105,10 +105,11 @@ async def open_proxy(
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
         keys = config.keys()
-        tasks = TaskIndex(ledger.task_secret(), keys)
-        tasks.add_dataset(rows)
-        for stored in ledger.tasks():
-            tasks.add([stored.task], stored.owner)
+        with ledger.reading():
+            tasks = TaskIndex(ledger.task_secret(), keys)
+            tasks.add_dataset(rows)
+            for stored in ledger.tasks():
+                tasks.add([stored.task], stored.owner)
         hooks = await _start_hooks(config, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
@@ -135,7 +136,8 @@ async def open_proxy(
         )
         metrics = Metrics()
         feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
-        resends = _open_resend_cache(config, ledger)
+        with ledger.reading():
+            resends = _open_resend_cache(config, ledger)
         pipeline = Pipeline(
             config,
             upstream,
@@ -159,11 +161,12 @@ async def open_proxy(
         metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
         conversations = SessionTree()
-        conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
-        # No await between these two: a group's stored feedback must be counted before the group is
-        # sent.
-        delivery.resend(ledger.scored_groups())
-        feedback.restore()
+        with ledger.reading():
+            conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
+            # No await between these two: a group's stored feedback must be counted before the group
+            # is sent.
+            delivery.resend(ledger.scored_groups())
+            feedback.restore()
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
         yield ProxyComponents(

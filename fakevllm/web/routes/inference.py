@@ -11,6 +11,7 @@ from functools import partial
 
 import orjson
 
+from fakevllm.errors import LedgerError
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.resend_cache import identity_of
 from fakevllm.ledger.conversation_history import prior_exchanges
@@ -37,7 +38,7 @@ from fakevllm_adapters.http.asgi import (
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
 from fakevllm_adapters.http.response_ids import previous_response_id_of, watch_response_id
 from fakevllm_adapters.protocol.credentials import api_key_of
-from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
 from fakevllm_adapters.protocol.swarm import Task
 
@@ -226,9 +227,15 @@ async def _prior_history(
     await proxy.ledger.flush(FLUSH_S)
     find_request = partial(proxy.ledger.answered_request, app_key=app_key)
     reference = {"previous_response_id": response_id}
-    history = await asyncio.to_thread(prior_exchanges, adapter, reference, find_request)
-    if history is None:
-        stored = await asyncio.to_thread(proxy.ledger.responses.find, response_id, app_key)
-        if stored is None or stored.body is not None:
-            raise unknown_response(response_id)
+    try:
+        with proxy.ledger.reading():
+            history = await asyncio.to_thread(prior_exchanges, adapter, reference, find_request)
+            stored = None
+            if history is None:
+                stored = await asyncio.to_thread(proxy.ledger.responses.find, response_id, app_key)
+    except LedgerError as error:
+        log.error("an earlier response cannot be looked up: %s", error)
+        raise unavailable("The earlier response cannot be looked up.") from None
+    if history is None and (stored is None or stored.body is not None):
+        raise unknown_response(response_id)
     return history

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
+from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.types.crash_points import crash_point
 
@@ -28,8 +29,15 @@ class CheckpointFolders:
     """The folder `checkpoints` of a run directory."""
 
     def __init__(self, folder: Path) -> None:
+        """Create the folder if it does not exist. Raises ConfigError if it cannot be used."""
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be used ({error.strerror}): move it away, or choose another "
+                "--run-dir."
+            ) from None
 
     @property
     def is_empty(self) -> bool:

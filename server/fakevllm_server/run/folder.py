@@ -16,6 +16,9 @@ from fakevllm_server.run.metadata import EngineStart, with_engine_start
 
 log = logging.getLogger("fakevllm.server")
 
+MAX_ID_CHARS = 100
+"""Maximum length of a run's id. Each status reply contains the id."""
+
 
 class RunInUse(ConfigError):
     """Error that another server has locked the run directory."""
@@ -55,12 +58,19 @@ class RunFolder:
         """
         if not self._model_file.exists():
             return
-        recorded = json.loads(self._model_file.read_bytes())
-        if recorded["backend"] != backend or recorded["fingerprint"] != fingerprint(model):
-            raise ConfigError(
-                f"{self._path} belongs to a run of {recorded['model'] or recorded['backend']}: "
-                "choose another --run-dir."
+        try:
+            recorded = json.loads(self._model_file.read_bytes())
+            name, is_same = (
+                recorded["model"] or recorded["backend"],
+                (recorded["backend"], recorded["fingerprint"]) == (backend, fingerprint(model)),
             )
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(
+                f"{self._model_file} is damaged: delete it if the run was started with this model, "
+                "or choose another --run-dir."
+            ) from None
+        if not is_same:
+            raise ConfigError(f"{self._path} belongs to a run of {name}: choose another --run-dir.")
 
     def record_model(self, backend: str, model: str | None) -> None:
         """Write trainer and model to `model.json`, which `check_model` reads at later starts. An
@@ -74,17 +84,29 @@ class RunFolder:
             write_atomically(self._model_file, json.dumps(identity))
 
     def run_id(self) -> str:
-        """Return the id by which proxies recognize this run. The first call creates the id."""
+        """Return the id by which proxies recognize this run. The first call creates the id.
+
+        Raises ConfigError if the file of the id is damaged.
+        """
         file = self._path / "run_id"
-        if not (file.exists() and file.read_text()):
-            write_atomically(file, new_id())
-        return file.read_text()
+        try:
+            if not (file.exists() and file.read_text()):
+                write_atomically(file, new_id())
+            run_id = file.read_text()
+            if len(run_id) > MAX_ID_CHARS or not run_id.isprintable():
+                raise ValueError
+        except (OSError, ValueError):
+            raise ConfigError(
+                f"{file} is damaged: write the run's id, which run.json contains, into it, or "
+                "choose another --run-dir."
+            ) from None
+        return run_id
 
     def record_engine_start(self, start: EngineStart) -> None:
         """Add an engine start to `run.json`. If the file cannot be written, log a warning."""
         file = self._path / "run.json"
         try:
-            text = file.read_text() if file.exists() else None
+            text = file.read_text(errors="replace") if file.exists() else None
             write_atomically(file, with_engine_start(text, self.run_id(), start, time.time()))
         except OSError as error:
             log.warning("%s was not written: %s", file, error.strerror)

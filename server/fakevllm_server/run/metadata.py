@@ -119,5 +119,5 @@ def _parse_starts(text: str | None) -> list[dict[str, Any]]:
     try:
         starts = json.loads(text or "{}")["lives"]
         return [start for start in starts if isinstance(start["started"], list)]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []

@@ -96,9 +96,9 @@ class ServerState:
         with self._closing_folder_on_error():
             if self.config.model is not None:
                 self._find_model(self.config.model)
+            self.run_id = self._folder.run_id()
             self._checkpoints = CheckpointFolders(self.config.run_dir / "checkpoints")
             self.journal = Journal(self.config.run_dir / "journal.sqlite")
-        self.run_id = self._folder.run_id()
         with self._closing_folder_on_error(), self.journal.opening():
             self._read_journal()
 
