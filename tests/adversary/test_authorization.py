@@ -9,6 +9,7 @@ refused with any other error than 401 and 403.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import AsyncGenerator, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -56,6 +57,8 @@ MODEL_ROUTES = dict.fromkeys(
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/models",
+        "/v1/models/{name}",
+        "/v1/models/{first}/{rest:path}",
     ),
     MODEL,
 )
@@ -104,6 +107,7 @@ PROXY_ROUTES: dict[str, Access] = {
     "/fakevllm/resume": ADMIN,
 }
 
+PARAMETER = re.compile(r"\{[^}]+\}")
 PASS = "passes"
 """The result of a request that the access checks let through: any status but 401 and 403."""
 INVALID: dict[Access, int | str] = {OPEN: PASS, MODEL: 401, CLIENT: 401, ADMIN: 401}
@@ -174,8 +178,7 @@ class Attacked:
         of its reply does not show why the request was refused."""
         for route in self.routes:
             path = route.path.replace("{episode_uuid}", self.episode_uuid)
-            for name in ("response_id", "group_id"):
-                path = path.replace(f"{{{name}}}", "x")
+            path = PARAMETER.sub("x", path)
             for method in sorted(set(route.methods or ()) - {"HEAD"}):
                 yield method, path, self.rules[route.path]
 

@@ -90,9 +90,7 @@ class RunFolder:
         """
         file = self._path / "run_id"
         try:
-            if not (file.exists() and file.read_text()):
-                write_atomically(file, new_id())
-            run_id = file.read_text()
+            run_id = file.read_text() if file.exists() else ""
             if len(run_id) > MAX_ID_CHARS or not run_id.isprintable():
                 raise ValueError
         except (OSError, ValueError):
@@ -100,6 +98,9 @@ class RunFolder:
                 f"{file} is damaged: write the run's id, which run.json contains, into it, or "
                 "choose another --run-dir."
             ) from None
+        if not run_id:
+            run_id = new_id()
+            write_atomically(file, run_id)
         return run_id
 
     def record_engine_start(self, start: EngineStart) -> None:
