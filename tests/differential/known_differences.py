@@ -150,7 +150,7 @@ KNOWN: tuple[KnownDifference, ...] = (
     ),
     KnownDifference(
         "`kv_transfer_params` from a client.",
-        "vLLM samples from the prompt that the field describes.",
+        "vLLM samples from `prompt_token_ids` in the field instead of the messages.",
         "The field is removed.",
         "The field is internal to vLLM. With it, a client could make vLLM connect to addresses of "
         "the client's choice.",
@@ -197,8 +197,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
         "Present whenever vLLM runs any parser.",
         "Absent if the call is captured for training.",
-        "fakevllm cannot see from a response whether vLLM runs a parser, so it does not know "
-        "whether to add the field. No client reads the field.",
+        "To record the tokens for training, fakevllm asks vLLM for the reasoning and removes it "
+        "again. Whether vLLM would have sent the empty field depends on its parsers, which "
+        "fakevllm does not know. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),

@@ -117,9 +117,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         _has_an_odd_hosted_tool,
     ),
     KnownDifference(
-        "The refusal of a streamed request that takes longer than 1.5 s, for example on a busy "
+        "A streamed request that the engine refuses only after 1.5 s, for example on a busy "
         "machine.",
-        "The status of the response is the error.",
+        "The response has the error's status.",
         "Status 200, and the error is an event in the stream.",
         "fakevllm opens the stream after 1.5 s, because apps, and proxies in front of them, "
         "give up on a silent connection.",

@@ -216,8 +216,8 @@ async def _prior_history(
 
     Return None if the body continues no answer, or an answer that only the engine has. Raises
     WireError (404) if the answer was deleted, if it was not sent to an app with the key whose
-    fingerprint is `app_key`, or if the conversation is too long. The engine must not get such an
-    id, because it does not check keys.
+    fingerprint is `app_key`, or if the conversation is too long. The error is raised here because
+    an engine does not check keys: it would answer for an id of any key.
     """
     if not adapter.has_previous_response:
         return None
