@@ -161,7 +161,7 @@ def _import(file: Path) -> ModuleType:
     except SyntaxError as error:
         del sys.modules[name]
         raise _syntax_error(error, file) from error
-    except (Exception, SystemExit) as error:  # isolates the proxy from user code
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # isolates: it is user code
         del sys.modules[name]
         is_missing = isinstance(error, ModuleNotFoundError)
         remedy = "install it beside fakevllm" if is_missing else "fix the file"
