@@ -54,7 +54,7 @@ def load_hooks(path: Path) -> Hooks:
     """
     path = path.expanduser().resolve()
     files = _files(path)
-    content_hash = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    content_hash = hashlib.sha256(b"".join(map(_read, files))).hexdigest()[:16]
     folder = files[0].parent
     with _importable(folder):
         reward = _find(REWARD, files)
@@ -107,10 +107,19 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise HookError(f"{path}: no such file or folder; give the path of your hooks")
-    files = sorted(path.glob("*.py"))
+    # editors leave links without a target, such as `.#hook.py`
+    files = sorted(file for file in path.glob("*.py") if file.is_file())
     if not files:
         raise HookError(f"{path}: no .py file in this folder; put `{REWARD}.py` there")
     return files
+
+
+def _read(file: Path) -> bytes:
+    """Return the content of a hook file. Raises HookError if the file cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise HookError(f"{file}: cannot be read ({error.strerror}); fix or move it") from None
 
 
 @contextmanager

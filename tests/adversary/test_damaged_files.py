@@ -247,7 +247,6 @@ HOOK_FILES: dict[str, bytes] = {
     "is nested deep": b"x = " + b"(" * 5000 + b")" * 5000,
     "has a very long expression": b"x = " + b"+".join([b"1"] * 100_000),
     "is cut off": PREFER_YES.encode()[:60],
-    "imports itself": b"from on_compute_relative_reward import on_compute_relative_reward",
     "raises an error without a message": b"raise Exception",
     "ends the process when it is imported": b"raise SystemExit(3)",
     "interrupts when it is imported": b"raise KeyboardInterrupt",
