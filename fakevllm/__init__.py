@@ -1,5 +1,6 @@
-"""The proxy and the SDK. The proxy serves apps and trains on their traffic. The SDK is for active
-clients, which claim episodes (single runs of an agent) from a swarm server."""
+"""The proxy and the SDK. The proxy serves apps and trains on their traffic. Agents that are written
+for fakevllm use the SDK: they claim episodes from a swarm server. An episode is one run of an agent
+on one task."""
 
 from __future__ import annotations
 
@@ -96,10 +97,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Return the public name `name`, and import the module that defines it on first use.
+    """Return the exported class or function `name`. Its module is imported when the name is first
+    used.
 
-    The command line imports this package before anything else. The package therefore imports no
-    module before a name is used.
+    The command line imports this package at every start. The package imports none of its modules at
+    that time, so that the start is fast.
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

@@ -1,4 +1,4 @@
-"""Entry point of `python -m fakevllm`, which equals the command `fakevllm`."""
+"""Entry point of `python -m fakevllm`, which does the same as the command `fakevllm`."""
 
 from fakevllm.cli.main import main
 

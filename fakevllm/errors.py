@@ -1,10 +1,10 @@
 """The proxy's exceptions.
 
 FakevllmError
-└── UserError        a user's mistake: the message says what to do; exit code 2
-    ├── ConfigError  settings, flags, files named by them
-    ├── HookError    the user's hook files
-    └── LedgerError  the ledger file
+└── UserError        a mistake of the user; the message has the fix, and the exit code is 2
+    ├── ConfigError  a mistake in a setting or flag, or in a file that it names
+    ├── HookError    a mistake in the user's hook files
+    └── LedgerError  a problem with the ledger file
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Reward answers by their rank in the group: 1 for the best, -1 for the worst. Ties share a rank.
 
-Rewards by rank suit scores whose differences mean little, such as a judge's scores. Unlike
-differences of scores, differences of ranks do not shrink while a task is being solved. Therefore
-use about half of the learning rate that you would use with the scores themselves.
+Rewards by rank suit scores whose differences mean little, such as a judge's scores. When the model
+has nearly solved a task, the scores of its answers become almost equal, and rewards by score would
+differ little. Rewards by rank still differ as much as at the beginning, so the updates stay large.
+Therefore use about half of the learning rate that you would use with the scores themselves.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from fakevllm_runtime.errors import UserError
 def run_command(run: Callable[[], None], program: str = "fakevllm") -> None:
     """Call the function `run`. End the program with an exit code after a UserError or Ctrl-C.
 
-    The message of a UserError is printed to stderr. The line begins with the name `program`.
+    Before the end, one line is printed to stderr. It consists of the name `program` and either the
+    message of the UserError or "stopped".
     """
     try:
         run()

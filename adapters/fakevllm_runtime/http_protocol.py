@@ -1,16 +1,26 @@
 """Limits on slow and endless requests for uvicorn's httptools protocol.
 
 The head of a request is its request line and its headers. Uvicorn's httptools protocol stores the
-headers until the last header arrives, which may be never. Until then, no API key is checked. The
-subclass that `limited_protocol` returns limits:
+headers until the last header arrives, which may be never. Until then, no API key is checked.
 
-* the size of a head.
-* the time in which a head, and then a body, must arrive (see `ArrivalLimits`).
-* the number of connections whose head is unfinished. One more such connection closes the oldest.
-* the number of connections, so that file descriptors remain for databases and for calls to the
-  engine. One more connection gets a 503.
+`limited_protocol` returns a subclass of uvicorn's protocol. The subclass has these limits:
+
+* A limit on the size of a head.
+* Limits on the time in which a head, and then a body, must arrive (see `ArrivalLimits`).
+* A limit on the number of connections whose head is unfinished. When one more such connection is
+  opened, the oldest of them is closed.
+* A limit on the number of all connections, so that file descriptors remain for databases and for
+  calls to the engine. One more connection gets a 503.
 
 Nearly all requests arrive in one read of the socket. Such a request starts no timer.
+
+The subclass also mends two faults of uvicorn's protocol class that let a client hide a request or a
+header from a load balancer:
+
+* An offer to switch to another protocol, such as `Upgrade: h2c`, is ignored, and the request is
+  served over HTTP/1.1. Uvicorn drops the body of such a request, and reads the bytes of the body as
+  the next request.
+* Trailers, which may follow a chunked body, are ignored. Uvicorn adds trailers to the headers.
 """
 
 from __future__ import annotations
@@ -18,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -106,12 +117,16 @@ if TYPE_CHECKING:
         flow: Any
         cycle: Any
         pipeline: Any
+        parser: Any
+        url: bytes
+        headers: list[tuple[bytes, bytes]]
         connections: set[Any]
         loop: asyncio.AbstractEventLoop
 
         def connection_made(self, transport: Any) -> None: ...
         def connection_lost(self, exc: Exception | None) -> None: ...
         def data_received(self, data: bytes) -> None: ...
+        def __init__(self, *arguments: Any, **named: Any) -> None: ...
         def send_400_response(self, msg: str) -> None: ...
         def on_message_begin(self) -> None: ...
         def on_url(self, url: bytes) -> None: ...
@@ -128,8 +143,8 @@ class LimitedProtocol(_HttpTools):
 
     The mixin must precede uvicorn's protocol class in the method resolution order.
 
-    A request whose head is too long gets a 400 and its connection is closed, the same as for
-    malformed HTTP. A request that arrives too slowly gets a 408.
+    A request whose head is too long gets a 400, and its connection is closed. Uvicorn does this
+    also for malformed HTTP. A request that arrives too slowly gets a 408.
     """
 
     shared: Connections
@@ -147,6 +162,10 @@ class LimitedProtocol(_HttpTools):
     _part_bytes = 0
     """Bytes of the current head or body."""
     _timer: asyncio.TimerHandle | None = None
+    _data = b""
+    """The bytes that the parser reads at present."""
+    _again = b""
+    """Bytes that the parser must read again, because of an offer to switch the protocol."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -162,7 +181,12 @@ class LimitedProtocol(_HttpTools):
         if self._is_idle:
             self._is_idle = False
             self._start_part(len(data))
+        self._data = data
         super().data_received(data)
+        while self._again and not self.transport.is_closing():
+            self._data, self._again = self._again, b""
+            super().data_received(self._data)
+        self._data = b""
         if self._unseen_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response("Invalid HTTP request received.")
         if self._is_idle:
@@ -188,7 +212,8 @@ class LimitedProtocol(_HttpTools):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(name + value)
-        super().on_header(name, value)
+        if self._awaits_head:  # uvicorn would add trailers to the headers, which are checked before
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._awaits_head = False
@@ -204,6 +229,26 @@ class LimitedProtocol(_HttpTools):
         self._unseen_bytes = 0
         self._awaits_head = self._is_idle = True
         super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        """Return True, so that uvicorn skips the request and calls `handle_websocket_upgrade`."""
+        return True
+
+    def handle_websocket_upgrade(self) -> None:
+        """Prepare to read the request again, without its offer to switch the protocol.
+
+        Uvicorn calls this method for an offer of any protocol, while it handles the parser's
+        exception. The argument of the exception is the position of the first byte after the head.
+        """
+        method = self.parser.get_method()
+        error = sys.exception()
+        assert error is not None, "uvicorn calls this method while it handles an exception"
+        if method == b"CONNECT":  # the parser expects another protocol after any CONNECT
+            return self.send_400_response("Invalid HTTP request received.")
+        version = self.parser.get_http_version().encode()
+        lines = [method + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        self._again = b"\r\n".join([*lines, b"", b""]) + self._data[error.args[0] :]
 
     def _count(self, part: bytes) -> None:
         self._unseen_bytes = 0

@@ -25,7 +25,7 @@ class FileBudget:
 
     @property
     def num_connections(self) -> int:
-        """Number of connections that clients may open.
+        """Maximum number of connections that clients may open.
 
         >>> FileBudget(65_536).num_connections, FileBudget(1024).num_connections
         (32640, 384)
@@ -34,7 +34,7 @@ class FileBudget:
 
     @property
     def num_calls(self) -> int:
-        """Number of connections to the engine. Clients may open the same number of connections."""
+        """Maximum number of connections to the engine. It is equal to `num_connections`."""
         return self.num_connections
 
     @property
@@ -49,8 +49,8 @@ DEFAULT_FILES = FileBudget(1_024)
 def raise_file_limit(wanted: int = WANTED_FILES) -> FileBudget:
     """Raise this process's soft limit on open files as far as the system allows, up to `wanted`.
 
-    A soft limit that is already higher stays unchanged. Return the budget for the new limit, or for
-    `wanted` files if the limit is higher.
+    A soft limit that is already higher than `wanted` stays unchanged, and the budget for `wanted`
+    files is returned. Otherwise the budget for the new limit is returned.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -1,5 +1,6 @@
-"""Admission: decides which requests are fanned out into siblings and trained, and finds the task of
-a request. The folder is pure, except for the file of the kill switch and the reading of datasets.
+"""Admission: decides which requests are fanned out (sampled several times) and trained, and finds
+the task of a request. The folder does no I/O, except for the file of the kill switch and the
+reading of datasets.
 
 * `admission_rules` applies the configuration section `[policy]`. `side_calls` recognises requests
   such as title generation, which are never trained.

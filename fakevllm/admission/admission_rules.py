@@ -1,5 +1,6 @@
 """Admission rules: decide whether a request is fanned out and trained, or only served. A request
-that is fanned out is sampled several times; the answers are its siblings. Pure."""
+that is fanned out is sampled several times, and the answers are its siblings. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ _IMAGE_TYPES = ("image_url", "input_image", "image")
 
 
 class ServeOnlyReason(StrEnum):
-    """Reason for which a request is sampled once and not trained. The ledger stores the value,
-    followed by a colon and a detail if there is one."""
+    """Reason why a request is sampled once and not trained. The ledger stores this value. If there
+    is a detail, a colon and the detail follow the value."""
 
     PAUSED = "paused"
     SIDE_CALL = "side_call"
@@ -56,8 +57,9 @@ class ServeOnlyReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Ruling that the request is fanned out and trained, unless `why_only_served` finds an obstacle
-    in the request's body."""
+    """Decision of the admission rules to fan the request out and to train it. The decision is not
+    final: if `why_only_served` finds an obstacle in the request's body, the request is only served.
+    """
 
     num: int | None = None
     """Number of siblings; None: the number in the job."""
@@ -67,7 +69,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class ServeOnly:
-    """Ruling that the request is sampled once and not trained."""
+    """Decision of the admission rules to sample the request once and not to train it."""
 
     reason: ServeOnlyReason
     detail: str = ""
@@ -78,7 +80,7 @@ class ServeOnly:
 
     @property
     def recorded_reason(self) -> str:
-        """The reason as the ledger stores it, such as `side_call: marker`."""
+        """The reason and its detail as the ledger stores them, such as `side_call: marker`."""
         return f"{self.reason}: {self.detail}" if self.detail else self.reason.value
 
 
@@ -87,14 +89,14 @@ TRAIN = Train()
 
 
 def is_shadow(ruling: Ruling) -> bool:
-    """Return whether the request is fanned out in shadow mode, in which the app always gets the
-    lead's answer."""
+    """Return True if the request is fanned out in shadow mode. In shadow mode, the app always gets
+    the answer to its own, unchanged request, whatever the rewards of the other siblings are."""
     return isinstance(ruling, Train) and ruling.shadow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """Known facts about a request before anything is sampled."""
+    """The facts about a request by which the admission rules decide, before anything is sampled."""
 
     route: str
     """Name of the API format, such as `chat`."""
@@ -127,7 +129,8 @@ class AdmissionRules:
         object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
     def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """Return the ruling for a side call, or None for a main call.
+        """Return the decision not to train if the request is a side call (a request of the client
+        itself, such as title generation). Return None if the request is a main call.
 
         `session`: summary of the session's earlier main calls; None if there are none.
         """
@@ -135,10 +138,11 @@ class AdmissionRules:
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
     def decide(self, facts: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:
-        """Return the ruling for a main call.
+        """Return the decision whether a main call (a request of the user or the agent) is trained.
 
-        `subject`: id of the unit that is sampled as a whole: the request's session, or the request
-        itself if it has none. `is_paused`: whether the kill switch is on.
+        `subject`: id of the request's session, or of the request if it has no session. All requests
+        with one subject are either in the sampled fraction or outside it. `is_paused`: whether the
+        kill switch is on.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
@@ -152,11 +156,11 @@ class AdmissionRules:
 
 
 def is_sampled(subject: str, fraction: float) -> bool:
-    """Return whether a subject (the id of a session or of a request) belongs to the sampled
-    fraction.
+    """Return True if a subject (the id of a session or of a request) belongs to the sampled
+    fraction of the traffic.
 
-    The result depends on the arguments only. A subject that belongs to a fraction also belongs to
-    every larger fraction.
+    The result depends on the two arguments only. A subject that belongs to a fraction also belongs
+    to every larger fraction.
 
     >>> [is_sampled(name, 0.5) for name in ("a", "b", "a")]
     [True, False, True]
@@ -168,7 +172,8 @@ def is_sampled(subject: str, fraction: float) -> bool:
 
 
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
-    """Return the reason why a request is served once and not trained; None if it is fanned out."""
+    """Return the reason why a request with this body and this number of siblings must be served
+    once and not trained. Return None if there is no such reason."""
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING
     if not _has_one_prompt(body):

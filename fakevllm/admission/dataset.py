@@ -1,4 +1,4 @@
-"""Tasks from a dataset in JSON Lines: reading and shuffling."""
+"""Read tasks from a dataset in JSON Lines, and yield them in shuffled order."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class DatasetRow(NamedTuple):
 
 
 def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tuple[int, Task]]:
-    """Yield the tasks without end, each with the number of its round. Each round has all tasks in a
-    new order.
+    """Yield (number of the round, task) without end. Each round has all tasks in a new order;
+    rounds are numbered from 0.
 
-    `skip`: number of rows to leave out at the beginning, because they were played before.
+    `skip`: number of tasks to leave out at the beginning, because an earlier run has used them.
     """
     round_, num_rows = 0, 0
     while True:
@@ -50,8 +50,8 @@ def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tu
 
 
 def read_tasks(file: Path, field: str) -> list[Task]:
-    """Return one task per row of the file. The task's query is the text in `field`, and its
-    metadata is the whole row.
+    """Return one task per row of the dataset file. The task's query is the text in the row's field
+    `field`, and its metadata is the whole row.
 
     A task's id consists of a hash of the file's content and the row's index. Raises ConfigError if
     the file cannot be read or a row is not valid.

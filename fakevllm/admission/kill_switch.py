@@ -1,8 +1,8 @@
-"""The kill switch of fan-out: while it is on, each request is served once and none becomes a group.
+"""The kill switch of fan-out. While the switch is on, each request is sampled once and not trained.
 
-The switch is a file in the run directory. A restarted proxy therefore stays paused, and a full disk
-or a broken ledger cannot prevent the use of the switch. If the file cannot be written, the switch
-still has effect until the proxy stops.
+The switch is a file in the run directory, so a restarted proxy stays paused. A full disk or a
+broken ledger cannot prevent the use of the switch. If the file cannot be written, the switch still
+has effect until the proxy stops.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class KillSwitch:
     def set(self, is_on: bool) -> str | None:
         """Turn the switch on or off at once.
 
-        Return None, or the error if the file could not be changed. After such an error, a restarted
-        proxy will not know the new state.
+        Return None on success, or the error message if the file could not be changed. After such an
+        error, a restarted proxy will not know the new state.
         """
         if is_on != self._is_on:
             log.warning("%s", "paused" if is_on else "resumed")

@@ -1,8 +1,8 @@
 """Recognition of side calls: requests by which a client generates titles, tags, summaries or commit
-messages. Pure.
+messages. This module does no I/O.
 
-A side call is served once, is never trained, and is not a turn of its session. A request that no
-rule matches is a main call.
+A side call is served once, is never trained, and is not a turn of its session. Every request that
+no rule recognises as a side call is a main call.
 """
 
 from __future__ import annotations
@@ -76,11 +76,12 @@ class SideCallRules:
         body: Json,
         session: SessionSummary | None = None,
     ) -> str | None:
-        """Return the name of the rule that makes a request a side call, or None for a main call.
+        """Return the name of the rule that recognises a request as a side call, or None for a main
+        call.
 
-        `model`: name as the app sent it. `headers`: names in lower case. `body`: in the format of
-        chat completions or completions. `session`: summary of the session; None if the session is
-        unknown or has no earlier main call.
+        `model`: model name as the app sent it. `headers`: the app's headers, with names in lower
+        case. `body`: the body in the format of chat completions or completions. `session`: summary
+        of the session; None if the session is unknown or has no earlier main call.
         """
         if self.headers and any(has_header(headers, pattern) for pattern in self.headers):
             return "header"
@@ -103,7 +104,8 @@ class SideCallRules:
 
 
 class SessionSummaries:
-    """Summaries of at most `max_sessions` sessions: those with the latest main calls."""
+    """Summaries of at most `max_sessions` sessions. If there are more, the sessions whose latest
+    main calls are the oldest are removed."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
@@ -113,10 +115,11 @@ class SessionSummaries:
         return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """Record a main call of a session.
+        """Add a main call to the summary of its session.
 
-        The session's summary keeps the system and opening messages of the first main call.
-        `has_tools` becomes True with the first main call that has tools, and then stays True.
+        The summary keeps a hash of the system messages and the first user message of the first main
+        call. `has_tools` becomes True with the first main call that offers tools, and then stays
+        True.
         """
         summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
@@ -131,8 +134,8 @@ class SessionSummaries:
 
 
 def has_header(headers: Mapping[bytes, bytes], pattern: str) -> bool:
-    """Return whether a header matches `pattern`. The pattern is a header name, optionally followed
-    by a colon and a pattern for the value. Names in `headers` are in lower case.
+    """Return True if a request's headers match `pattern`. The pattern is a header name, optionally
+    followed by a colon and a pattern for the value. Names in `headers` must be in lower case.
 
     >>> has_header({b"x-task": b"title"}, "X-Task: ti*"), has_header({}, "X-Task")
     (True, False)
@@ -150,8 +153,8 @@ def opening_of(body: Json) -> str:
 
 
 def messages_of(body: Json) -> Iterator[tuple[str, str]]:
-    """Yield role and text of each message. A prompt counts as a user message. Malformed messages
-    cause no error."""
+    """Yield (role, text) of each message in a request's body. A prompt counts as a user message.
+    Malformed messages cause no error."""
     messages: object = body.get("messages")
     prompt: object = body.get("prompt")
     if isinstance(prompt, str):
@@ -163,9 +166,10 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts that may begin with a marker.
+    """Return the texts of those messages at whose beginning a marker of side calls is searched.
 
-    They are the system messages, and the message of another role if there is exactly one.
+    Every system message is such a message. If the request has exactly one other message, that
+    message is included too.
     """
     system: list[str] = []
     others: list[str] = []
@@ -175,17 +179,17 @@ def _marked_messages(body: Json) -> list[str]:
 
 
 def _system_hash(body: Json) -> bytes:
-    """Return a hash of the system messages, which stands for them in comparisons because they are
-    long."""
+    """Return a hash of the system messages. Hashes are compared and kept in place of the messages,
+    which are long."""
     text = "\n".join(text for role, text in messages_of(body) if role in _SYSTEM_ROLES)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _lacks_tools(body: Json, session: SessionSummary) -> bool:
-    """Return whether this call has no tools although its session has.
+    """Return True if the request offers no tools, although an earlier main call of its session did.
 
-    A call whose last message is a tool's result is an exception: it continues the main loop, by an
-    agent that has no tools.
+    The result is False if the last message is a tool's result. Such a request continues the main
+    conversation, although it offers no tools.
     """
     if body.get("tools") or not session.has_tools:
         return False
@@ -194,14 +198,15 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
 
 
 def _quotes(body: Json, session: SessionSummary) -> bool:
-    """Return whether this call is a separate conversation about the session. Such a call quotes the
-    session's opening message.
+    """Return True if the request is a separate conversation about the session, for example to
+    summarise it. Such a request quotes the session's first user message.
 
-    Two kinds of main calls also contain the opening message, and the result for both is False. The
-    first kind is a call with an edited first message: its system messages equal those of the
-    session. The second kind is a call that continues the session with a shortened history: its
-    history contains answers. The system messages of this second kind may differ from the session's,
-    for example if they contain the date.
+    Two kinds of main calls also contain the session's first user message, and the result for both
+    kinds is False:
+
+    * A call whose first message was edited. It has the same system messages as the session.
+    * A call that continues the session with a shortened history. Its history contains answers. Its
+      system messages may differ from those of the session, for example if they contain the date.
     """
     opening = session.opening.strip()
     if len(opening) < MIN_QUOTED_CHARS or body.get("tools"):

@@ -1,4 +1,5 @@
-"""Index of tasks by API key and by text: finds the task that a request belongs to. Pure."""
+"""Index that finds the task of a request, by the request's API key or by its text. This module does
+no I/O."""
 
 from __future__ import annotations
 
@@ -19,18 +20,20 @@ _NUM_MAC_DIGITS = 16
 
 
 class TaskIndex:
-    """Index of tasks by id. Tasks of the dataset can also be found by their text.
+    """Index of all known tasks. Tasks of the proxy's own dataset can also be found by their text.
 
-    Each task has a key (`sk-task-…`), which an app can use as its API key. If the proxy requires
-    keys, a task belongs to the API key that registered the task, and only the holder of that API
-    key can replace the task. The task key then names the registering API key, is signed, and is
-    valid only while the registering API key is valid. If the proxy requires no keys, tasks belong
-    to nobody, and a task key may be unsigned.
+    Each task has a task key (`sk-task-…`), which an app can use as its API key. Ownership of tasks
+    depends on whether the proxy requires API keys:
+
+    * If the proxy requires API keys, a task belongs to the API key that registered the task. Only
+      the holder of this API key can replace the task. The task key is signed, and contains the
+      fingerprint of this API key. It is valid only while this API key is valid.
+    * If the proxy requires no API keys, tasks belong to nobody, and a task key may be unsigned.
     """
 
     def __init__(self, secret: bytes | None = None, keys: KeyRing | None = None) -> None:
-        """Create an empty index. `secret` signs task keys; with None, task keys are not signed and
-        tasks belong to nobody. `keys` are the API keys that the proxy accepts."""
+        """Create an empty index. `secret` signs task keys. If `secret` is None, task keys are not
+        signed and tasks belong to nobody. `keys` are the API keys that the proxy accepts."""
         self._secret = secret
         self._keys = KeyRing() if keys is None else keys
         self._tasks: dict[str, Task] = {}
@@ -44,7 +47,8 @@ class TaskIndex:
         """Number of text look-ups by their result: hit, miss, tie."""
 
     def add_dataset(self, tasks: Iterable[Task]) -> None:
-        """Add the rows of the proxy's own dataset. A request may also find them by their text."""
+        """Add the tasks of the proxy's own dataset. A request may also be matched with these tasks
+        by its text."""
         for task in tasks:
             self._tasks[task.task_id] = self._dataset[task.task_id] = task
             if text := normalised(task.main_query):
@@ -52,21 +56,20 @@ class TaskIndex:
                 self._texts.add(text)
 
     def owner_of(self, key: str | None) -> str | None:
-        """Return the owner of tasks that are registered with this API key: its fingerprint, or None
-        if the proxy requires no keys."""
+        """Return the owner of the tasks that are registered with this API key. The owner is the
+        key's fingerprint, or None if the proxy requires no keys."""
         return fingerprint(key) if key and self._keys else None
 
     def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
-        """Return those ids of `tasks` that `owner` may not register.
+        """Return the ids of those tasks that `owner` must not register.
 
-        An id is refused in two cases: a task with this id belongs to another valid API key, or a
-        dataset row has this id and another content than the task. If `owner` is None, the result is
-        empty.
+        There are two cases: a task with this id belongs to another valid API key, or the dataset
+        has a different task with this id. If `owner` is None, the result is empty.
         """
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
 
     def add(self, tasks: Sequence[Task], owner: str | None = None) -> None:
-        """Register tasks for an owner. Tasks that have an equal id are replaced."""
+        """Register tasks for an owner. A task replaces an earlier task with the same id."""
         for task in tasks:
             self._tasks[task.task_id] = task
             if owner is None or self._is_row(task):
@@ -75,19 +78,20 @@ class TaskIndex:
                 self._owners[task.task_id] = owner
 
     def key(self, task_id: str, owner: str | None = None) -> str:
-        """Return the task key (`sk-task-…`) that names this task for this owner."""
+        """Return the task key (`sk-task-…`) of a task for an owner. An app sends it as its API key,
+        so that its requests belong to the task."""
         if self._secret is None:
             return task_key(task_id)
         name = task_id if owner is None else f"{task_id}.{owner}"
         return f"{task_key(name)}.{self._mac(self._secret, task_id, owner)}"
 
     def knows(self, key: str | None) -> bool:
-        """Return whether `key` names a registered task and is valid."""
+        """Return True if `key` is a valid task key of a registered task."""
         return self._by_key(key) is not None
 
     def registering_key(self, key: str | None) -> str | None:
-        """Return the fingerprint of the API key that registered the task of a task key; None for
-        any other key. The result for a key never changes."""
+        """Return the fingerprint of the API key that registered the task of this task key. Return
+        None for any key that is not a signed task key. The result for one key never changes."""
         task_id = task_id_of(key)
         if task_id is None or self._secret is None:
             return None
@@ -96,9 +100,9 @@ class TaskIndex:
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
     def key_names(self, key: str | None) -> tuple[str, ...]:
-        """Return the names under which an admission rule may refer to an API key: the name in the
-        key file and the fingerprint. For a task key, these include the names of the API key that
-        registered the task."""
+        """Return the names under which an admission rule may refer to an API key: its name in the
+        key file and its fingerprint. A task key also has the names of the API key that registered
+        the task."""
         if not key:
             return ()
         owner = self.registering_key(key)
@@ -107,11 +111,11 @@ class TaskIndex:
         return tuple(filter(None, (name, owner, fingerprint(key))))
 
     def find(self, key: str | None, opening: str) -> Task | None:
-        """Return the task of a request, or None.
+        """Return the task to which a request belongs, or None.
 
-        A task key (`sk-task-…`) names the task. For any other key, the task is found by its text:
-        if the first user message, `opening`, contains the text of exactly one task, that task is
-        returned.
+        If the request's API key is a task key (`sk-task-…`), that key decides. Otherwise the text
+        of the first user message, `opening`, decides: if it contains the text of exactly one task
+        of the dataset, that task is returned.
         """
         if task_id_of(key) is not None:
             return self._by_key(key)
@@ -127,7 +131,7 @@ class TaskIndex:
         return registered is None or self._is_row(task) or not self._is_row(registered)
 
     def _is_row(self, task: Task) -> bool:
-        """Return whether the task equals the dataset's row that has the same id."""
+        """Return True if the dataset has a row with the task's id and with equal content."""
         return self._dataset.get(task.task_id) == task
 
     def _by_key(self, key: str | None) -> Task | None:
@@ -146,7 +150,12 @@ class TaskIndex:
         return self._tasks.get(task_id)
 
     def _of_owner(self, task_id: str, owner: str) -> Task | None:
-        """Return the task if its key is valid for this owner, else None."""
+        """Return the task with the id `task_id` if `owner` may use it, else None.
+
+        `owner` is the fingerprint of an API key. The owner may use the tasks that this API key has
+        registered, and the rows of the dataset, while the API key is valid. If the proxy requires
+        no API keys, everybody may use every task.
+        """
         task = self._tasks.get(task_id)
         if task is None or not self._keys:
             return task
@@ -179,7 +188,8 @@ class TaskIndex:
 
 
 class TextIndex:
-    """Index of texts (rows) that finds all rows contained in another text, in one pass over it.
+    """Index of texts ("rows"). It finds all rows that are contained in another text, in one pass
+    over that text.
 
     >>> index = TextIndex()
     >>> index.add("what is 1 plus 2?")

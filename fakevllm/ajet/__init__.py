@@ -1,4 +1,5 @@
-"""AgentJet's import path: `fakevllm.ajet` has the names that scripts for AgentJet import."""
+"""Import path for scripts that were written for AgentJet: `fakevllm.ajet` has the names that such
+scripts import."""
 
 from __future__ import annotations
 

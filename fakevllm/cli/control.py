@@ -12,8 +12,8 @@ from fakevllm_runtime.commands import run_command
 
 
 def proxy_url(url: str | None, config: Path | None) -> str:
-    """Return `url` if it is set, else the proxy's address in the configuration. Raises
-    ConfigError."""
+    """Return `url`, or the proxy's address in the configuration if `url` is None. Raises
+    ConfigError if the configuration is not valid or has no fixed port."""
     if url is not None:
         return url
     from fakevllm.config.model import load

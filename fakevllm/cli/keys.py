@@ -112,7 +112,7 @@ def revoke(
 
 
 def _file(key_file: Path | None, run_dir: Path | None, config: Path | None) -> KeyFile:
-    """Return the key file that `fakevllm serve` uses with the same flags."""
+    """Return the key file that `fakevllm serve` would use with the same flags."""
     from fakevllm.config.key_file import KeyFile
     from fakevllm.config.model import load
 

@@ -1,4 +1,5 @@
-"""The command line `fakevllm`, with all commands. A command's code is imported when it runs."""
+"""The command line `fakevllm` with all its commands. The code of a command is imported when the
+command runs."""
 
 from __future__ import annotations
 

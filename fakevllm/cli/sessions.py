@@ -40,10 +40,11 @@ _STYLES = {
 def render(
     ledger_file: Path, session: str | None, limit: int, names: Mapping[str, str]
 ) -> RenderableType:
-    """Return the list of sessions or, if `session` is set, the tree of the session whose id begins
-    with `session`.
+    """Return the list of sessions. If `session` is set, return instead the tree of the one session
+    whose id begins with `session`.
 
-    `names` maps the fingerprints of API keys to their names. Raises UserError.
+    `names` maps the fingerprints of API keys to their names. Raises UserError if there is no
+    ledger, or if not exactly one session matches.
     """
     if not ledger_file.exists():
         raise UserError(f"There is no ledger {ledger_file} yet: name another with --run-dir.")
@@ -100,11 +101,15 @@ def render_tree(
     names: Mapping[str, str],
     feedback: Iterable[FeedbackRecord] = (),
 ) -> RenderableType:
-    """Return the drawing of a session as a tree. A group is one request with its answers.
+    """Return a session drawn as a tree. Each node is a group, which is one request with its
+    answers.
 
-    The groups that continue an answer are drawn after the answer: the last group at the same level,
-    the earlier groups as branches. Feedback on an answer is drawn below the answer. `children` has
-    each session of a sub-agent with the group that started the session.
+    If several groups continue the same answer, they are all drawn at the same level. The groups
+    that follow the latest of them are drawn at this level too. The groups that follow any other of
+    them are drawn below it, as a branch. Feedback on an answer is drawn below its group.
+
+    `children` has one pair for each session that a sub-agent of this session has opened: (id of the
+    sub-agent's session, id of the group that started the sub-agent).
     """
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")
@@ -139,7 +144,7 @@ def _add_branches(
 ) -> None:
     """Add all groups to the tree.
 
-    A loop follows each conversation, because recursion along a long conversation would be too deep.
+    The function uses a loop, because recursion would exceed Python's limit in a long conversation.
     """
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
     while work:

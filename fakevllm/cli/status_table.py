@@ -37,17 +37,19 @@ ENGINE_STATES = {
 
 
 def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
-    """Fetch the statistics of the proxy at `url`, and return them as a table. Raises ConfigError.
+    """Fetch the statistics of the proxy at `url`, and return them as a table. Raises ConfigError if
+    they cannot be fetched.
 
-    `run` is the beginning of the id of the run whose learning curve is shown; empty means the
-    newest run.
+    `run` is the beginning of the id of the training run whose learning curve is shown. An empty
+    string means the newest run.
     """
     stats = fetch_json(url, f"/fakevllm/stats?{urlencode({'run': run})}", key)
     return as_table(proxy_root(url), status_rows(stats))
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Return a table of names and values. Text that looks like rich's markup is not interpreted."""
+    """Return a table with one row per (name, value). Markup of the library rich in a value is
+    printed as plain text."""
     from rich.table import Table
     from rich.text import Text
 
@@ -58,7 +60,8 @@ def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
 
 
 def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
-    """Return the rows of the status table: names and values from the JSON of `/fakevllm/stats`."""
+    """Yield the rows of the status table as (name, value). `stats` is the JSON of
+    `/fakevllm/stats`."""
     engine: Json = stats["engine"] or {}
     yield "fan-out", _fan_out(stats)
     if message := stats.get("hooks_changed"):
@@ -129,10 +132,10 @@ def _since_last_change(curve: list[Json]) -> tuple[list[Json], str]:
 
 
 def _group_mean(steps: Iterable[tuple[float, int]]) -> float:
-    """Return the mean reward over all groups of the first of these steps.
+    """Return the mean reward over the first groups of a learning curve.
 
-    `steps` has the mean reward and the number of groups of each step. The steps are used in order
-    until they have MIN_MEAN_GROUPS groups.
+    `steps` has (mean reward, number of groups) of each step. Whole steps are added until there are
+    at least MIN_MEAN_GROUPS groups.
 
     >>> _group_mean([(1.0, 30), (0.0, 30), (0.5, 90)])
     0.5

@@ -1,1 +1,2 @@
-"""The documented import path `fakevllm.client.job`. The code of the SDK is in `fakevllm.sdk`."""
+"""This package keeps the documented import path `fakevllm.client.job` working. The code of the SDK
+is in `fakevllm.sdk`."""

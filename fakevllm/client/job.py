@@ -1,4 +1,5 @@
-"""The documented import path of `TrainJob`. The class is defined in `fakevllm.sdk.job`."""
+"""This module keeps the documented import path of `TrainJob` working. The class is defined in
+`fakevllm.sdk.job`."""
 
 from fakevllm.sdk.job import TrainJob
 

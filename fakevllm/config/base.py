@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """A section of fakevllm.toml: frozen, and it refuses unknown keys."""
+    """Base class of the sections of fakevllm.toml. A section cannot be changed after it was read,
+    and an unknown key in it is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

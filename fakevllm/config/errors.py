@@ -1,5 +1,5 @@
-"""One-line explanations of mistakes in fakevllm.toml and in flags. Each names the key, the problem
-and the fix."""
+"""One-line explanations of mistakes in fakevllm.toml and in flags. Each explanation names the key,
+the problem and the fix."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def explain(
 ) -> str:
     """Return one line about the first problem in `error`, with the fix.
 
-    `flag_keys` are the keys whose values come from flags. `model` is the class of the whole
-    configuration.
+    `flag_keys` are the configuration keys whose values come from flags. `model` is the class of the
+    whole configuration.
     """
     problems = error.errors(include_url=False)
     # An unknown key comes first, because a missing key is often present and misspelt.
@@ -83,15 +83,17 @@ def _flag(key: str) -> str:
 
 
 def _quoted_value(value: object) -> str:
-    """Return the wrong value as text for the message. The result is "" for a table, and for an
-    address that may contain a password."""
+    """Return the wrong value as text for an error message. The result is "" if the value is a
+    table, or an address that may contain a password."""
     if isinstance(value, Mapping | BaseModel) or "@" in str(value):
         return ""
     return f" (got {value!r})"
 
 
 def _fix_for_unknown_key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Return the section where the key belongs, a key with a similar name, or all known keys."""
+    """Return the part of an error message that tells how to fix an unknown key. It names the
+    section to which the key belongs. If there is none, it names a known key with a similar name, or
+    else all known keys."""
     *path, name = location
     known = _known_keys(model, tuple(path))
     if not path:

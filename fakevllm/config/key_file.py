@@ -25,7 +25,7 @@ class KeyFile:
             return parse_key_file(self._read())
 
     def add(self, key: AppKey) -> None:
-        """Add a key, unless its name already has a valid key."""
+        """Add a key to the file. Raises ConfigError if another valid key has the same name."""
         with self._as_config_errors():
             text = self._read()
             entries = parse_key_file(text)
@@ -37,8 +37,8 @@ class KeyFile:
             self._write(add_key(text, key))
 
     def revoke(self, name: str, when: str) -> None:
-        """Mark the valid key of this name as revoked. `when` is the date of the revocation as
-        text."""
+        """Mark the valid key with this name as revoked. `when` is the date of the revocation as
+        text. Raises ConfigError if there is no such key."""
         with self._as_config_errors():
             text = self._read()
             try:

@@ -1,4 +1,5 @@
-"""The whole configuration, and `load`, which reads it: defaults, then fakevllm.toml, then flags."""
+"""The whole configuration, and the function `load`, which reads it. Values in fakevllm.toml
+override the defaults, and flags override values in the file."""
 
 from __future__ import annotations
 
@@ -109,9 +110,10 @@ class ModelsSection(Section):
 
 
 class DatasetSection(Section):
-    """The section `[dataset]`: tasks with reference answers for the traffic of an existing app.
+    """The section `[dataset]`: the user's own tasks with reference answers, for requests of an
+    existing app.
 
-    A request belongs to the row of the dataset whose text the request contains.
+    A request belongs to a row of the dataset if the request contains the row's text.
     """
 
     file: Path | None = None
@@ -180,13 +182,15 @@ class Config(Section):
 
     @cached_property
     def serves_greedy(self) -> bool:
-        """Whether requests of any route get a greedy lead in addition to the sampled siblings."""
+        """Whether the requests of at least one route get a lead (the app's own request) at
+        temperature 0, in addition to the sampled siblings."""
         policies = {self.serve.rules(name).policy for name in ADAPTERS}
         return "greedy" in policies and not self.policy.shadow
 
     @cached_property
     def max_siblings(self) -> int:
-        """Maximum number of calls to the engine for one request: its siblings and a greedy lead."""
+        """Maximum number of calls to the engine for one request, including the lead (the app's own
+        request)."""
         most = max(self.job.num_repeat, self.policy.max_siblings) + self.serves_greedy
         return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
 
@@ -239,8 +243,8 @@ class Config(Section):
 
     @property
     def local_url(self) -> str:
-        """The URL of the proxy for commands on this machine. Raises ConfigError if the port is
-        0."""
+        """The URL of the proxy for commands on this machine. Raises ConfigError if the configured
+        port is 0, because the real port is then unknown."""
         host, port = self.proxy.host, self.proxy.port
         if port == 0:
             raise ConfigError(
@@ -258,11 +262,11 @@ class Config(Section):
         return self.proxy.key_file or self.proxy.run_dir / "keys"
 
     def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
-        """Return the key ring: the API keys in the key file, which the ring reads again after each
+        """Return the API keys in the key file. The returned object reads the file again after each
         change of the file.
 
-        `clock` returns seconds. Raises ConfigError if the file cannot be read, or if keys are
-        required and missing.
+        `clock` returns seconds. Raises ConfigError if the file cannot be read, or if the proxy
+        requires keys and the file has none.
         """
         ring = follow_key_file(self.key_file, log, clock)
         if ring.num_valid == 0:
@@ -270,14 +274,14 @@ class Config(Section):
         return ring
 
     def _refuse_without_keys(self) -> None:
-        """Raise ConfigError if keys are required and there are none.
+        """Raise ConfigError if the proxy requires API keys, and there is no valid key.
 
-        There are four cases:
+        The proxy requires keys in four cases:
 
-        * The key file has no valid key.
-        * The configured key file does not exist.
-        * The proxy is reachable from other machines, and there is no key file.
-        * All web pages may use the proxy, and there is no key file.
+        * The key file exists.
+        * A key file is configured.
+        * The proxy is reachable from other machines.
+        * All web pages may use the proxy.
         """
         fix = "make one with `fakevllm keys add NAME`"
         if self.key_file.exists():
@@ -298,10 +302,11 @@ class Config(Section):
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Read the configuration from `file`, or from ./fakevllm.toml if it exists, and from flags.
+    """Return the configuration, read from a file and from flags. The file is `file`. If `file` is
+    None, it is ./fakevllm.toml, if that file exists.
 
-    `flags` maps sections to keys and values; None as a value means that the flag was not set.
-    Raises ConfigError with one line that names the fix.
+    `flags` maps the names of sections to keys and values. The value None means that the flag was
+    not set. Raises ConfigError with one line that names the fix.
     """
     source = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     merged = _read(source) if source is not None else {}

@@ -63,8 +63,8 @@ _Header = Annotated[str, AfterValidator(_checked_header)]
 
 
 class SkipRule(Section):
-    """A rule for requests that are served once and not trained. The rule matches a request if all
-    of its conditions hold."""
+    """A rule for requests that are served once and not trained. The rule applies to a request if
+    all of the rule's conditions hold."""
 
     name: str | None = None
     """Name of the rule in the ledger; None means its number."""
@@ -118,8 +118,8 @@ class PolicySection(Section):
 
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:
-        """Keys of the setting `n` that are spelt nearly like the name of a route, each with the
-        route. Such a key is not an error, because a model may have this name."""
+        """Pairs (key, route): keys of the setting `n` that are not the name of a route but similar
+        to one. Such a key is not an error, because a model may have this name."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [
             (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None
@@ -127,5 +127,6 @@ class PolicySection(Section):
 
     @property
     def max_siblings(self) -> int:
-        """The largest number of siblings in the setting `n`; 0 if `n` is empty."""
+        """The largest number of siblings in the setting `n`. The result is 0 if `n` has no
+        entries."""
         return max(self.n.values(), default=0)

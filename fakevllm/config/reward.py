@@ -1,5 +1,5 @@
-"""The sections `[reward]` and `[feedback]` of fakevllm.toml: what changes a reward after
-scoring."""
+"""The sections `[reward]` and `[feedback]` of fakevllm.toml. They control how a reward changes
+after the reward hook has computed it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ BASELINE_WINDOW = 200
 
 
 class RewardSection(Section):
-    """The section `[reward]`: changes of rewards after the reward hook has scored the answers."""
+    """The section `[reward]`: changes of rewards after the reward hook (the user's function) has
+    scored the answers."""
 
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
     """Maximum reward of a sibling whose answer failed because of the model, whatever the hook's

@@ -1,5 +1,5 @@
-"""The section `[serve]` of fakevllm.toml: which sibling an app gets and when, for all routes or for
-single routes."""
+"""The section `[serve]` of fakevllm.toml: which sibling (one of the sampled answers) an app gets,
+and when. The rules apply to all routes or to single routes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class ServeRules(Section):
 
     @property
     def streams_lead(self) -> bool:
-        """Whether the app gets the lead's answer as it arrives, without waiting for siblings."""
+        """Whether the app gets the answer of the lead (its own request) as it arrives, without
+        waiting for the other siblings."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
@@ -52,7 +53,7 @@ class ServeRules(Section):
 class RouteRules(Section):
     """The section `[serve.routes.NAME]`: settings that apply to one route only.
 
-    None means that the value of the section `[serve]` applies.
+    A setting with the value None has the value of the section `[serve]`.
     """
 
     policy: PolicyName | None = None
@@ -63,7 +64,8 @@ class RouteRules(Section):
 
 
 class ServeSection(ServeRules):
-    """The section `[serve]`: the rules for all routes, and the exceptions for single routes."""
+    """The section `[serve]`: the rules for all routes, and the different rules for single
+    routes."""
 
     max_siblings_in_flight: int = Field(default=0, ge=0)
     """Maximum number of siblings of all requests together, without leads; 0 means no fixed
@@ -73,8 +75,8 @@ class ServeSection(ServeRules):
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules of one route: the route's own settings, completed from the section
-        `[serve]`.
+        """Return the rules of one route. Settings that the route does not have come from the
+        section `[serve]`.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'
@@ -99,8 +101,8 @@ class ServeSection(ServeRules):
 
 
 def _check_policy_is_best(value: float | None, policy: str, setting: str = "") -> None:
-    """Raise ValueError if a setting has an effect only with the policy "best", and the policy is
-    another one."""
+    """Raise ValueError if a setting that works only with the serve policy "best" is set, and the
+    policy is a different one."""
     if value and policy != "best":
         raise ValueError(
             f'{setting}is for policy = "best", not for "{policy}": take one of them out'

@@ -1,5 +1,5 @@
-"""The sections `[upstream]` and `[fallback]` of fakevllm.toml, for times when the engine is
-unavailable, and the checks of server addresses."""
+"""The sections `[upstream]` and `[fallback]` of fakevllm.toml, which apply while the engine is
+unavailable. The module also checks the addresses of servers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from fakevllm.config.base import Section
 
 
 def checked_http_url(text: str) -> str:
-    """Return `text` if it is an http or https address. Raises ValueError for other texts, and for
-    addresses with a password, because addresses are logged.
-    """
+    """Return `text` if it is an http or https address. Raises ValueError for any other text. An
+    address with a password also raises ValueError, because addresses are logged."""
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -31,10 +30,10 @@ def checked_http_url(text: str) -> str:
 
 
 def checked_server_url(text: str) -> str:
-    """Return `text` if it is the address of a swarm server.
+    """Return `text` if it is the address of a swarm server (a training server).
 
-    Raises ValueError as `checked_http_url` does, and for an address with a path, because users
-    confuse it with the base URL of an app.
+    Raises ValueError if `checked_http_url` does. An address with a path also raises ValueError,
+    because users confuse the server's address with the base URL of an app, which ends in /v1.
     """
     if urlsplit(checked_http_url(text)).path not in ("", "/"):
         raise ValueError("write it as http://HOST:PORT, without a path: /v1 is for apps")

@@ -1,8 +1,8 @@
-"""`fakevllm demo`: a tiny model learns to add, with the same processes and the same HTTP calls that
-a user's app would use.
+"""`fakevllm demo`: a tiny model learns to add. The demo runs the same processes and makes the same
+HTTP calls as a real training run with a user's app.
 
-The demo starts a server and a proxy, restarts them if they die, replays sums through the proxy, and
-measures the model before and after with fixed questions. It promises that a run can be resumed and
-that its controls (`--control frozen`, `--control shuffled`) do not learn. It never reads or changes
-the state of the server or the proxy except through their public routes.
+The demo starts a server and a proxy, and restarts them if they die. It sends sums through the proxy
+as an app would, and measures the model's accuracy before and after with fixed questions. A run can
+be resumed. The control experiments (`--control frozen`, `--control shuffled`) must not learn. The
+demo reads and changes the state of the server and the proxy only through their public routes.
 """

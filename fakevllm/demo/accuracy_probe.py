@@ -1,4 +1,5 @@
-"""Measure the model's accuracy with fixed questions, sampled at temperature 1 with fixed seeds."""
+"""Measure the model's accuracy on fixed questions. The answers are sampled at temperature 1 with
+fixed seeds."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ itself, because its calls are sent directly to the server and not through the pr
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one probe: one measurement of the model's accuracy."""
+    """The result of one measurement of the model's accuracy (a probe)."""
 
     success: float
     """Share of right answers."""
@@ -37,10 +38,11 @@ class Probe:
 async def probe(
     url: str, model: str, tasks: Sequence[Task], on_sample: Callable[[], None]
 ) -> Probe:
-    """Sample the fixed questions from the swarm server at `url` and score them.
+    """Request answers to the fixed questions from the swarm server at `url`, score the answers, and
+    return the result.
 
-    The calls have no sibling header, so the server answers them without recording their tokens or
-    training on them.
+    The requests have no sibling header. The server therefore does not record their tokens and does
+    not train on them.
     """
     rng = random.Random(SEED)
     chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]

@@ -1,5 +1,5 @@
-"""Run `fakevllm demo`: start the processes, measure the model's accuracy (probe), train on replayed
-sums, probe again, and report."""
+"""Run `fakevllm demo`: start the processes, measure the model's accuracy (probe), train, measure
+the accuracy again, and print a report."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ JOB = TrainJob(
 
 
 def run_demo(settings: DemoSettings) -> Outcome:
-    """Run the demo and return its numbers. Raises UserError for mistakes of the user."""
+    """Run the demo and return the numbers of the run. Raises UserError if the demo cannot run or
+    fails."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
     settings.engines.check_installed()
@@ -72,8 +73,8 @@ def run_demo(settings: DemoSettings) -> Outcome:
 
 @contextmanager
 def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
-    """Show a live display while the block runs. If the output is a file, end the file's last line,
-    because rich does not."""
+    """Show a live display while the block runs. If the output is not a terminal, also print a line
+    break at the end, because the library rich prints none after the last line."""
     try:
         with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield
@@ -110,7 +111,7 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
-    """Keep server and proxy running until the block ends.
+    """Start the server and the proxy, and restart them if they die, until the block ends.
 
     If a process cannot be kept running, the block ends with an error.
     """
@@ -127,7 +128,8 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
 def _prepare_run(
     settings: DemoSettings, server_socket: socket.socket, proxy_socket: socket.socket
 ) -> Run:
-    """Write the run's configuration and describe its processes.
+    """Write the run's configuration into the run folder, and return the run with its processes,
+    which are not started yet.
 
     Raises UserError if the folder holds a run with other settings.
     """
@@ -162,8 +164,9 @@ def _prepare_run(
 
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
-    """Probe the model, store the result, and return it. A resumed run keeps its first `before`
-    probe."""
+    """Measure the model's accuracy, store the result in the run folder, and return it. `name` is
+    `before` or `after` (training). A resumed run returns the stored result `before` and does not
+    measure it again."""
     file = run.folder / f"probe_{name}.json"
     if name == "before" and file.exists():
         return Probe(**json.loads(file.read_text()))
@@ -192,15 +195,16 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     reraise=True,
 )
 async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
-    """Register the tasks at the proxy, and return each task's API key by its id.
+    """Register the tasks at the proxy, and return a dict from each task's id to its API key.
 
-    Retry while the proxy restarts. Raises ConfigError.
+    The registration is retried while the proxy restarts. Raises ConfigError if the proxy stays
+    unreachable.
     """
     return await register_tasks(f"{proxy_url}/v1", tasks)
 
 
 async def _train(run: Run, model: str) -> None:
-    """Replay sums through the proxy until the last training step is done."""
+    """Send sums through the proxy until the last training step of the run is done."""
     tasks = all_tasks()
     keys = await register_until_reachable(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
@@ -268,9 +272,10 @@ def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str
 
 
 def _require_same_kind(config: Path, job: TrainJob) -> None:
-    """Raise UserError if the run in this folder had another value of `--control` or `--lockstep`.
+    """Raise UserError if the run in this folder was started with another value of `--control` or
+    `--lockstep`.
 
-    A learning curve with points of two kinds of runs would mean nothing.
+    A learning curve would mean nothing if its points came from different kinds of runs.
     """
     if not config.exists():
         return
@@ -284,10 +289,10 @@ def _require_same_kind(config: Path, job: TrainJob) -> None:
 
 
 def _require_same_engines(file: Path, engines: EngineChoice) -> None:
-    """Raise UserError if the run in this folder used other engines.
+    """Raise UserError if the run in this folder was started with other engines.
 
-    A checkpoint fits only the trainer that wrote it, and all points of a learning curve should come
-    from the same rollout engine.
+    A checkpoint fits only the trainer that wrote it. All points of a learning curve should also
+    come from the same rollout engine.
     """
     if file.exists():
         before = EngineChoice(**json.loads(file.read_text()))

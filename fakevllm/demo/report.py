@@ -1,4 +1,5 @@
-"""Print the demo's result: a table, the curve, sample answers, and the next commands."""
+"""Print the demo's result: a table, the learning curve, sample answers, and commands to try
+next."""
 
 from __future__ import annotations
 

@@ -57,13 +57,14 @@ class Run:
 
     @property
     def step(self) -> int:
-        """The number of the step that is being collected; 1 while the number is unknown."""
+        """The number of the training step whose groups are being collected. The result is 1 while
+        the number is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
     @property
     def wants_more(self) -> bool:
-        """Whether training steps of the run are still missing. Raises FakevllmError if the engine
-        will make no more steps."""
+        """Whether the run has training steps left to do. Raises FakevllmError if the engine reports
+        that training has stopped."""
         engine = self.stats.engine if self.stats is not None else None
         if self.step > self.settings.steps:
             return False
@@ -88,7 +89,8 @@ class Run:
 
 
 async def ready(run: Run, timeout_s: float | None = None) -> str:
-    """Wait until the engine answers and return the served model's name. Raises FakevllmError."""
+    """Wait until the engine answers, and return the name of the served model. Raises FakevllmError
+    if the engine does not start in time."""
     engines = run.settings.engines
     limit_s = engines.ready_timeout_s if timeout_s is None else timeout_s
     started = time.monotonic()
@@ -126,10 +128,10 @@ async def keep_polling(run: Run) -> None:
 
 
 async def wait_for_final_status(run: Run, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> None:
-    """Wait for one more status of the proxy that includes the server's status.
+    """Fetch the proxy's statistics until they include the status of the server.
 
-    The server or the proxy may have died a moment ago and may be restarting. Raises FakevllmError
-    if the status does not come.
+    This function waits, because the server or the proxy may have died a moment ago and may be
+    restarting. Raises FakevllmError at the timeout.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -143,9 +145,9 @@ async def wait_for_final_status(run: Run, timeout_s: float = FINAL_STATUS_TIMEOU
 
 
 async def poll(run: Run) -> bool:
-    """Fetch the proxy's statistics into `run`.
+    """Fetch the proxy's statistics and store them in `run`.
 
-    Return False, and keep the last statistics, if the proxy is unreachable.
+    Return True on success. If the proxy is unreachable, return False and keep the last statistics.
     """
     timeout = aiohttp.ClientTimeout(total=5)
     try:

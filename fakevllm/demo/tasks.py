@@ -9,7 +9,7 @@ BELOW = 8
 
 
 def all_tasks() -> list[Task]:
-    """Return one task per pair of numbers. Its metadata has the right sum."""
+    """Return one task per pair of numbers below eight. A task's metadata has the right sum."""
     return [
         Task(task_id=f"sum-{a}-{b}", main_query=f"What is {a} plus {b}?", metadata={"sum": a + b})
         for a in range(BELOW)

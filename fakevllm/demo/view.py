@@ -1,4 +1,4 @@
-"""Render the demo's live display from a snapshot. Pure."""
+"""Render the demo's live display from a snapshot of the run. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def _steps(snapshot: Snapshot) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return values between 0 and 1 as bars, one character each. If there are more than `width`
-    values, neighbours are averaged.
+    """Return values between 0 and 1 drawn as bars, one character per value. If there are more than
+    `width` values, the means of neighbouring values are drawn.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'

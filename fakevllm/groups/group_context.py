@@ -1,4 +1,5 @@
-"""The objects of one app request that the pipeline and the group executor share."""
+"""The objects that belong to one app request. The request pipeline and the group executor share
+them."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from fakevllm_adapters.http.asgi import Receive
 
 @dataclass(slots=True)
 class GroupContext:
-    """One app request with the objects that are needed until its app is answered."""
+    """One app request, with the objects that are needed until the app has its answer."""
 
     draft: GroupDraft
     """Collects the group's ledger record."""

@@ -1,9 +1,10 @@
-"""Execution of one request with several siblings: the asyncio side of `sibling_scheduler.py`.
+"""Execution of one request with several siblings. This module has the asyncio code, and
+`sibling_scheduler.py` makes the decisions.
 
-The task that handles the request waits for the app's answer and sends the answer. Siblings, the
-scoring and the relayed lead run in tasks of their own, which may outlive the task of the request.
-Whenever such a task ends, the executor reports the event to its `GroupScheduler` and carries out
-the returned decisions at once. The executor itself decides nothing.
+The asyncio task that handles the request waits until the app's answer is chosen, and sends it.
+Separate tasks sample the siblings, compute the rewards and relay the lead (sibling 0). They may
+outlive the task of the request. When such a task ends, the executor reports this event to its
+`GroupScheduler` and carries out the returned decisions at once.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ reason."""
 
 @dataclass(frozen=True, slots=True)
 class GroupServices:
-    """The objects that all groups share."""
+    """The objects that all groups of a proxy share."""
 
     sampler: Sampler
     hooks: HookWorker
@@ -69,10 +70,11 @@ class GroupServices:
 
 
 class GroupExecutor:
-    """The run of one group: calls, scoring, the app's answer and the record.
+    """The executor of one group. It samples and scores the siblings, answers the app, and creates
+    the ledger record.
 
-    The caller has already acquired capacity for `plan.num - 1` siblings from
-    `services.sibling_limit`. The executor releases this capacity as siblings end.
+    The caller must have acquired capacity for all siblings except the lead from
+    `services.sibling_limit`. The executor releases this capacity as the siblings end.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -106,9 +108,8 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group, and return when the app has its answer or cannot get an answer any more.
-        The rest of the group continues in the background.
-        """
+        """Run the group. Return when the app has its answer, or when it can no longer get one. The
+        siblings that are still running continue in the background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -137,8 +138,8 @@ class GroupExecutor:
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
-        """Report to the scheduler that the time has passed in which the app waits for a quorum of
-        answers."""
+        """Report to the scheduler that the deadline has passed. From then on, the app no longer
+        waits for the configured number of answers (the quorum)."""
         self._execute(self._scheduler.deadline_passed())
 
     async def wait_closed(self) -> None:
@@ -203,9 +204,10 @@ class GroupExecutor:
         self._execute(self._scheduler.lead_began())
 
     async def _refuse(self, error: WireError) -> None:
-        """Send the fallback's answer to the app, or `error` if the fallback has no answer.
+        """Send the answer of the fallback server to the app, or `error` if the fallback server
+        gives no answer.
 
-        The fallback's answer is not a sibling.
+        The answer of the fallback server is not a sibling, so it is not trained.
         """
         try:
             self._fallback_reply = await self._services.sampler.retry_handler.use_fallback(
@@ -281,10 +283,10 @@ class GroupExecutor:
         await pass_on(self._services.sampler.upstream, self._request, self._app, reply)
 
     def _end(self, reason: str | None) -> None:
-        """Cancel the group's timers, release its capacity, and pass its record to
+        """Cancel the group's timers, release its capacity, and pass its ledger record to
         `services.on_end`.
 
-        `reason` is the reason for which the group is aborted; None for a settled group.
+        `reason` is the reason why the group is aborted. It is None for a group that ended normally.
         """
         self._resolve_answer(None)
         for timer in self._timers:

@@ -1,4 +1,5 @@
-"""The draft of a group's ledger record, from the request's arrival to the group's end."""
+"""The draft of a group's ledger record. The draft collects data from the request's arrival to the
+group's end."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ was cut off, in the Messages API."""
 
 @dataclass(frozen=True, slots=True)
 class ScoredSiblings:
-    """The siblings of a group with the result of the reward hook and the served sibling."""
+    """The siblings of a group, with the result of the reward hook and the choice of the served
+    sibling."""
 
     results: list[SiblingResult]
     rewards: Mapping[int, float | None]
@@ -52,10 +54,10 @@ class ScoredSiblings:
 
 @dataclass(slots=True)
 class GroupDraft:
-    """The data about a request from its arrival to its answer.
+    """The data about a request that are collected from its arrival to its answer.
 
-    The methods `failed`, `served_once`, `fell_back` and `scored` return the ledger record, each for
-    one way in which the group can end.
+    A group can end in four ways. Each of the methods `failed`, `served_once`, `fell_back` and
+    `scored` returns the ledger record for one of them.
     """
 
     request: Request
@@ -86,15 +88,15 @@ class GroupDraft:
     _answered: float | None = None
 
     def mark_answered(self) -> None:
-        """Stop the clock that measures the request's latency. Only the first call has an effect.
-        The group's later work is not part of the latency."""
+        """Stop the clock that measures the request's latency, because the app has its answer. Only
+        the first call of this method has an effect."""
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
-        """Return the request's place in its session.
+        """Return the request's place in its session (a conversation of the app), or None if it has
+        none.
 
-        The first call of this method computes the place. The place is None if the request has no
-        placement.
+        The first call of this method computes the place, and later calls return the same place.
         """
         if self.placement is None:
             return None
@@ -105,8 +107,8 @@ class GroupDraft:
     def stream_began(self, engine_id: str | None) -> None:
         """Record the answer's id, and pass it to `on_answer_id`.
 
-        Call this when the first part of a stream has been sent, because the app can send feedback
-        from then on. `engine_id` is the engine's id of the answer.
+        Call this method when the first part of a stream has been sent. From then on, the app can
+        send feedback with this id. `engine_id` is the id that the engine gave the answer.
         """
         answer_id = self.request.response_id or engine_id
         if answer_id is not None and self.answer_id is None:
@@ -120,8 +122,10 @@ class GroupDraft:
     def serve(self, result: SiblingResult) -> None:
         """Record that the app gets this sibling's answer.
 
-        The app's next request may contain the answer. If the group ends later than the answer's
-        last byte, call this before that byte is sent.
+        The app's next request usually repeats this answer, and its session is then found by the
+        answer. The answer must therefore be recorded before the app can send its next request. If
+        the group ends after the answer, call this method before the last byte of the answer is
+        sent.
         """
         self.place()  # before the place of the app's next request is computed
         self.is_answered_well = result.answer is not None
@@ -142,14 +146,14 @@ class GroupDraft:
         placement.served(answer.message, time.time(), self.request.response_id)
 
     def failed(self, reason: str, status: int) -> GroupRecord:
-        """Return the record of a request without an answer."""
+        """Return the ledger record of a request that got an error in place of an answer."""
         return self._record("failed", reason, status, [])
 
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
-        """Return the record of a request that got the fallback's reply.
+        """Return the ledger record of a request that the fallback server answered.
 
-        The record's reason names `outage`, the cause of the fallback, even if the fallback's reply
-        was an error.
+        The record's reason names `outage`, which is the reason why the fallback server was used.
+        This is also the case if the fallback server replied with an error.
         """
         reason = f"fallback: {outage}"
         return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -157,9 +161,9 @@ class GroupDraft:
     def served_once(
         self, reply: EngineResponse, reason: str, failure_prefix: str = ""
     ) -> GroupRecord:
-        """Return the record of a request that got one answer without a group.
+        """Return the ledger record of a request that was sampled only once.
 
-        `failure_prefix` is the beginning of the record's reason if the reply was an error.
+        If the app gets no answer, the record's reason is the cause, with `failure_prefix` in front.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
@@ -178,7 +182,7 @@ class GroupDraft:
         return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: ScoredSiblings) -> GroupRecord:
-        """Return the record of a group whose siblings have ended."""
+        """Return the ledger record of a group whose siblings have ended."""
         selection = scored.selection
         rows = [
             _sibling(
@@ -219,9 +223,9 @@ class GroupDraft:
 
     @property
     def _is_cut(self) -> bool:
-        """Return whether the app disconnected before it had the whole answer.
+        """Whether the app disconnected before it had the whole answer.
 
-        The result is False if a later resend of the request got the answer.
+        The result is False if the app sent the request again and then got the answer.
         """
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
@@ -315,8 +319,9 @@ def _sibling(
 
 
 def _failure(result: SiblingResult, body: Json) -> str | None:
-    """Return the failure slug of a sibling's answer, or None. A sibling without an answer has no
-    failure slug; its column `error` has the cause."""
+    """Return the slug of the reason why a sibling's answer is not usable, or None for a usable
+    answer. The result is also None if there is no answer. The record's column `error` then has the
+    cause."""
     if result.answer is None:
         return None
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)

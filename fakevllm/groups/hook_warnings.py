@@ -1,8 +1,8 @@
-"""Rate-limited warnings about hooks that fail. Pure.
+"""Rate-limited warnings about hooks that fail. This module does no I/O.
 
-The first failure of each kind is logged at once. After that, each interval logs at most one line,
-with the number of failures. The traceback of the first failure is printed by the hook process
-itself.
+The first failure of each kind is logged at once. After that, at most one line per interval is
+logged for this kind, with the number of failures. The hook process itself prints the traceback of
+the first failure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class HookKind:
-    """A hook function with the texts for its warnings."""
+    """A hook function and the texts for warnings about it."""
 
     name: str
     effect: str
@@ -56,7 +56,7 @@ OVERRIDES = HookKind(
 
 
 class HookWarnings:
-    """The warnings about failing hooks of one proxy.
+    """Creates the warnings about failing hooks of one proxy, and limits their rate.
 
     >>> warnings = HookWarnings(Path("mine"), Path("ledger.sqlite"))
     >>> warnings.line(REWARD, "hook_length: got 1, want 2", 0.0).partition(":")[0]
@@ -66,16 +66,17 @@ class HookWarnings:
     """
 
     def __init__(self, hooks: Path, ledger: Path) -> None:
-        """Create the warnings. `hooks` and `ledger` are paths that the warnings quote in a
-        command."""
+        """Create the warnings. `hooks` and `ledger` are paths. A warning suggests a command that
+        contains them."""
         command = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
         self._default_fix = f"to see why: {command}"
         # Bounded by the number of slugs and of lines in the hook files.
         self._throttle = LogThrottle(INTERVAL_S)
 
     def line(self, hook: HookKind, reason: str | None, now: float) -> str | None:
-        """Return the warning for a group or request that ended with `reason`, or None if no hook
-        failed or the warning is suppressed. `now` is in seconds on a monotonic clock."""
+        """Return the warning for a group or request that ended with `reason`. Return None if no
+        hook failed, or if the rate limit suppresses the warning. `now` is in seconds on a monotonic
+        clock."""
         slug = hook_reason(reason)
         # A hook process that was closed with the proxy has no fault to fix.
         if reason is None or slug in (None, HookReason.CLOSED):
@@ -93,10 +94,10 @@ class HookWarnings:
 
 
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
-    """Return the reason if the engine accepts the lead but refuses a sibling with overrides.
+    """Return an error text if the engine accepts the lead (the app's own request) but refuses a
+    sibling whose request fields the hook has changed. Return None otherwise.
 
-    `siblings` are the siblings of a group whose requests were changed by the hook. The lead's
-    request is always the app's own.
+    `siblings` are the siblings of a group for which the hook has changed request fields.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
@@ -113,9 +114,9 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
 
 
 def kind_of(reason: str) -> tuple[str, ...]:
-    """Return the kind of a failure, by which warnings are rate-limited. The kind has the reason
-    slug and, for an exception, its type and its line in the hook file. The exception's message is
-    not part of the kind.
+    """Return the kind of a failure, by which warnings are rate-limited. The kind consists of the
+    reason slug and, for an exception, its type and its line in the hook file. The exception's
+    message is left out, so that failures with different messages count as one kind.
 
     >>> kind_of("hook_raised: KeyError: 'b' (mine.py:2)"), kind_of("hook_nan: reward 1 is nan")
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))

@@ -1,11 +1,11 @@
-"""`job.lockstep`: reproducible runs by processing groups one after another.
+"""`job.lockstep`: runs become reproducible, because groups are processed one after another.
 
-A group is sampled only when the server has finished every training step that earlier groups made
-due. The seeds of its siblings are derived from its dataset row. If the engine also decodes each
-call alone, two runs are identical.
+Before a group is sampled, the server must have finished every training step that the earlier groups
+made due. The seeds of the group's siblings are derived from its dataset row. If the engine
+also decodes each call alone, two runs are identical.
 
-Events whose time of arrival varies can still make runs differ: feedback, apps that send requests
-concurrently, hooks that use randomness, and a server or proxy that resumes after a crash.
+Two runs can still differ because of feedback, apps that send requests concurrently, hooks that use
+randomness, and a server or proxy that resumes after a crash.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ that store numbers as doubles."""
 
 
 def seed_of(run_seed: int, row: str, nth: int) -> int:
-    """Return the seed of the nth request of a dataset row; sibling i is sampled with seed + i.
+    """Return the random seed of the nth request of a dataset row. Sibling i of the request is
+    sampled with this seed + i.
 
     >>> seed_of(0, "sum-1-2", nth=0) == seed_of(0, "sum-1-2", nth=0) != seed_of(0, "sum-1-2", nth=1)
     True
@@ -38,9 +39,9 @@ def seed_of(run_seed: int, row: str, nth: int) -> int:
 
 
 def is_idle(status: EngineStatusReply | None) -> bool:
-    """Return whether the server is idle: no training step is in progress or due.
+    """Return True if the server runs no training step and has too few groups to begin one.
 
-    A server that is unreachable, off or booting counts as idle.
+    The result is also True for a server that is unreachable, off or booting.
     """
     if status is None:
         return True
@@ -64,11 +65,11 @@ class Lockstep:
 
     @contextlib.asynccontextmanager
     async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
-        """Yield the seed of a request, and hold the single slot for groups while the block
-        processes the request.
+        """Wait until the server is idle, then yield the seed of a request. The block processes the
+        request. If `is_group` is True, a lock is held meanwhile, so only one group runs at a time.
 
-        A request that is only served does not wait for the slot, because the reward hook of the
-        running group may have made the request.
+        A request that is sampled once and not trained does not wait for the lock. The reward hook
+        of the running group may have sent the request, and waiting would then be a deadlock.
         """
         async with self._group_lock if is_group else contextlib.nullcontext():
             await self._wait_until_idle()
@@ -77,10 +78,11 @@ class Lockstep:
             yield seed_of(self._run_seed, row, self._num_requests[row] - 1)
 
     async def _wait_until_idle(self) -> None:
-        """Wait until the server has accepted all scored groups and is publishing no weights.
+        """Wait until the server has accepted all scored groups, and has finished the training step
+        that these groups made due.
 
-        This wait ends if the server is unreachable. Requests then fail, or are held by the retry
-        policy.
+        The wait ends early if the server is unreachable. The next request then fails, or is held
+        until the server is back.
         """
 
         def is_accepted() -> bool:

@@ -1,5 +1,5 @@
-"""The admission of each request when it arrives: the admission rules and the state that they
-use."""
+"""Decide for each arriving request whether it is trained. This module keeps the state that the
+admission rules use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ log = logging.getLogger("fakevllm.admission.admission_rules")
 
 
 class TrafficGate:
-    """The admission rules, the kill switch and the session summaries of one proxy."""
+    """Decides for each request whether it is trained. It holds the admission rules, the kill switch
+    and the session summaries of one proxy."""
 
     def __init__(
         self,
@@ -27,9 +28,9 @@ class TrafficGate:
         *,
         trains: bool = True,
     ) -> None:
-        """Create the gate. `key_names` returns the names by which a rule may refer to an API key.
-        `trains` is whether any request can become a group. If `trains` is false, no session is
-        looked up before the answer."""
+        """Create the object. `key_names` returns the names by which a rule may refer to an API key.
+        `trains` is False if the proxy has no hooks and therefore trains no request. In this case,
+        `ruling` does not place the request in its session."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -44,7 +45,8 @@ class TrafficGate:
         self._sessions = SessionSummaries()
 
     def ruling(self, request: Request, placement: Placement, key: str | None) -> Ruling:
-        """Return the ruling for a request, and place the request in its session if it can train.
+        """Return the decision whether a request is trained. A main call (a request of the user or
+        the agent) is also placed in its session, if this proxy trains at all.
 
         `key` is the app's API key.
         """

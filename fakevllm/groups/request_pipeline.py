@@ -1,7 +1,8 @@
-"""The pipeline of a passive request: plan the group, then relay one answer or run siblings.
+"""The pipeline for the requests of apps. It plans the group, then relays one answer or runs several
+siblings.
 
-A request that is only served is relayed to the engine once. A request that trains becomes a group
-of siblings, which a `GroupExecutor` runs.
+A request that is only served is sent to the engine once, and the answer is relayed. A request that
+trains becomes a group of siblings, which a `GroupExecutor` runs.
 """
 
 from __future__ import annotations
@@ -59,8 +60,7 @@ CLOSE_GRACE_S = 2.0
 
 
 class Pipeline:
-    """The handler of every request on an inference route, from the group's draft to the app's
-    answer."""
+    """The handler of every request on an inference route, until the app has its answer."""
 
     def __init__(
         self,
@@ -76,8 +76,9 @@ class Pipeline:
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
     ) -> None:
-        """Create the pipeline. If there are hooks, `on_placed` is called before each request is
-        answered, with the request's id, its place in its session and its question."""
+        """Create the pipeline. `hooks` is None if the user has no hook files. Otherwise `on_placed`
+        is called before each request is answered. Its arguments are the request's id, the request's
+        place in its session, and the question (the last user message)."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._retry_handler = retry_handler
@@ -141,8 +142,8 @@ class Pipeline:
     ) -> bool:
         """Answer a request that was sent again with the answer to its first attempt.
 
-        Return whether the answer was sent. False means that the first attempt has no answer; the
-        caller must then handle the request as a new one.
+        Return False if the first attempt has no answer and nothing was sent; the caller must then
+        handle the request as a new one. Return True in all other cases.
         """
         own_task = self._track_task()
         try:
@@ -161,7 +162,7 @@ class Pipeline:
         return is_answered
 
     def _track_task(self) -> asyncio.Task[Any]:
-        """Add the current task to the tasks that `close` cancels, and return it."""
+        """Add the current asyncio task to the tasks that `close` cancels, and return the task."""
         task = asyncio.current_task()
         assert task is not None
         self._request_tasks.add(task)
@@ -222,8 +223,9 @@ class Pipeline:
     async def _plan(
         self, request: Request, task: Task, rules: ServeRules
     ) -> tuple[SiblingPlan, str | None]:
-        """Return the request's plan (the number of siblings and their requests) and a reason. The
-        reason is a slug if the request is served without training, else None."""
+        """Return (plan, reason) for a request. The plan has the number of siblings and their
+        changes to the request. The reason is a slug if the request is only served and not trained,
+        else None."""
         if isinstance(request.ruling, ServeOnly):
             return SiblingPlan(1), request.ruling.recorded_reason
         if request.exchange is None:
@@ -257,9 +259,9 @@ class Pipeline:
     ) -> tuple[SiblingPlan, str | None]:
         """Reduce a plan to as many siblings as the engine has capacity for.
 
-        Return the reduced plan and a reason. The reason is a slug if the request is served without
-        training, else None. A lead without siblings is not trained, but is sampled with the same
-        settings as within a group.
+        Return (reduced plan, reason). The reason is None, or a slug if there is capacity for the
+        lead (the app's own request) only. The lead is then not trained, but is sampled with the
+        same settings as within a group.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,
@@ -272,8 +274,8 @@ class Pipeline:
         return replace(plan, num=granted.num + 1), None
 
     async def _serve_single(self, context: GroupContext, reason: str) -> None:
-        """Relay one answer to the app while the answer arrives. `reason` is the slug of the reason
-        why no group is sampled."""
+        """Relay one answer to the app as it arrives. `reason` is the slug of the reason why the
+        request is not sampled as a group."""
         request, draft, app = context.request, context.draft, context.app
         try:
             async with CancelOnDisconnect(context.receive, LINGER_S):
@@ -310,13 +312,13 @@ class Pipeline:
             log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
-        """Write the record of a group that is not trained into the ledger."""
+        """Write the group's record into the ledger. The group will not be trained."""
         self._metrics.group_ended(group)
         self._ledger.record(group)
         self._delivery.forget(group.group_id)
 
 
 def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:
-    """Return the number of siblings that the app waits for: 0 if the lead is streamed to the
-    app."""
+    """Return the number of siblings for which the app waits. The result is 0 if the lead's answer
+    is streamed to the app, because the app then waits for no other sibling."""
     return 0 if rules.streams_lead else plan.num - 1

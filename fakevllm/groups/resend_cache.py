@@ -1,7 +1,7 @@
-"""A cache of answers for requests that a client sends again.
+"""A cache of answers, for requests that a client sends again (resends).
 
-A resend gets the answer of its first attempt. The answer comes from the group, if it is still
-running, or from this cache. `resend_detection.py` decides which requests are resends.
+A resend gets the answer to the first attempt. If that answer does not exist yet, the resend waits
+for it. `resend_detection.py` decides which requests are resends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FAILED = unavailable("What this request was sent for before has failed. Try aga
 
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
-    """The answer to one request. The answer may not exist yet."""
+    """The answer to one request, which may not exist yet."""
 
     group_id: str
     window_s: float
@@ -70,8 +70,8 @@ ResendEntry = RequestAttempts[PendingAnswer]
 def identity_of(
     path: str, scope: str, raw: bytes, hints: Hints, headers: Mapping[bytes, bytes]
 ) -> RequestIdentity:
-    """Return a request's identity. `scope` is the fingerprint of the app's key, `raw` the app's
-    body."""
+    """Return the parts of a request by which a resend is recognised. `scope` is the fingerprint of
+    the app's API key, and `raw` is the app's body."""
     digest = blake2b(digest_size=16)
     for part in (path, scope, hints.session or "", hints.parent or "", hints.user):
         digest.update(part.encode(errors="replace") + b"\0")
@@ -87,14 +87,15 @@ def identity_of(
 
 
 class ResendCache:
-    """The answers of recent requests, for resends of the same requests."""
+    """The answers of recent requests. A request that a client sends again gets its answer from this
+    cache."""
 
     def __init__(
         self, window_s: float, kept_answers: KeptAnswers, now: Callable[[], float] = time.time
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
-        delivered again; 0 means never. `now` is a clock in Unix seconds, because its times are
-        stored in the ledger and read by later proxy processes."""
+        delivered again; 0 means never. `now` must be a clock in Unix seconds, because later proxy
+        processes read the times from the ledger."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
@@ -102,7 +103,7 @@ class ResendCache:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cache is in use, so that requests are checked for being resends."""
+        """Whether the cache is in use. If it is not, no request is checked for being a resend."""
         return self._window_s > 0
 
     def restore(self) -> None:
@@ -119,10 +120,10 @@ class ResendCache:
             self._attempts.connection_lost(entry, received_at)
 
     def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """Return the entry of the earlier request that this request resends; None for a new
-        request.
+        """Return the cache entry of the earlier request of which this request is a resend. Return
+        None for a new request.
 
-        `scope` is the ASGI scope of the request's connection.
+        `scope` is the ASGI scope of this request's connection.
         """
         entry = self._attempts.find(identity, self._now())
         if entry is not None:
@@ -136,8 +137,8 @@ class ResendCache:
             raise bad_request(_REUSED_KEY)
 
     def begin(self, identity: RequestIdentity, group_id: str, scope: Scope) -> ResendEntry:
-        """Add a new request and return its entry. The caller must call `ended` at the request's
-        end."""
+        """Add a new request and return its cache entry. The caller must call `ended` when the
+        request has ended."""
         response: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
         pending = PendingAnswer(group_id, self._window_s, response)
         entry = self._attempts.begin(identity, pending, self._now())
@@ -145,9 +146,11 @@ class ResendCache:
         return entry
 
     async def deliver(self, entry: ResendEntry, app: AppResponse, receive: Receive) -> bool:
-        """Wait for the entry's answer and send it to the app.
+        """Wait for the answer of a cache entry and send it to the app.
 
-        Return whether there was an answer to send. Raises ClientDisconnected.
+        Return False if the first attempt failed and nothing was sent. The caller can then handle
+        the request as a new one. Return True if the app got the answer, or an error after the
+        response had been started. Raises ClientDisconnected if the app disconnects meanwhile.
         """
         pending = entry.pending
         try:
@@ -179,14 +182,14 @@ class ResendCache:
         return True
 
     def client_disconnected(self, entry: ResendEntry | None) -> None:
-        """Record that the app of the first attempt disconnected before it had its answer."""
+        """Record that the app disconnected from the first attempt before it had its answer."""
         if entry is not None and not entry.pending.has_left:
             entry.pending.has_left = True
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
-        """Record the end of the first attempt. `is_answered` is true if the attempt ended with an
-        answer of a model."""
+        """Record the end of the first attempt. `is_answered` is True if the first attempt ended
+        with a model's answer, and False if it ended with an error."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()
@@ -205,6 +208,13 @@ class ResendCache:
         if not pending.response.done():
             pending.response.set_result(response)
 
+    def forget(self, group_id: str) -> None:
+        """Forget the answer of a group, because its app has deleted it. A resend of its request is
+        then a new request."""
+        for pending in self._attempts.remove_matching(lambda one: one.group_id == group_id):
+            # A connection reset of the first attempt must not keep the answer again.
+            pending.response = _completed_future(None)
+
     def _delivered(self, entry: ResendEntry, app: AppResponse) -> None:
         entry.pending.delivered_at = self._now() if app.is_single_chunk else -math.inf
         self._attempts.delivered(entry, self._now())
@@ -216,11 +226,12 @@ class ResendCache:
             self.client_disconnected(entry)
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
-        """Record a delivery as failed if its connection is reset soon after the last byte.
+        """Record that an answer was not delivered, if its connection is reset soon after the last
+        byte.
 
-        A client that closes its socket with unread data resets the connection. A client that has
-        read everything closes the connection normally. There is one exception: a client that stops
-        in the middle of a stream, because it has read enough, also resets the connection.
+        A client that has read the whole answer closes the connection normally. If a part of the
+        answer is unread when the client closes its socket, the connection is reset. Streamed
+        answers are not checked, because a client may stop reading a stream on purpose.
         """
         now, pending = self._now(), entry.pending
         response = pending.response.result() if pending.response.done() else None
@@ -234,7 +245,8 @@ class ResendCache:
 
 
 def undelivered_answer(entry: ResendEntry, app: AppResponse, now: float) -> KeptAnswer | None:
-    """Return the answer if nobody got it; None if the app or a resend got the answer."""
+    """Return the answer to a request if it was not delivered to anybody. Return None if the app got
+    it, in the first attempt or in a resend, or if there is no complete answer."""
     if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
     return _kept_answer(entry, app.complete_answer, now)
@@ -253,14 +265,14 @@ def _kept_answer(entry: ResendEntry, response: SentResponse, now: float) -> Kept
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
-    """Make uvicorn's protocol object call `on_lost` when the connection of this ASGI scope is
-    lost."""
+    """Register `on_lost` with uvicorn's protocol object, which calls it when the connection of this
+    ASGI scope is lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost
 
 
-def _completed_future(response: SentResponse) -> asyncio.Future[SentResponse | None]:
+def _completed_future(response: SentResponse | None) -> asyncio.Future[SentResponse | None]:
     future: asyncio.Future[SentResponse | None] = asyncio.get_running_loop().create_future()
     future.set_result(response)
     return future

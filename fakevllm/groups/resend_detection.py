@@ -1,14 +1,18 @@
-"""Deduplication of requests that a client sends again. Pure; the clock is passed in.
+"""Detection of requests that a client sends again (resends). This module does no I/O, and the
+caller passes the time.
 
-Equal bodies alone do not make a request a resend: two users may ask the same question, and one user
-may want another answer. A request counts as a resend only in two cases. Either its client marks the
-request as a resend, by a retry header or an idempotency key. Or an equal earlier request lost its
-connection before its answer was delivered; each lost connection accounts for one resend.
+Equal bodies do not prove that a request is a resend: two users may ask the same question, and one
+user may want another answer. A request counts as a resend in two cases:
+
+* The client marks it as one, with a retry header or an idempotency key.
+* An equal earlier request lost its connection before its answer was delivered. Each lost connection
+  explains one resend.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,7 +40,7 @@ class RequestIdentity:
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts(Generic[T]):
-    """One request with all attempts to send it: the first attempt and its resends."""
+    """One request with all attempts to send it, which are the first attempt and its resends."""
 
     identity: RequestIdentity
     pending: T
@@ -60,14 +64,15 @@ class RequestAttempts(Generic[T]):
         return bool(key) and key == self.identity.idempotency_key
 
     def conflicts_with(self, identity: RequestIdentity) -> bool:
-        """Return whether this request and `identity` have idempotency keys that differ."""
+        """Return True if this request and `identity` both have idempotency keys, and these
+        differ."""
         own, other = self.identity.idempotency_key, identity.idempotency_key
         return bool(own and other) and own != other
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests. The age and the number of the requests and the size of their
-    answers are bounded.
+    """An index of the latest requests. Three things are bounded: the age of a request, the number
+    of requests, and the total size of their answers.
 
     >>> index = AttemptIndex[str](600)
     >>> first = index.begin(RequestIdentity(b"k"), "its answer", now=0)
@@ -83,7 +88,8 @@ class AttemptIndex(Generic[T]):
     def __init__(
         self, window_s: float, max_bytes: int = MAX_ANSWER_BYTES, max_requests: int = MAX_REQUESTS
     ) -> None:
-        """Create an index that keeps a request for `window_s` seconds after its last event."""
+        """Create an index that forgets a request `window_s` seconds after the last event of the
+        request."""
         self._window_s = window_s
         self._max_bytes = max_bytes
         self._max_requests = max_requests
@@ -101,7 +107,7 @@ class AttemptIndex(Generic[T]):
 
     @property
     def num_bytes(self) -> int:
-        """Size of all answers in bytes."""
+        """Total size of all answers in bytes."""
         return self._num_bytes
 
     def begin(self, identity: RequestIdentity, pending: T, now: float) -> RequestAttempts[T]:
@@ -116,8 +122,8 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def reuses_idempotency_key(self, identity: RequestIdentity, now: float) -> bool:
-        """Return whether an earlier request had this idempotency key and another body. A request
-        that ended without an answer does not count.
+        """Return True if an earlier request had the same idempotency key and another body. A
+        request that ended without an answer does not count.
 
         >>> index = AttemptIndex[str](600)
         >>> _ = index.begin(RequestIdentity(b"1", idempotency_key="k", body=b"1"), "", now=0)
@@ -130,9 +136,9 @@ class AttemptIndex(Generic[T]):
         return any(a.identity.body != identity.body and not a.has_failed for a in same_key)
 
     def find(self, identity: RequestIdentity, now: float) -> RequestAttempts[T] | None:
-        """Return the earlier request that this request resends, or None for a new request.
+        """Return the earlier request of which this request is a resend, or None for a new request.
 
-        From now on, the resend counts as waiting for the earlier request's answer.
+        The resend is counted as one more connection that waits for the earlier request's answer.
         """
         self._evict(now)
         attempts = self._match(identity)
@@ -147,12 +153,14 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a waiting connection was sent the last byte of the answer."""
+        """Record that the last byte of the answer was sent on a connection that waited for the
+        answer."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
     def connection_lost(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a waiting connection was lost before the answer was sent."""
+        """Record that a connection that waited for the answer was lost before the answer was
+        sent."""
         self._add_lost(attempts, 1)
         self.stopped_waiting(attempts, now)
 
@@ -162,15 +170,14 @@ class AttemptIndex(Generic[T]):
         self._touch(attempts, now)
 
     def delivery_failed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection did not get the whole answer, although `delivered` was called
-        for it."""
+        """Correct an earlier call of `delivered`: the connection did not get the whole answer."""
         attempts.num_delivered -= 1
         self._add_lost(attempts, 1)
         self._touch(attempts, now)
 
     def delivery_confirmed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection got the whole answer, although `connection_lost` was called for
-        it."""
+        """Correct an earlier call of `connection_lost`: the connection got the whole answer after
+        all."""
         self._add_lost(attempts, -1)
         attempts.num_delivered += 1
         self._touch(attempts, now)
@@ -179,6 +186,13 @@ class AttemptIndex(Generic[T]):
         """Record that the request ended without an answer."""
         attempts.has_failed = True
         self._touch(attempts, now)
+
+    def remove_matching(self, matches: Callable[[T], bool]) -> list[T]:
+        """Remove the requests whose pending object matches, and return these objects."""
+        removed = [attempts for attempts in self._requests if matches(attempts.pending)]
+        for attempts in removed:
+            self._remove(attempts)
+        return [attempts.pending for attempts in removed]
 
     def set_size(self, attempts: RequestAttempts[T], size: int) -> None:
         """Record the size of the request's answer in bytes."""
@@ -220,7 +234,8 @@ class AttemptIndex(Generic[T]):
             self._requests.move_to_end(attempts)
 
     def _evict(self, now: float) -> None:
-        """Remove the requests that exceed the bounds, except requests with a waiting connection."""
+        """Remove requests that are too old or that exceed the limits on number and size. A request
+        for which a connection still waits is kept."""
         excess_bytes = self._num_bytes - self._max_bytes
         excess = len(self._requests) - self._max_requests
         evicted: list[RequestAttempts[T]] = []

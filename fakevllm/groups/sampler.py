@@ -16,7 +16,7 @@ from fakevllm_adapters.protocol.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Calls to the engine for the siblings of a group."""
+    """Calls the engine for the siblings of a group."""
 
     upstream: EngineClient
     retry_handler: RetryHandler
@@ -26,11 +26,11 @@ class Sampler:
     async def sample(
         self, request: Request, plan: SiblingPlan, index: int, app: AppResponse
     ) -> SiblingResult:
-        """Return the result of one sibling: a complete answer, or the reply or error in place of an
-        answer.
+        """Sample one sibling, and return a complete answer, or the error in place of an answer.
 
-        Nothing is sent to the app. If the engine is overloaded by the proxy's own siblings, a lead
-        waits and is retried. Any other sibling is not retried.
+        Nothing is sent to the app. The engine may refuse a call because siblings overload it. If
+        the refused call is the lead (the app's own request), this method waits and retries it. If
+        it is any other sibling, the engine's error is returned at once.
         """
         last = SiblingResult(index)
         sibling_limit = self.retry_handler.sibling_limit
@@ -65,10 +65,9 @@ class Sampler:
         app: AppResponse,
         on_first_token: Callable[[], None],
     ) -> EngineResponse:
-        """Relay the lead's answer to the app while the answer arrives, and return the lead's
-        result.
+        """Relay the lead's answer to the app as it arrives, and return the engine's response.
 
-        Raises WireError if the lead fails before any part of an answer has been sent to the app.
+        Raises WireError if the lead fails before any part of the answer has been sent to the app.
         """
 
         async def call(

@@ -22,12 +22,11 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Call the reward hook with the siblings that have answered, and return the rewards.
-
-    The rewards are in the order of `results`.
+    """Call the reward hook with the siblings that have answered, and return its result. The rewards
+    are in the order of `results`.
 
     An answer that the engine broke off is not passed to the hook and has no reward. An answer that
-    the model itself cut off or garbled gets at most `failure_floor`.
+    the model itself cut off or garbled gets at most the reward `failure_floor`.
     """
     positions = [i for i, result in enumerate(results) if not is_broken_off(_answer(result))]
     if not positions:
@@ -43,10 +42,11 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Return the outcome for all `num` siblings, of which only some were passed to the hook.
+    """Return a hook's result extended to all `num` siblings, if only some of them were passed to
+    the hook.
 
-    `outcome` has only the scored siblings, and `positions` has their positions among all siblings.
-    All other siblings get the reward None.
+    `outcome` is the hook's result. `positions` has the positions of the scored siblings among all
+    siblings. Every sibling that was not scored gets the reward None.
     """
     rewards: list[float | None] = [None] * num
     annotations: list[Json] = [{} for _ in range(num)]
@@ -67,7 +67,7 @@ def _answer(result: SiblingResult) -> Answer:
 
 
 def _sibling(request: Request, task: Task, result: SiblingResult) -> Sibling:
-    """Return a sibling as the hook gets it."""
+    """Return a sibling in the form in which the hook gets it."""
     answer = _answer(result)
     episode_id = f"{request.id}/{result.index}"
     messages = messages_of(request.body)

@@ -1,13 +1,18 @@
 """The decisions for one request with several siblings, as a state machine without I/O.
 
-The methods of `GroupScheduler` take events and return decisions; `group_executor.py` carries them
-out. Randomness is passed in.
+The methods of `GroupScheduler` take events and return decisions, and `group_executor.py` carries
+the decisions out. The caller passes the random number generator.
 
-The scheduler gives two independent guarantees. First, the app gets one answer: a sibling's answer,
-the lead's error, or an error that breaks the answer off. Second, the group ends once, settled or
-aborted, and nothing is started afterwards. The executor reports the end of every sibling that was
-started and not cancelled, the end of every scoring, and the end of the app's answer. Events may
-arrive in any order, and late events change nothing.
+The scheduler gives two independent guarantees:
+
+* The app gets one answer. It is a sibling's answer, or the error of the lead (sibling 0, the app's
+  own request), or an error that breaks the answer off.
+* The group ends once, and nothing is started afterwards. It is either settled (its rewards are
+  final) or aborted.
+
+The executor reports the end of every sibling that was started and not cancelled, the end of every
+call of the reward hook, and the end of the app's answer. Events may arrive in any order. Events
+after the group's end change nothing.
 """
 
 from __future__ import annotations
@@ -63,14 +68,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """Decision to end the app's answer with an error, even in the middle of a stream."""
+    """Decision to end the app's answer with an error, even if a part of the answer was already
+    sent."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Decision to end the group with the rewards of the last scoring."""
+    """Decision to end the group normally, with the rewards of the last call of the reward hook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +90,7 @@ Decision = Start | Relay | Cancel | Score | Serve | Refuse | BreakOff | Settle |
 
 
 class AppState(StrEnum):
-    """The state of the app's answer."""
+    """The state of the answer to the app."""
 
     WAITING = "waiting"
     RELAYED = "relayed"
@@ -97,13 +103,14 @@ class AppState(StrEnum):
 
 
 class GroupScheduler:
-    """The state machine of one group. `selection` is final once the group is settled."""
+    """The state machine of one group. The attribute `selection` (the served and the best sibling)
+    is final when the group has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
     ) -> None:
-        """Create the state machine. If `can_stream` is true and the serve policy serves the lead,
-        the lead's answer is relayed to the app while it arrives."""
+        """Create the state machine. If `can_stream` is True and the serve policy serves the lead
+        (the app's own request), the lead's answer is relayed to the app as it arrives."""
         assert num >= 2, "a group has at least two siblings"
         self._rules = rules
         self._rng = rng
@@ -127,8 +134,8 @@ class GroupScheduler:
     # --- events
 
     def begin(self) -> list[Decision]:
-        """Return the first decisions: relay the lead if the lead can be relayed, else start all
-        siblings."""
+        """Return the first decisions. If the lead's answer can be relayed to the app, only the lead
+        is started; otherwise all siblings are."""
         if self._is_relayed:
             self.app = AppState.RELAYED
             self._unstarted.discard(0)
@@ -137,9 +144,10 @@ class GroupScheduler:
         return self._start()
 
     def lead_began(self) -> list[Decision]:
-        """Handle the first token of a relayed lead, and start the siblings.
+        """Handle the first token of a relayed lead, and start the other siblings.
 
-        From the first token on, the prompt is in the engine's prefix cache.
+        The other siblings wait for the first token, because the prompt is then in the engine's
+        prefix cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 
@@ -159,8 +167,8 @@ class GroupScheduler:
         return self._advance()
 
     def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
-        """Handle the end of a scoring. `rewards` has the rewards by sibling index. A sibling that
-        is missing in `rewards` has no reward."""
+        """Handle the result of the reward hook. `rewards` maps sibling indices to rewards. A
+        sibling that is not in `rewards` has no reward."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
@@ -168,12 +176,13 @@ class GroupScheduler:
         return self._advance()
 
     def deadline_passed(self) -> list[Decision]:
-        """Handle the deadline: from now on, a single answer is enough to answer the app."""
+        """Handle the deadline for the app's answer. From now on, one answer is enough; the
+        configured quorum of answers no longer matters."""
         self._quorum = 1
         return self._advance()
 
     def answer_sent(self) -> list[Decision]:
-        """Handle the last byte of a chosen answer."""
+        """Handle the event that the last byte of the chosen answer was sent to the app."""
         if self.is_over or self.app is not AppState.CHOSEN:
             return []
         self.app = AppState.ANSWERED
@@ -182,9 +191,10 @@ class GroupScheduler:
     def app_disconnected(self) -> list[Decision]:
         """Handle the app's disconnect.
 
-        Only a disconnect before the answer is chosen can abort the group. If the answer was chosen
-        before the disconnect, it counts as being sent. If `on_disconnect` is `finish`, an answer is
-        chosen even after the disconnect, because the app may send the request again.
+        If an answer was already chosen, the disconnect changes nothing. A lead's answer that is
+        still being relayed counts as not chosen. If no answer was chosen, the setting
+        `on_disconnect` decides. With `cancel`, the group is aborted. With `finish`, the group
+        continues and an answer is chosen, because the app may send the request again.
         """
         is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
         if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
@@ -193,7 +203,7 @@ class GroupScheduler:
         return self._abort("client_disconnected")
 
     def abort(self, reason: str) -> list[Decision]:
-        """Abort the group, because the proxy stops or has a bug."""
+        """Abort the group for a reason outside this state machine, such as a stop of the proxy."""
         if self.is_over:
             return []
         decisions: list[Decision] = []
@@ -228,7 +238,8 @@ class GroupScheduler:
         return [Settle()]
 
     def _on_relay_end(self, outcome: SiblingOutcome) -> list[Decision]:
-        """Handle the end of a relayed lead, which is the end of the app's answer."""
+        """Handle the end of a relayed lead. The app's answer, which was the lead's answer, has
+        ended too."""
         self.app = AppState.ANSWERED
         if outcome is SiblingOutcome.ANSWERED:
             self.selection = Selection(0, None, 1.0)
@@ -238,8 +249,8 @@ class GroupScheduler:
     def _on_lead_refused(self) -> list[Decision]:
         """Cancel the siblings and send the lead's error to the app.
 
-        The siblings are not awaited, because an engine that refuses one sibling as a bad request
-        refuses all of them.
+        The app does not wait for the other siblings. If the engine refuses one sibling as a bad
+        request, it refuses all of them.
         """
         self._answered.clear()
         self._servable.clear()
@@ -248,7 +259,7 @@ class GroupScheduler:
         return [*self._cancel(), Refuse()]
 
     def _advance(self) -> list[Decision]:
-        """Return the decisions that follow from the current state."""
+        """Return the decisions that follow from the current state of the group."""
         if self.is_over or self._scoring is not None:
             return []
         all_ended = not self._running and not self._unstarted

@@ -1,10 +1,10 @@
-"""Selection of the sibling to serve, and detection of answers that failed. Pure; randomness is
-passed in.
+"""Selection of the sibling to serve, and detection of answers that failed. This module does no I/O,
+and the caller passes the random number generator.
 
 An answer that the engine broke off is never scored and never trained. An answer that the model
-itself cut off or garbled is a failure of the model, and stays in the group. Without the worst
-answers, the mean reward of the group would be too high. A failure floor (`reward.failure_floor`)
-makes sure that a failed answer never gets a good reward.
+itself cut off or garbled is a failure of the model, and stays in the group. Without such answers,
+the mean reward of the group would be too high. The setting `reward.failure_floor` limits the reward
+of a failed answer, so that it is never a good one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fakevllm_adapters.formats.base import Answer, Json
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The chosen siblings of a group, by index."""
+    """The served sibling and the best sibling of a group, by index."""
 
     served: int | None
     """The sibling that the app gets; None if no sibling answered."""
@@ -35,11 +35,11 @@ class Selection:
 
 
 def seeded_random(seed: int, question: str) -> random.Random:
-    """Return the random numbers for a request with a seed.
+    """Return the random number generator for a request that has a seed.
 
-    Equal requests with equal seeds get equal random numbers, so that ties between equal answers are
-    broken equally. If an app sends one seed for all questions, each question still gets other
-    random numbers.
+    Equal questions with equal seeds get equal random numbers, so that ties between rewards are
+    broken in the same way. If an app sends the same seed with all questions, each question still
+    gets different random numbers.
 
     >>> seeded_random(42, "hi").random() == seeded_random(42, "hi").random()
     True
@@ -56,10 +56,12 @@ def select(
 ) -> Selection:
     """Return the sibling to serve and the best sibling.
 
-    The sibling with the highest reward is served; ties are broken at random. Without rewards, the
-    answered sibling with the lowest index is served. `servable` has the siblings that can be
-    served; the default is all. The best sibling need not be servable. `random_fraction` is the
-    probability that a random servable sibling is served instead.
+    The servable sibling with the highest reward is served. Ties are broken at random. If no
+    servable sibling has a reward, the one with the lowest index is served. `servable` has the
+    siblings whose answers the app's format can express; None means all siblings. If no answered
+    sibling is servable, all of them count as servable. With the probability `random_fraction`, a
+    random servable sibling is served instead. The best sibling has the highest reward of all
+    siblings, servable or not.
 
     >>> select([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
     Selection(served=1, best=1, propensity=1.0, is_random=False)
@@ -86,10 +88,10 @@ def best_sibling(
     rng: random.Random,
     served: int | None,
 ) -> int | None:
-    """Return the sibling with the highest reward, or None if there are no rewards.
+    """Return the index of the sibling with the highest reward, or None if there are no rewards.
 
-    If several siblings have the highest reward, return the served sibling if its reward is the
-    highest too, else one of them at random.
+    If several siblings have the highest reward and `served` is among them, return `served`.
+    Otherwise, return one of them at random.
 
     >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2
@@ -121,7 +123,8 @@ _JSON_FORMATS = frozenset({"json_object", "json_schema"})
 
 
 class Failure(StrEnum):
-    """A failure of an answer that the model itself caused. The values are stored in the ledger."""
+    """A way in which the model itself makes an answer unusable. The values are stored in the
+    ledger."""
 
     CUT_OFF = "cut_off"
     """The answer ended at `max_tokens` or at the end of the context."""
@@ -132,13 +135,13 @@ class Failure(StrEnum):
 
 
 def is_broken_off(answer: Answer) -> bool:
-    """Return whether the engine did not complete the answer."""
+    """Return True if the engine did not complete the answer."""
     return answer.finish_reason in BROKEN_OFF
 
 
 def failure_of(answer: Answer, body: Json) -> Failure | None:
-    """Return the model's failure in an answer, or None. `body` is the request as sent to the
-    upstream.
+    """Return the failure that the model itself caused in an answer, or None for a usable answer.
+    `body` is the request as it was sent to the engine.
 
     >>> failure_of(Answer({"content": "So then I"}, "length"), {})
     <Failure.CUT_OFF: 'cut_off'>
@@ -162,10 +165,10 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
 def with_floor(
     rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
 ) -> list[float | None]:
-    """Return the rewards, with a low reward for every failed answer.
+    """Return the rewards, where every failed answer gets the same low reward.
 
-    The low reward is `floor`, or the lowest reward of the other answers if this reward is below
-    `floor`. If `floor` is None, the rewards stay unchanged.
+    The low reward is the smaller of `floor` and the lowest reward of the answers that did not fail.
+    If `floor` is None, all rewards stay unchanged.
 
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]
@@ -189,8 +192,8 @@ def _has_call_opening(text: str) -> bool:
 
 
 def _is_readable_call(call: Any) -> bool:
-    """Return whether a client can parse a tool call. Most clients treat missing arguments as an
-    empty object."""
+    """Return True if a client can parse a tool call. A call without arguments is readable, because
+    most clients treat missing arguments as an empty object."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
     except (LookupError, TypeError, AttributeError):

@@ -1,4 +1,5 @@
-"""The check of the user's hooks on one group, for `fakevllm check-hook`, and its table."""
+"""Run the user's hooks once on one group, for `fakevllm check-hook`, and render the results as a
+table."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ MAX_SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The results of all hooks on one group, and the seconds that each took."""
+    """The results of all hooks on one group, and how many seconds each hook took."""
 
     path: Path
     group: RecordedGroup
@@ -55,7 +56,7 @@ async def check(
     timeout_s: float = CHECK_TIMEOUT_S,
     sandbox: HookSandbox = DEFAULT_SANDBOX,
 ) -> CheckReport:
-    """Run all hooks on a group and return the report. The default is a made-up group.
+    """Run all hooks on a group and return the report. If `group` is None, a made-up group is used.
 
     Raises HookError if the hooks cannot be loaded.
     """
@@ -98,7 +99,8 @@ def _thumbs_up(group: RecordedGroup) -> Feedback:
 
 
 def render(report: CheckReport) -> Table:
-    """Return the table of a report: one row per sibling, and the other hooks in the caption."""
+    """Return a report as a table. The table has one row per sibling with its reward. The caption
+    has the results of the other hooks."""
     title = Text(f"{report.path}  hash {report.info.content_hash}")
     table = Table(title=title, caption_justify="left", expand=True)
     for name in ("sibling", "finish"):
@@ -163,7 +165,8 @@ def _plan_text(plan: SubmitPlan | None) -> str:
 
 
 def _ranks(rewards: Sequence[float | None]) -> list[str]:
-    """Return the rank of each reward in the group, as text; equal rewards share a rank.
+    """Return the rank of each reward in the group, as text. The highest reward has rank 1, and
+    equal rewards have the same rank.
 
     >>> _ranks([0.5, 1.0, None, 0.5])
     ['2', '1', '-', '2']

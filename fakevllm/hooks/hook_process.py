@@ -1,8 +1,8 @@
-"""The proxy's side of the hook process: start, call, kill and reap the process.
+"""The proxy's side of the hook process: start the process, call hooks in it, and end it.
 
-If the process ends unexpectedly, two calls may have caused the end: the call whose code ran on the
-process's event loop, and the call that ran on its sync thread. process_main.py is the code inside
-the process.
+If the process ends unexpectedly, one of two calls may be the cause: the call whose code was running
+on the process's event loop, or the call that was running on its thread for sync hooks. The code
+inside the process is in process_main.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from typing import Any, cast
 
 import orjson
 
@@ -33,6 +34,9 @@ START_TIMEOUT_S = 120.0
 """Seconds to load the hooks: a hook file may import something large, such as torch from a cold
 disk."""
 EXIT_TIMEOUT_S = EXIT_GRACE_S + 1.0
+MAX_REPLY_BYTES = 2**28
+"""Maximum size of a reply. It exceeds the rewards and annotations of the largest group."""
+_NO_REPLY = "hook_crashed: the hook process sent something that is no reply"
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -50,9 +54,14 @@ class HookInfo:
     has_feedback: bool = False
 
 
+class InvalidReply(Exception):
+    """Error that the hook process sent bytes that are no reply, because a hook wrote them to the
+    connection."""
+
+
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """A call to which the process did not reply before it ended."""
+    """A hook call that has no reply, because the hook process ended first."""
 
     reason: str
     is_to_blame: bool
@@ -60,7 +69,7 @@ class LostCall:
 
 
 class HookProcess:
-    """One hook process, from its start to its end. An object is never used for a second process."""
+    """One hook process, from its start to its end. A restarted process gets a new object."""
 
     info: HookInfo
     is_async: dict[str, bool]
@@ -89,9 +98,9 @@ class HookProcess:
 
     @staticmethod
     async def start(path: Path, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
-        """Start a process and load the hooks.
+        """Start a process, load the hooks in it, and return its object.
 
-        Raises HookError, with the loader's message if the hooks are the cause.
+        Raises HookError if the hooks cannot be loaded.
         """
         own_socket, child_socket = socket.socketpair()
         running_call = _SPAWN.RawValue(ctypes.c_uint64, 0)
@@ -121,7 +130,7 @@ class HookProcess:
                 f"{path}: not loaded after {START_TIMEOUT_S:g} s; do slow work inside the hook"
             )
             raise HookError(message) from None
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, asyncio.IncompleteReadError, InvalidReply):
             await asyncio.to_thread(self._reap)
             raise HookError(f"{path}: loading it {self._how_it_ended()}; fix the file") from None
         if "error" in loaded:
@@ -130,10 +139,10 @@ class HookProcess:
         self.is_async = loaded["is_async"]
 
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
-        """Run a hook and return its reply, or a LostCall if the process ends before it replies.
+        """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
 
-        After `limit_s` seconds the process is killed. The reason of the LostCall then names
-        `timeout_s`, which is the limit in the user's configuration.
+        If there is no reply after `limit_s` seconds, the process is killed. The reason of the
+        LostCall then contains `timeout_s`, the time limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:
@@ -150,13 +159,16 @@ class HookProcess:
         if not reply.done():
             culprit = call_id if self._sync_id == call_id else self._running_call.value or call_id
             self._kill()
+            # a process that a hook has started may keep the connection open
+            self._writer.transport.abort()
             self.end = f"hook_timeout: {timeout_s:g} s"
             self._lose(self.end, {culprit})
         self._sync_id = None if self._sync_id == call_id else self._sync_id
         return reply.result()
 
     async def close(self) -> None:
-        """Close the connection, and kill the process if it does not end. Pending calls fail."""
+        """Close the connection to the process, and kill the process if it does not end. Calls
+        without a reply fail."""
         self._lose("hook_closed: the proxy is stopping", set(self._pending))
         self._writer.close()
         with contextlib.suppress(OSError):
@@ -164,34 +176,53 @@ class HookProcess:
         if self._listener is not None:
             # The listener reads the end of the stream and reaps the process. Two threads must not
             # reap it.
-            await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
+            done, _ = await asyncio.wait([self._listener], timeout=EXIT_TIMEOUT_S)
+            if not done:  # a process that a hook has started keeps the connection open
+                self._writer.transport.abort()
+                await asyncio.wait([self._listener], timeout=2 * EXIT_TIMEOUT_S)
         else:
             await asyncio.to_thread(self._reap)
         atexit.unregister(self._kill)
 
     async def _listen(self) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+        is_valid = True
+        try:
             while True:
                 reply = await self._read()
-                pending = self._pending.pop(reply["id"], None)
+                pending = self._pending.pop(reply.get("id", 0), None)
                 if pending is not None and not pending.done():
                     pending.set_result(reply)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # the process has ended, or was killed
+        except InvalidReply:
+            is_valid = False
+            self._kill()
         suspects = (self._running_call.value, self._sync_id)
         self.is_dead = True
         await asyncio.to_thread(self._reap)
-        crash = f"hook_crashed: the hook {self._how_it_ended()}"
+        crash = f"hook_crashed: the hook {self._how_it_ended()}" if is_valid else _NO_REPLY
         self.end = self.end or crash
         self._lose(crash, suspects)
 
     async def _read(self) -> Json:
+        """Read a message of the hook process. Raises InvalidReply if the bytes are no message."""
         (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
-        return orjson.loads(await self._reader.readexactly(length))
+        if length > MAX_REPLY_BYTES:
+            raise InvalidReply
+        try:
+            message: Any = orjson.loads(await self._reader.readexactly(length))
+        except orjson.JSONDecodeError:
+            raise InvalidReply from None
+        if not isinstance(message, dict):
+            raise InvalidReply
+        reply = cast(Json, message)
+        if not isinstance(reply.get("id", 0), int):
+            raise InvalidReply
+        return reply
 
     def _reap(self) -> None:
-        """Wait for the end of the process, kill what remains of its group, and reap the process.
-
-        Blocks. A process that does not end is killed.
-        """
+        """Wait for the end of the process, kill what remains of its process group, and reap the
+        process. This method blocks. A process that does not end in time is killed."""
         if self._is_reaped:
             return
         wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap
@@ -201,7 +232,7 @@ class HookProcess:
 
     def _kill(self) -> None:
         """Kill the process and its process group. The process is also killed by its own id, because
-        it may not have created the process group yet."""
+        it may not have created its process group yet."""
         self._process.kill()
         kill_group(self._process.pid)
 
@@ -220,10 +251,10 @@ class HookProcess:
 
 
 def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
-    """Start a process that ignores Ctrl-C from the beginning, so that the process prints no
+    """Start a process that ignores Ctrl-C from the beginning, so that Ctrl-C makes it print no
     traceback.
 
-    The process inherits the signal mask in which Ctrl-C is blocked.
+    The signal SIGINT is blocked while the process is started, and the process inherits this.
     """
     # The tracker must run before SIGINT is blocked, because its start unblocks SIGINT.
     resource_tracker.ensure_running()

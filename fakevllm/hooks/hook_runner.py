@@ -1,9 +1,9 @@
-"""The worker that runs hooks in one spawned process, and starts a new process when the old one
-ends.
+"""The worker that runs hooks in a separate process, and starts a new process when the old one ends.
 
-The proxy never imports the user's code. If a hook hangs, only its own call fails. An async hook is
-cancelled inside the process. For a sync hook, or if the process no longer replies, the process is
-killed and restarted, and the other pending calls are repeated once.
+The proxy never imports the user's code. If a hook hangs, only its own call fails. An async hook
+that exceeds its time limit is cancelled inside the process. If a sync hook exceeds it, or if the
+process no longer replies, the process is killed and restarted. The other pending calls are then
+repeated once.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ the app's answers."""
 
 
 class HookWorker:
-    """The owner of the hook process. A worker belongs to one event loop. Call `start` before all
-    other methods and `close` last."""
+    """The owner of the hook process. A worker belongs to one event loop. Call `start` first and
+    `close` last."""
 
     def __init__(
         self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
@@ -51,8 +51,8 @@ class HookWorker:
 
     @property
     def info(self) -> HookInfo:
-        """The hooks that the current process has loaded. A restarted process loads the current
-        files."""
+        """The hooks that the current process has loaded. They may change after a restart of the
+        process, which reads the hook files again."""
         assert self._process is not None, "start() must be called first"
         return self._process.info
 
@@ -62,7 +62,8 @@ class HookWorker:
         return (await self._running_process()).info
 
     async def submit(self, request_id: str, task: Task) -> SubmitPlan | HookFailure:
-        """Call on_user_submit_new_requests, if it is defined."""
+        """Call the hook on_user_submit_new_requests and return its checked result. If the hook is
+        not defined, the result keeps the configured number of siblings."""
         if not self.info.has_submit:
             return SubmitPlan()
         call: Json = {"kind": "submit", "request_id": request_id, "task": task.model_dump()}
@@ -74,7 +75,8 @@ class HookWorker:
     async def reward(
         self, siblings: list[Sibling], answers: list[Json], question: str
     ) -> RewardOutcome:
-        """Call on_compute_relative_reward for the siblings that answered."""
+        """Call the hook on_compute_relative_reward for the siblings that answered, and return its
+        checked result."""
         assert siblings and len(siblings) == len(answers), "one answer per sibling, at least one"
         call: Json = {
             "kind": "reward",
@@ -93,7 +95,8 @@ class HookWorker:
         )
 
     async def feedback(self, feedback: Feedback) -> FeedbackValue | HookFailure:
-        """Call on_feedback. The caller must check with `info` that the hook is defined."""
+        """Call the hook on_feedback and return its checked result. The caller must check with
+        `info` that the hook is defined."""
         assert self.info.has_feedback, "on_feedback is not defined"
         values = {field.name: getattr(feedback, field.name) for field in fields(feedback)}
         task: Task = values.pop("task")
@@ -104,7 +107,7 @@ class HookWorker:
         return FeedbackValue(reply["value"], reply["content_hash"])
 
     async def close(self) -> None:
-        """End the process. Pending calls fail with the reason `hook_closed`."""
+        """End the process. Calls without a reply fail with the reason `hook_closed`."""
         self._is_closed = True
         async with self._start_lock:
             if self._process is not None:
@@ -113,16 +116,16 @@ class HookWorker:
             await asyncio.wait(self._calls, timeout=EXIT_TIMEOUT_S)
 
     async def _shielded(self, call: Json) -> Json:
-        """Run a call to its end even if the caller is cancelled, so that the call's timeout is
-        always applied."""
+        """Run a hook call to its end even if the caller is cancelled. The time limit of the hook is
+        thus always enforced."""
         task = asyncio.ensure_future(self._call(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return await asyncio.shield(task)
 
     async def _call(self, call: Json) -> Json:
-        """Run a call and return its reply. Repeat the call once if the hook process ended because
-        of another call that ran in it."""
+        """Run a hook call and return its reply. Repeat the call once if a different call made the
+        hook process end."""
         reason = ""
         for _ in range(2):
             try:

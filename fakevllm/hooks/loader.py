@@ -1,9 +1,11 @@
 """The loader that finds and imports the user's hooks by path.
 
-The loader looks for the hook `on_x` first in `on_x.py`. If the hook is not there, exactly one other
-.py file of the folder may define or import the name `on_x`. The remaining files are parsed, but not
-run. Importing a file runs the user's code and leaves its modules in `sys.modules`, so hooks are
-imported only in the hook process.
+The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, exactly
+one other .py file of the folder may define or import the name `on_x`. The loader parses the other
+files but does not run them.
+
+Importing a hook file runs the user's code and leaves its modules in `sys.modules`. Hooks are
+therefore imported only in the hook process.
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ class Hooks:
 
 
 def load_hooks(path: Path) -> Hooks:
-    """Import the hooks of a folder, or of one .py file.
+    """Import the hooks from a folder or from one .py file, and return them.
 
-    Raises HookError, with one line that names the file, the problem and the remedy.
+    Raises HookError with one line that names the file, the problem and the fix.
     """
     path = path.expanduser().resolve()
     files = _files(path)
@@ -74,18 +76,18 @@ def content_hash(path: Path) -> str:
     """Return the first 16 hex digits of the sha256 of the .py files in order of name, as by
     `cat *.py | sha256sum`. The files are not imported.
 
-    Raises HookError if `path` has no .py file, and OSError if a file cannot be read.
+    Raises HookError if `path` has no .py file, or if a file cannot be read.
     """
     return _hash(_files(path.expanduser().resolve()))
 
 
 def is_async(hook: Hook) -> bool:
-    """Return whether a hook is a coroutine function, or an object with an async `__call__`."""
+    """Return True if a hook is a coroutine function, or an object with an async `__call__`."""
     return any(map(inspect.iscoroutinefunction, (hook, type(hook).__call__)))
 
 
 def first_line(error: BaseException) -> str:
-    """Return the type and the message of an error in one line, as at the end of a traceback.
+    """Return the type and the message of an error in one line, such as `ValueError: bad`.
 
     >>> first_line(ValueError("bad"))
     'ValueError: bad'
@@ -94,10 +96,10 @@ def first_line(error: BaseException) -> str:
 
 
 def error_location(error: BaseException, folder: Path) -> str:
-    """Return where an error was raised, such as `file.py:12`.
+    """Return the file and line where an error was raised, such as `file.py:12`.
 
-    The location is that of the innermost frame in the user's folder. If no frame is in the folder,
-    it is that of the innermost frame.
+    This is the innermost stack frame in the user's folder. If the error passed through no file of
+    this folder, it is the innermost of all frames.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)
@@ -107,7 +109,7 @@ def error_location(error: BaseException, folder: Path) -> str:
 
 
 def _hash(files: Sequence[Path]) -> str:
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(map(_read, files))).hexdigest()[:16]
 
 
 def _files(path: Path) -> list[Path]:
@@ -117,10 +119,19 @@ def _files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise HookError(f"{path}: no such file or folder; give the path of your hooks")
-    files = sorted(path.glob("*.py"))
+    # editors leave links without a target, such as `.#hook.py`
+    files = sorted(file for file in path.glob("*.py") if file.is_file())
     if not files:
         raise HookError(f"{path}: no .py file in this folder; put `{REWARD}.py` there")
     return files
+
+
+def _read(file: Path) -> bytes:
+    """Return the content of a hook file. Raises HookError if the file cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise HookError(f"{file}: cannot be read ({error.strerror}); fix or move it") from None
 
 
 @contextmanager
@@ -155,7 +166,8 @@ def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
 
 
 def _import(file: Path) -> ModuleType:
-    """Import a file under its plain name, so that files that import each other share modules."""
+    """Import a hook file as a module with the file's name. If another hook file has imported the
+    file by this name already, return the existing module."""
     imported = sys.modules.get(file.stem)
     if imported is not None and getattr(imported, "__file__", None) == str(file):
         return imported
@@ -170,7 +182,7 @@ def _import(file: Path) -> ModuleType:
     except SyntaxError as error:
         del sys.modules[name]
         raise _syntax_error(error, file) from error
-    except (Exception, SystemExit) as error:  # isolates the proxy from user code
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # isolates: it is user code
         del sys.modules[name]
         is_missing = isinstance(error, ModuleNotFoundError)
         remedy = "install it beside fakevllm" if is_missing else "fix the file"
@@ -186,7 +198,8 @@ def _syntax_error(error: SyntaxError, file: Path) -> HookError:
 
 
 def _top_level_names(file: Path) -> set[str]:
-    """Return the names that a module binds outside functions and classes, without running it."""
+    """Return the names that a module defines outside functions and classes. The module is parsed
+    and not run."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
@@ -210,10 +223,11 @@ def _bound_names(body: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _arity(hook: Hook, name: str, folder: Path, forms: dict[int, str]) -> int:
-    """Return the first number of arguments in `forms` that the hook accepts.
+    """Return the number of arguments with which the hook is called. `forms` maps the possible
+    numbers to texts for the error message. The first number that the hook accepts is returned.
 
-    For a builtin without a signature, the result is the first number. Raises HookError if the hook
-    accepts no number in `forms`.
+    If the hook is a builtin without a signature, the result is the first number. Raises HookError
+    if the hook accepts none of the numbers.
     """
     try:
         signature = inspect.signature(hook)

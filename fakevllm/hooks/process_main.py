@@ -1,11 +1,12 @@
-"""The code that runs inside the hook process: it imports the user's code, runs its hooks, and
+"""The code that runs inside the hook process. It imports the user's code, runs the hooks, and
 checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
-second thread, so user code needs no locks. A third thread reads the socket, and notices the end of
-the proxy even while user code blocks the other two threads. Messages on the socket are frames: a
-length followed by JSON. No object of the user's code is sent. hook_process.py is the proxy's side
-of the socket.
+second thread, so user code needs no locks. A third thread reads the socket to the proxy. It notices
+the end of the proxy even while user code blocks the other two threads.
+
+Each message on the socket is a frame: a length, then JSON. Objects of the user's code are never
+sent. The proxy's side of the socket is in hook_process.py.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from fakevllm.hooks.results import (
     read_plan,
     read_rewards,
     read_value,
+    valid_utf8,
 )
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
 from fakevllm.hooks.spec import Feedback, Sibling, Task
@@ -50,7 +52,8 @@ EXIT_GRACE_S = 1.0
 
 
 def frame(message: Json) -> bytes:
-    """Return a message as a frame. Raises TypeError if it is not JSON."""
+    """Return a message as the bytes of a frame, which are its length and its JSON. Raises TypeError
+    if the message cannot be expressed as JSON."""
     body = orjson.dumps(message)
     return HEADER.pack(len(body)) + body
 
@@ -62,9 +65,11 @@ def run(
     running_call: ctypes.c_uint64,
     sandbox: HookSandbox,
 ) -> None:
-    """Serve hook calls until the proxy closes the connection. This is the process's entry point.
+    """Serve hook calls until the proxy closes the connection. This function is the entry point of
+    the hook process.
 
-    `running_call` is shared memory: the id of the call whose code runs on the event loop, or 0.
+    `running_call` is shared with the proxy. It has the id of the call whose code is running on the
+    event loop, or 0.
     """
     sandbox.enter()
     # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
@@ -93,7 +98,7 @@ def _folder(path: Path) -> Path:
 
 
 class _Child:
-    """The hook process: its socket, its three threads, and the calls that they run."""
+    """The hook process. It owns the socket, the three threads, and the calls that they run."""
 
     def __init__(
         self, sock: socket.socket, timeout_s: float, running_call: ctypes.c_uint64
@@ -113,7 +118,8 @@ class _Child:
         self._printed_errors: set[tuple[str, str]] = set()
 
     async def serve(self, hooks: Hooks) -> None:
-        """Report that the hooks are loaded, then run calls until the proxy ends."""
+        """Report to the proxy that the hooks are loaded, then run hook calls until the proxy closes
+        the connection."""
         self._hooks = hooks
         by_kind = {"submit": hooks.submit, "reward": hooks.reward, "feedback": hooks.feedback}
         self._is_async = {
@@ -132,10 +138,9 @@ class _Child:
         await self._end.wait()
 
     def listen(self) -> None:
-        """Dispatch calls until the proxy closes the connection or dies, then end the process.
-
-        The process ends even if user code is still running.
-        """
+        """Receive hook calls, and pass each call to the thread that runs hooks of its kind (async
+        or sync). When the proxy closes the connection or dies, end the process, even if user code
+        is still running."""
         # A killed proxy may reset the connection, or leave an incomplete frame.
         with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
             stream = self._sock.makefile("rb")
@@ -197,12 +202,14 @@ class _Child:
 
 
 class _HookCall:
-    """One call of one hook. Its methods create the reply to the proxy."""
+    """One call of one hook. The methods `returned`, `raised` and `failed` create the reply to the
+    proxy."""
 
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
-        """Prepare the call.
+        """Create the record of one call of a hook.
 
-        `printed_errors` has the type and location of each error whose traceback was printed.
+        `printed_errors` has a pair (type, location) for each error whose traceback was printed
+        already.
         """
         self._call = call
         self._printed_errors = printed_errors
@@ -211,7 +218,7 @@ class _HookCall:
         self._before = copy.deepcopy(self._answers)
 
     def start(self) -> Any:
-        """Call the hook; return its value, or an awaitable of its value."""
+        """Call the hook, and return what it returns. For an async hook, this is an awaitable."""
         call = self._call
         if call["kind"] == "submit":
             assert self._hooks.submit is not None
@@ -226,7 +233,8 @@ class _HookCall:
         return self._hooks.reward(*arguments[: self._hooks.reward_arity])
 
     def returned(self, value: object) -> Json:
-        """Check the value that a hook returned, and return the reply: the value or a failure."""
+        """Check the value that the hook returned, and return the reply to the proxy. The reply has
+        the checked value, or the reason why the value is not valid."""
         if self._call["kind"] == "submit":
             plan = read_plan(value)
             if isinstance(plan, HookFailure):
@@ -244,33 +252,36 @@ class _HookCall:
         return self.failed(None) | {"rewards": rewards}
 
     def raised(self, error: BaseException) -> Json:
-        """Return the reply for a hook that raised; print the first traceback of each kind."""
+        """Return the reply to the proxy for a hook that raised an error. If this is the first error
+        of its type at its location, also print its traceback."""
         place = error_location(error, self._hooks.folder)
         failure = type(error).__name__, place
         if failure not in self._printed_errors:
             self._printed_errors.add(failure)
-            traceback.print_exception(error)
+            with contextlib.suppress(Exception):  # isolates: a hook may have closed the output
+                traceback.print_exception(error)
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Return a reply without a result.
+        """Return the reply to the proxy for a hook that failed with `reason`.
 
-        `reason` is the reason of the failure; None if the caller adds a result to the reply.
+        If the hook succeeded, `reason` is None. The caller must then add the result to the reply.
         """
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
             "id": self._call["id"],
-            "reason": reason,
+            "reason": None if reason is None else valid_utf8(reason),
             "rewards": None,
             "annotations": annotations,
         }
 
 
 class _TrackedAwaitable:
-    """An awaitable that records in shared memory when the hook's code runs on the event loop.
+    """An awaitable that records in shared memory when the code of a hook is running on the event
+    loop.
 
-    After a crash or a hang, the proxy uses this record to distinguish the hook that caused the
-    failure from hooks that were only waiting.
+    After a crash or a hang, the record shows the proxy which hook was running. The hooks that were
+    only waiting did not cause the failure.
     """
 
     def __init__(self, hook: Awaitable[Any], running_call: ctypes.c_uint64, call_id: int) -> None:

@@ -1,4 +1,5 @@
-"""A group in the form that hooks get. The group is read from the ledger, or made up for a check."""
+"""A group in the form in which hooks get it. The group comes from the ledger, or is made up to
+check the hooks."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from fakevllm.hooks.spec import Sibling, Task
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A request and its answers, in the form that hooks get.
+    """A request and its answers, in the form in which hooks get them.
 
     >>> RecordedGroup("g1", Task(), "1+1?", [{"content": "2", "finish_reason": "stop"}]).question
     '1+1?'
@@ -29,7 +30,8 @@ class RecordedGroup:
     """The conversation before the answers."""
 
     def siblings(self) -> list[Sibling]:
-        """Return the `valid_results` argument of the reward hook."""
+        """Return the group's siblings as the reward hook gets them in its argument
+        `valid_results`."""
         usages = self.usages or [{} for _ in self.answers]
         finishes = [answer.get("finish_reason") for answer in self.answers]
         return [
@@ -39,7 +41,8 @@ class RecordedGroup:
 
 
 def made_up_group() -> RecordedGroup:
-    """Return a group with a usual answer, an empty one, a tool call, and a cut-off answer."""
+    """Return a group with four different answers: a usual answer, an empty answer, a tool call, and
+    an answer that was cut off."""
     task = Task(main_query="What is 6 times 7?", task_id="made-up", metadata={"answer": "42"})
     function = {"name": "calculator", "arguments": '{"expression": "6*7"}'}
     tool_call = {"id": "call_1", "type": "function", "function": function}
@@ -56,7 +59,8 @@ def made_up_group() -> RecordedGroup:
 
 
 def messages_of(body: Json) -> list[Json]:
-    """Return the messages of a chat request; empty if it has none.
+    """Return the messages of a chat request. The result is empty if the request has no list of
+    messages.
 
     >>> messages_of({"messages": [{"role": "user"}]}), messages_of({"prompt": "Once"})
     ([{'role': 'user'}], [])

@@ -1,6 +1,6 @@
-"""The results of hooks, and the checks of their return values. Pure.
+"""The results of hooks, and the checks of the values that hooks return. This module does no I/O.
 
-A failure has a reason: a stable slug, a colon and a detail, such as
+A failure has a reason. A reason is a text with a stable slug, a colon and a detail, such as
 `hook_raised: ValueError: bad (mine.py:12)`.
 """
 
@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, cast
 
 import orjson
@@ -27,8 +28,8 @@ _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class HookReason(StrEnum):
-    """Reasons why a hook gave no usable result. Each value is the slug at the start of a
-    `HookFailure.reason`."""
+    """Reasons why a hook gave no usable result. Each value is the slug with which a
+    `HookFailure.reason` begins."""
 
     RAISED = "hook_raised"
     TIMEOUT = "hook_timeout"
@@ -47,7 +48,8 @@ _HOOK_REASONS = frozenset(HookReason)
 
 
 def hook_reason(recorded: str | None) -> HookReason | None:
-    """Return the slug of a recorded reason; None if the reason is not about a hook.
+    """Return the slug of a reason that the ledger recorded. Return None if the reason is not the
+    failure of a hook.
 
     >>> hook_reason("hook_nan: reward 1 is nan"), hook_reason("tied")
     (<HookReason.NAN: 'hook_nan'>, None)
@@ -58,8 +60,8 @@ def hook_reason(recorded: str | None) -> HookReason | None:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """The result of on_user_submit_new_requests. If both fields are None, the configured number of
-    siblings is used.
+    """The result of the hook on_user_submit_new_requests. If both fields are None, the request gets
+    the configured number of siblings.
 
     >>> SubmitPlan(overrides=[{}, {"temperature": 1.2}]).overrides
     [{}, {'temperature': 1.2}]
@@ -71,14 +73,14 @@ class SubmitPlan:
 
 @dataclass(frozen=True, slots=True)
 class HookFailure:
-    """A hook call without a usable result."""
+    """The outcome of a hook call that gave no usable result."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RewardOutcome:
-    """The result of on_compute_relative_reward.
+    """The result of the hook on_compute_relative_reward.
 
     >>> RewardOutcome([1.0, None], None, [{}, {}]).rewards
     [1.0, None]
@@ -94,7 +96,7 @@ class RewardOutcome:
 
 @dataclass(frozen=True, slots=True)
 class FeedbackValue:
-    """The result of on_feedback. The value None means that the feedback does not count.
+    """The result of the hook on_feedback. If the value is None, the feedback has no effect.
 
     >>> FeedbackValue(0.5).value
     0.5
@@ -105,8 +107,8 @@ class FeedbackValue:
 
 
 def read_plan(value: object) -> SubmitPlan | HookFailure:
-    """Return the checked result of on_user_submit_new_requests, or a failure for an invalid return
-    value.
+    """Check the value that the hook on_user_submit_new_requests returned. Return the plan, or a
+    failure if the value is not valid.
 
     >>> read_plan(8), read_plan(True).reason
     (SubmitPlan(num=8, overrides=None), 'hook_type: got bool, want None, an int or a list')
@@ -141,17 +143,20 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
 
 
 def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
-    """Return the checked result of on_compute_relative_reward for `num` answers, or a failure for
-    an invalid return value.
+    """Check the value that the hook on_compute_relative_reward returned for `num` answers. Return
+    the rewards, or a failure if the value is not valid.
 
     >>> read_rewards([1, None, True], 3), read_rewards([0.5], 2).reason
     ([1.0, None, 1.0], 'hook_length: got 1, want 2')
     """
     if not isinstance(value, list | tuple):
         return HookFailure(f"hook_type: got {type(value).__name__}, want a list")
-    items = cast(Sequence[Any], value)
-    if len(items) != num:
-        return HookFailure(f"hook_length: got {len(items)}, want {num}")
+    length = len(cast(Sequence[Any], value))
+    # a subclass of list may have another length than it says, and may be endless
+    items = list(islice(cast(Sequence[Any], value), num + 1))
+    if length != num or len(items) != num:
+        got = length if length != num else len(items)
+        return HookFailure(f"hook_length: got {got}, want {num}")
     rewards: list[float | None] = []
     for index, item in enumerate(items):
         reward = None if item is None else _number(item)
@@ -167,7 +172,8 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """Return the checked result of on_feedback, or a failure for an invalid return value.
+    """Check the value that the hook on_feedback returned. Return the number or None, or a failure
+    if the value is not valid.
 
     >>> read_value(None), read_value(True), read_value("up").reason
     (None, 1.0, 'hook_type: got str, want a number or None')
@@ -183,8 +189,8 @@ def read_value(value: object) -> float | HookFailure | None:
 
 
 def changed_keys(before: Json, after: Json) -> Json:
-    """Return the keys, with their values, that a hook added to a dict or changed. Values that JSON
-    cannot express are left out.
+    """Return the entries of a dict that a hook added or changed. `before` is the dict before the
+    hook, and `after` is the dict after it. Values that JSON cannot express are left out.
 
     >>> changed_keys({"content": "a"}, {"content": "a", "score": 3, "model": object()})
     {'score': 3}
@@ -200,6 +206,15 @@ def changed_keys(before: Json, after: Json) -> Json:
     return changes
 
 
+def valid_utf8(text: str) -> str:
+    """Return the text with escapes in place of surrogates, which JSON and the ledger cannot hold.
+
+    >>> valid_utf8("a" + chr(0xD800))
+    'a\\\\ud800'
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _number(item: Any) -> float | None:
     if isinstance(item, str | bytes | bytearray):
         return None
@@ -212,5 +227,5 @@ def _number(item: Any) -> float | None:
 def _same(before: Any, after: Any) -> bool:
     try:
         return bool(before == after)
-    except Exception:  # isolates: arrays and users' objects may refuse to be compared
+    except BaseException:  # isolates: arrays and users' objects may refuse to be compared
         return False

@@ -1,9 +1,9 @@
-"""Limits on a hook process: the environment variables that it sees, its memory, and its process
-group.
+"""Limits on a hook process: which environment variables it sees, how much memory it may use, and to
+which process group it belongs.
 
-The limits hide the proxy's secrets from hooks. They also make sure that a process started by a hook
-ends with the hook process. The limits are no protection against hooks that are written to attack
-the proxy, because hooks run as the same user as the proxy.
+Hooks do not see the proxy's secrets. Processes that a hook started end together with the hook
+process. The limits do not stop a hook that is written to attack the proxy, because hooks run as the
+same user as the proxy.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HookSandbox:
     """Maximum address space in MiB; 0 means no limit."""
 
     def allows(self, name: str) -> bool:
-        """Return whether hooks see the environment variable `name`.
+        """Return True if hooks see the environment variable `name`.
 
         >>> sandbox = HookSandbox(environment=("DATABASE_URL",))
         >>> [sandbox.allows(name) for name in ("PATH", "DATABASE_URL", "FAKEVLLM_SWARM_KEY")]
@@ -45,7 +45,8 @@ class HookSandbox:
         return name in _ALLOWED or name in self.environment or name.startswith(_ALLOWED_PREFIXES)
 
     def enter(self) -> None:
-        """Apply the limits to the current process, before any code of the user runs."""
+        """Apply the limits to the current process. The hook process calls this method before it
+        runs any code of the user."""
         os.setpgid(0, 0)
         for name in [name for name in os.environ if not self.allows(name)]:
             del os.environ[name]
@@ -58,10 +59,11 @@ DEFAULT_SANDBOX = HookSandbox()
 
 
 def kill_group(pid: int | None) -> None:
-    """Kill the hook process `pid` and all processes that its hooks have started.
+    """Kill the hook process `pid` and all processes in its process group, which its hooks have
+    started.
 
-    Call this function before the process is reaped, because the system may use the id again
-    afterwards.
+    Call this function before the hook process is reaped. Afterwards, the system may give the id to
+    a different process.
     """
     if pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,9 +1,10 @@
 """The hook contract: everything that the author of a hook needs to know, on one screen.
 
-A hook is a function with one of the three names below, sync or async. `--hooks` names a folder or
-one .py file. Hooks run in a process of their own, with a timeout. The output of a hook goes to the
-proxy's stderr. If a hook fails, the app still gets its answer; the group is recorded with the
-reason and is not trained. Try your hooks with `fakevllm check-hook PATH`.
+A hook is a function with one of the three names below. It may be sync or async. The flag `--hooks`
+names a folder with hook files, or one .py file. Hooks run in a process of their own, with a time
+limit. The output of a hook goes to the proxy's stderr. If a hook fails, the app still gets its
+answer. The ledger then records the group with the reason, and the group is not trained. Try your
+hooks with `fakevllm check-hook PATH`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """One sibling: one of the completions sampled for one request.
+    """One of the answers that were sampled for one request.
 
     >>> Sibling(0, Task(metadata={"answer": "42"}), "g1/0", "stop").task.metadata["answer"]
     '42'
@@ -51,8 +52,8 @@ class Sibling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """What came back about an answer: explicit feedback, or the next request, which counts as
-    implicit feedback.
+    """Feedback on an answer. It is explicit feedback of the app, or the user's next request, which
+    counts as implicit feedback.
 
     >>> Feedback(kind="feedback", request_id="g1", answer={"content": "7"}, thumbs="up").thumbs
     'up'
@@ -81,12 +82,14 @@ class Feedback:
 
 
 def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json] | None:
-    """Return the number of siblings, or the request fields that each sibling changes. Optional.
+    """Return the number of siblings, or the request fields that each sibling changes. This hook is
+    optional.
 
-    The hook is called before the request is sent. None keeps the configured N. An int sets N. A
-    list has one dict of request fields per sibling, such as `{"temperature": 1.2}`. Item 0 must be
-    `{}`, because the lead is the app's own request. No sibling may change the fields that determine
-    the form of the answer: n, stream, stream_options, logprobs, echo.
+    The hook is called before the request is sent to the engine. None keeps the configured number of
+    siblings, and an int sets the number. A list has one dict of request fields per sibling, such as
+    `{"temperature": 1.2}`. Item 0 of the list must be `{}`, because sibling 0 is the app's own
+    request. No sibling may change the fields that determine the form of the answer: n, stream,
+    stream_options, logprobs, top_logprobs, prompt_logprobs, echo.
     """
     ...
 
@@ -94,23 +97,25 @@ def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json]
 def on_compute_relative_reward(
     valid_results: list[Sibling], all_answers: list[Json], question: str
 ) -> list[float | None]:
-    """Return a reward for each sibling that answered, in order. Required.
+    """Return one reward per sibling that answered, in the order of `valid_results`. This hook is
+    required.
 
     A sibling with the reward None is not trained. `all_answers[i]` is the assistant message of
-    `valid_results[i]`, with `finish_reason`; the ledger stores the keys that you add to it.
-    `question` is the text of the last user message; a hook with two parameters is called without
-    it. Only differences inside the group count: if all rewards are equal, nothing is learned.
+    `valid_results[i]`, plus the key `finish_reason`. If you add keys to it, the ledger stores them.
+    `question` is the text of the last user message. A hook may leave this parameter out. Only the
+    differences between the rewards of one group matter: if all rewards are equal, nothing is
+    learned.
     """
     ...
 
 
 def on_feedback(feedback: Feedback) -> float | None:
-    """Return the value of the feedback, such as 1 for good and -1 for bad. Optional.
+    """Return the value of the feedback, such as 1 for good and -1 for bad. This hook is optional.
 
-    None means that the feedback has no value.
+    None means that the feedback has no value and no effect.
 
-    Without this hook, the value is the feedback's `score`, or 1 or -1 for thumbs. All other
-    feedback has no value, because missing feedback, a next message or a regeneration is not bad by
-    itself.
+    If this hook is not defined, the value is the feedback's `score`. Without a score, it is 1 for
+    thumbs up and -1 for thumbs down. All other feedback has no value, because missing feedback, a
+    next message or a regeneration is not bad by itself.
     """
     ...

@@ -1,4 +1,5 @@
-"""The conversation before a request, from the requests and answers that the ledger has recorded."""
+"""Find the conversation before a request, from the requests and answers that the ledger has
+recorded."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ MAX_HISTORY = 1000
 
 
 def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
-    """Return the pairs of request and answer that a body refers to by `previous_response_id`.
+    """Return the pairs (request, answer) of the conversation that a body continues by its field
+    `previous_response_id`. The oldest pair comes first.
 
-    The oldest pair comes first. The result is None if the body refers to no answer, to an answer
-    that this app never got, or to a chain of more than MAX_HISTORY answers.
+    The result is None in three cases: the body has no such field, the field names an answer that
+    this app never got, or the conversation has more than MAX_HISTORY answers.
     """
     response_id = body.get("previous_response_id")
     if not adapter.has_previous_response or not isinstance(response_id, str):
@@ -41,7 +43,8 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
 
 
 def recorded_messages(route: str, request_json: str, find_request: FindRequest) -> list[Json]:
-    """Return the conversation of a recorded request, in the form that hooks get."""
+    """Return the messages of a recorded request, including the earlier conversation, in the form in
+    which hooks get them."""
     body: Json = orjson.loads(request_json)
     adapter = next((adapter for adapter in ADAPTERS.values() if adapter.path == route), None)
     if adapter is None:

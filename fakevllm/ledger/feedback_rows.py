@@ -1,5 +1,5 @@
-"""Feedback in the ledger: its rows, and the queries for its value and its training. Reading methods
-block, so call them off the event loop."""
+"""The table `feedback` of the ledger: its rows and its queries. The methods that read block, so
+call them off the event loop."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The LLM calls behind the answer that an app got."""
+    """The model calls that produced the answer that an app got, with their tokens."""
 
     run_id: str | None
     calls: list[CapturedCall]
@@ -89,12 +89,13 @@ class ServedCalls:
 
 
 def sample_id(row: FeedbackRecord) -> str:
-    """Return the id of the training sample that this feedback becomes."""
+    """Return the id of the training sample that is made from this feedback."""
     return f"{_SAMPLE}{row.group_id}/{row.feedback_id}"
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
-    """Store the states of feedback samples that an entry of the run log reports."""
+    """Store what an entry of the server's run log reports about feedback samples: trained, dropped
+    or lost."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
@@ -115,11 +116,11 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 
 
 def _in_loss(entry: LogEntry) -> list[str]:
-    """Return the ids of the step's groups that were in the loss.
+    """Return the ids of the groups that were in the loss of a step.
 
-    A group was in the loss if it has trained siblings. An entry that was rewritten from a
-    checkpoint has no metrics and names no siblings. For such an entry, all of its groups are
-    returned.
+    A group was in the loss if some of its siblings were trained. A log entry that was restored from
+    a checkpoint has no metrics and names no siblings. For such an entry, the ids of all its groups
+    are returned.
     """
     return [group.group_id for group in entry.groups if group.siblings or not entry.metrics]
 
@@ -129,8 +130,8 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the group id and the feedback id of each sample among `ids`. Ids that belong to groups
-    are left out."""
+    """Return (group id, feedback id) for each id that belongs to a feedback sample. Ids of ordinary
+    groups are left out."""
     samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -141,12 +142,14 @@ class FeedbackRows:
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
     ) -> None:
-        """Create the reader and writer. `put` queues a change for the ledger's writer."""
+        """Create the object. `put` is the function that queues a change for the ledger's writer
+        thread."""
         self._read_engine = read_engine
         self._put = put
 
     def record(self, row: FeedbackRecord) -> WriteReceipt:
-        """Store feedback, unless the feedback's group already has feedback with the same id."""
+        """Store feedback. If the group already has feedback with the same feedback id, nothing is
+        stored."""
         return self._put(partial(_run, sql=_INSERT, row=_VALUES(row)))
 
     def set_outcome(
@@ -160,37 +163,40 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Update the feedback's state, its reason, and each further column whose argument is not
-        None.
+        """Set the state and the reason of feedback. Also set each of the columns `value`,
+        `baseline`, `amount` and `hook_hash` for which an argument is given.
 
-        The state and the reason stay unchanged if the run log has set them, or if the feedback is
-        void (taken back or replaced).
+        The state and the reason stay unchanged in two cases: the run log has set a final state, or
+        the feedback is void (the user took it back or replaced it).
         """
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
         return self._put(partial(_run, sql=_OUTCOME, row=(*values, *key)))
 
     def void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Mark feedback as void (taken back or replaced), unless it was added to a reward or sent
-        already."""
+        """Mark feedback as void, because the user took it back or replaced it. Nothing changes if
+        the feedback was already added to a reward or sent to the server."""
         return self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
     def mark_too_late(self, row: FeedbackRecord) -> WriteReceipt:
-        """Set the reason `too_late` on a withdrawal of feedback if earlier feedback still counts.
+        """Set the reason `too_late` on a user's withdrawal of feedback, if earlier feedback on the
+        same answer can no longer be undone.
 
-        Call this method after `void` was called for all earlier feedback.
+        Call this method after `void` was called for all earlier feedback on the answer.
         """
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
-        """Return the id of the app's latest group whose answer id or group id is `answer_id`."""
+        """Return the id of the app's latest answered group whose answer id or group id is
+        `answer_id`. Return None if there is no such group."""
         return self._one(_FIND_GROUP, answer_id, app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
-        """Return the group about whose answer the request `group_id` is implicit feedback.
+        """Return the id of the group about whose answer the request `group_id` is implicit
+        feedback. Return None if the request is no implicit feedback, or if there is no such group.
 
-        For a regeneration, this is the latest other group with the same history. For any other
-        request that begins a new turn, it is the group whose answer the request continues.
+        A regeneration is feedback about the latest other group with the same history. A request
+        that begins a new turn is feedback about the group whose answer the request continues.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)
@@ -199,9 +205,11 @@ class FeedbackRows:
         return self._one(_SAME_HISTORY, place.session_id, place.asked_key, group_id)
 
     def with_baseline(self, num: int) -> list[tuple[str, str, bool]]:
-        """Return the waiting feedback of apps with at least `num` feedback values, oldest first.
+        """Return the feedback in the state `waiting`, oldest first. Feedback of apps with fewer
+        than `num` feedback values is left out.
 
-        Each item has the group id, the feedback id, and whether the group is settled.
+        Each item is (group id, feedback id, is settled). The last element is False if the group is
+        in the state `scored`, which means that the server has not acknowledged its rewards yet.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()
@@ -210,7 +218,8 @@ class FeedbackRows:
         ]
 
     def waiting(self, group_id: str, feedback_id: str) -> FeedbackRecord | None:
-        """Return the feedback if its state is still `waiting`, else None."""
+        """Return this feedback if it still waits to be sent as a sample (state `waiting`), else
+        None."""
         has_key = (FEEDBACK.c.group_id == group_id) & (FEEDBACK.c.feedback_id == feedback_id)
         rows = self._rows(has_key & (FEEDBACK.c.state == FeedbackState.WAITING.value))
         return rows[0] if rows else None
@@ -225,18 +234,19 @@ class FeedbackRows:
         return self._rows(FEEDBACK.c.group_id.in_(groups))
 
     def in_state(self, state: FeedbackState) -> list[FeedbackRecord]:
-        """Return all feedback in this state, oldest first."""
+        """Return all feedback that has this state, oldest first."""
         return self._rows(FEEDBACK.c.state == state.value)
 
     def other_values(self, row: FeedbackRecord, limit: int) -> list[float]:
-        """Return the values of the app's other feedback, latest first."""
+        """Return the values of at most `limit` other feedbacks of the same app, latest first. Void
+        feedback is left out."""
         with self._read_engine.connect() as db:
             key = (row.app_key, row.group_id, row.feedback_id, limit)
             return list(db.exec_driver_sql(_OTHER_VALUES, key).scalars())
 
     def served_calls(self, group_id: str) -> ServedCalls:
-        """Return the LLM calls of the group's served sibling. The result has no calls if they are
-        not known."""
+        """Return the model calls of the group's served sibling. The list of calls is empty if the
+        ledger has none."""
         with self._read_engine.connect() as db:
             group = db.exec_driver_sql(
                 "SELECT run_id, served_index FROM groups WHERE group_id = ?", (group_id,)
@@ -248,7 +258,7 @@ class FeedbackRows:
         return ServedCalls(run_id, [reads.call_from_row(row) for row in rows], is_unshaped)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of feedbacks by state."""
+        """Return the number of feedbacks in each state."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql("SELECT state, COUNT(*) FROM feedback GROUP BY state")
             return {state: count for state, count in rows}

@@ -1,4 +1,5 @@
-"""The lock that allows only one proxy per ledger. Two proxies would both send the same groups."""
+"""The lock that allows only one proxy per ledger. Without the lock, two proxies would send the same
+groups to the server."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from fakevllm.errors import LedgerError
 
 
 class LedgerLock:
-    """An exclusive lock, held until `close`. The kernel releases it when the process dies.
+    """An exclusive lock on a ledger. It is held until `close`, and the kernel releases it if the
+    process dies.
 
-    Readers of the ledger need no lock.
+    Processes that only read the ledger need no lock.
     """
 
     def __init__(self, ledger: Path) -> None:

@@ -1,6 +1,7 @@
-"""The migrations that create the ledger's schema.
+"""The migrations that create the tables of the ledger and change them.
 
-A released migration is never edited. A change of the schema is a new migration at the end.
+A released migration is never edited, because existing ledgers have already applied it. Add each
+change of the tables as a new migration at the end.
 """
 
 from __future__ import annotations
@@ -95,7 +96,21 @@ def m009_task_owner(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE tasks ADD COLUMN owner VARCHAR")
 
 
-def m010_job_hash(db: Connection) -> None:
+def m010_responses(db: Connection) -> None:
+    db.exec_driver_sql("""
+        CREATE TABLE responses (
+            response_id VARCHAR NOT NULL,
+            owner VARCHAR NOT NULL,
+            group_id VARCHAR,
+            created_at FLOAT NOT NULL,
+            body BLOB,
+            deleted_at FLOAT,
+            PRIMARY KEY (response_id, owner)
+        )
+    """)
+
+
+def m011_job_hash(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN job_hash VARCHAR")
 
 
@@ -109,7 +124,8 @@ MIGRATIONS: list[Migration] = [
     m007_failure,
     m008_advantage,
     m009_task_owner,
-    m010_job_hash,
+    m010_responses,
+    m011_job_hash,
 ]
 
 

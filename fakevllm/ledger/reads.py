@@ -1,6 +1,6 @@
-"""SQL queries of the ledger, and the reader of recorded calls.
+"""SQL queries of the ledger, and a class that reads the recorded model calls.
 
-The queries at the top belong to methods of `Ledger` in store.py.
+The queries at the top are used by methods of `Ledger` in store.py.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ ANSWERED = """
     SELECT g.request_json, s.message_json
     FROM groups AS g JOIN siblings AS s USING (group_id)
     WHERE g.response_id = ? AND g.app_key IS ? AND s.served AND s.message_json IS NOT NULL
+    AND NOT EXISTS (SELECT 1 FROM responses AS r WHERE r.response_id = g.response_id
+                    AND r.owner = COALESCE(g.app_key, '') AND r.deleted_at >= g.received_at)
     ORDER BY g.received_at DESC LIMIT 1
 """
 LATEST = """
@@ -88,13 +90,14 @@ _LATEST = """
 
 
 class CallReads:
-    """Reader of the calls of groups, as the engine saw them. Reads block."""
+    """Reads the recorded model calls of groups, with tokens as the engine reported them. The
+    methods block."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine
 
     def group_ids(self, prefix: str) -> list[str]:
-        """Return at most MAX_MATCHES ids of groups that begin with `prefix`.
+        """Return the ids of at most MAX_MATCHES groups whose ids begin with `prefix`.
 
         An id that equals `prefix` comes first.
         """
@@ -102,12 +105,14 @@ class CallReads:
             return list(db.exec_driver_sql(_WITH_PREFIX, (prefix, MAX_MATCHES)).scalars())
 
     def latest_group_id(self) -> str | None:
-        """Return the newest group that was trained, or else the newest group with stored calls."""
+        """Return the id of the newest group that was trained. If no group was trained, return the
+        id of the newest group with recorded calls, or None."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_LATEST).scalar()
 
     def by_sibling(self, group_id: str) -> dict[int, list[CapturedCall]]:
-        """Return the calls of each sibling of a group, in order, by sibling index."""
+        """Return a dict from the index of each sibling of a group to its model calls, in the order
+        of the calls."""
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
         with self._read_engine.connect() as db:
@@ -117,8 +122,8 @@ class CallReads:
 
 
 def call_from_row(row: Row[Any]) -> CapturedCall:
-    """Return a row of the table `calls` as a CapturedCall of the swarm protocol, with arrays in
-    base64."""
+    """Convert a row of the table `calls` to a CapturedCall of the swarm protocol, in which arrays
+    are encoded as base64."""
     return CapturedCall(
         prompt_ids=b64encode(row.prompt_ids).decode(),
         response_ids=b64encode(row.response_ids).decode(),

@@ -1,8 +1,8 @@
-"""The plain data that is written to the ledger and read from it. Fields are named as the columns.
+"""The data classes of the ledger. Their fields have the names of the columns in the tables.
 
-`GroupRecord`, `SiblingRecord` and `FeedbackRecord` define the columns of their tables: tables.py
-derives the tables from the fields. The metadata of a field has the properties of its column that
-the type does not express.
+`GroupRecord`, `SiblingRecord` and `FeedbackRecord` define the columns of their tables, because
+tables.py derives the tables from the fields. A property of a column that the field's type cannot
+express, such as an index, is in the metadata of the field.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NOT_A_COLUMN = {"is_column": False}
 class State(StrEnum):
     """The state of a group.
 
-    served    The request was answered, and is not for training.
+    served    The request was answered. It is not used for training.
     failed    The app got an error.
     scored    The rewards are known. The server has not acknowledged them yet.
-    pooled    The server has acknowledged the group, which waits to be trained.
-    trained   A step trained the group.
-    dropped   The group was scored or pooled, and will not be trained: see the reason.
-    lost      A crash undid its training, or the server could not be reached.
+    pooled    The server has acknowledged the rewards. The group waits to be trained.
+    trained   A training step used the group.
+    dropped   The group will not be trained. Its column `reason` has the cause.
+    lost      A crash undid the group's training, or the server could not be reached.
     """
 
     SERVED = "served"
@@ -44,7 +44,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingRecord:
-    """One completion of a request. The row also has the id of its group.
+    """One of the answers that were sampled for a request. Its row in the table also has the id of
+    its group.
 
     >>> SiblingRecord(index=0, served=True, best=True, status=200, text="42", reward=1.0).reward
     1.0
@@ -76,7 +77,8 @@ class SiblingRecord:
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer whose app disconnected before it had all of it, kept for a retry of the request.
+    """An answer that is kept for a retry of its request, because its app disconnected before it had
+    the whole answer.
 
     >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
     200
@@ -84,7 +86,7 @@ class KeptAnswer:
 
     group_id: str
     key: bytes
-    """Key of the request: `RequestIdentity.key` of groups/attempts.py."""
+    """Key of the request: `RequestIdentity.key` of groups/resend_detection.py."""
     until: float
     """Time at which the answer expires, in Unix seconds."""
     status: int
@@ -93,9 +95,29 @@ class KeptAnswer:
     """The response body, in the app's format."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response of the Responses format, stored so that its app can retrieve it.
+
+    >>> StoredResponse("resp_1", None, "g1", 0.0, b"{}").app_key is None
+    True
+    """
+
+    response_id: str
+    app_key: str | None
+    """Fingerprint of the API key that made the response; None if the request had no key."""
+    group_id: str | None
+    """Group of the request; None for a response that was never stored and is deleted."""
+    created_at: float
+    """Unix time in seconds."""
+    body: bytes | None
+    """The response object in JSON. None if the engine's own route made the response, so that only
+    the engine has it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One request of an app, and its siblings."""
+    """One request of an app, with its siblings."""
 
     group_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
@@ -162,14 +184,14 @@ class FeedbackState(StrEnum):
     """The state of one feedback.
 
     received  The feedback is stored. Its value is not known yet.
-    kept      The feedback has no value, or cannot be trained: see the reason.
-    joined    Its value was added to the reward of its group before the group was sent.
-    waiting   It will become a sample. Its group is still on its way, or there are too few values
-              for a baseline.
-    pooled    The server has acknowledged the sample, which waits to be trained.
-    trained   A step trained the sample.
-    dropped   The sample will not be trained: see the reason.
-    lost      A crash undid its training, or the server refused it.
+    kept      The feedback has no value, or cannot be trained. Its column `reason` has the cause.
+    joined    The value was added to the reward of the answer before the group was sent.
+    waiting   The feedback will become a training sample of its own. It waits until the server has
+              acknowledged the group, and until the app has enough values for a baseline.
+    pooled    The server has acknowledged the sample. The sample waits to be trained.
+    trained   A training step used the sample.
+    dropped   The sample will not be trained. The column `reason` has the cause.
+    lost      A crash undid the sample's training, or the server refused the sample.
     """
 
     RECEIVED = "received"
@@ -188,7 +210,8 @@ VOID = ("taken_back", "replaced")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackRecord:
-    """Feedback on an answer. Rows of feedback are never deleted. Later changes fill in the outcome.
+    """Feedback on an answer. Rows of feedback are never deleted. The fields about the outcome, such
+    as the state and the value, are filled in later.
 
     >>> FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up").kind
     'feedback'
@@ -225,7 +248,7 @@ class FeedbackRecord:
 
     @property
     def is_void(self) -> bool:
-        """Whether the feedback was taken back or replaced."""
+        """Whether the user took the feedback back or replaced it."""
         return self.reason in VOID
 
 
@@ -250,7 +273,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """A request and the message that its app got."""
+    """A request, and the assistant message with which it was answered."""
 
     request_json: str
     message_json: str
@@ -258,7 +281,7 @@ class AnsweredRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoredTask:
-    """A registered task."""
+    """A task that was registered at the proxy."""
 
     task: Task
     owner: str | None
@@ -267,7 +290,8 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One point of the learning curve: the groups that were collected in one step.
+    """One point of the learning curve, with the mean rewards of the groups that belong to one
+    training step.
 
     >>> StepRow(step=1, groups=8, policy_mean=0.4, returned_best=0.7, without_signal=2).policy_mean
     0.4
@@ -297,7 +321,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHealth:
-    """The condition of the ledger's writer.
+    """The condition of the thread that writes the ledger.
 
     >>> LedgerHealth(dropped=0, waiting=0, error=None).ok
     True

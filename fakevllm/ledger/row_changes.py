@@ -1,4 +1,5 @@
-"""The changes to the ledger. Each function makes one change, in the caller's transaction."""
+"""The functions that change the ledger's rows. Each function makes one change, in a transaction
+that the caller has begun."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import feedback_rows
-from fakevllm.ledger.records import GroupRecord, KeptAnswer, State
-from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, SIBLINGS, TASKS
+from fakevllm.ledger.records import GroupRecord, KeptAnswer, State, StoredResponse
+from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, RESPONSES, SIBLINGS, TASKS
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 
 
@@ -32,6 +33,7 @@ _PUT_CALL = _replace(CALLS)
 _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
 _PUT_KEPT = _replace(KEPT_ANSWERS)
+_PUT_RESPONSE = _replace(RESPONSES)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
@@ -67,8 +69,8 @@ _END_UNTRAINED = """
 
 
 def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
-    """Write groups and their siblings. A group that is already stored is replaced, together with
-    its calls."""
+    """Write groups and their siblings. A group that is already stored is replaced, and its recorded
+    calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
     _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
     siblings = [
@@ -85,8 +87,8 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
     """Store an answer for a retry of its request, and delete expired answers.
 
-    The row of the answer's group may be written later, because a streamed answer ends before its
-    group.
+    The group of the answer may not be stored yet, because a streamed answer ends before its group
+    does.
     """
     headers = orjson.dumps(answer.headers).decode()
     row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
@@ -94,8 +96,25 @@ def keep_answer(db: Connection, answer: KeptAnswer) -> None:
     db.exec_driver_sql(_PUT_KEPT, row)
 
 
+def store_response(db: Connection, response: StoredResponse) -> None:
+    """Store a response. A response with the same id that the same key made earlier is replaced."""
+    owner = response.app_key or ""
+    row = (response.response_id, owner, response.group_id, response.created_at, response.body, None)
+    db.exec_driver_sql(_PUT_RESPONSE, row)
+
+
+def delete_response(db: Connection, response: StoredResponse, at: float) -> None:
+    """Delete the body of a response and the answer that was kept for a retry of its request, and
+    mark the response as deleted."""
+    owner = response.app_key or ""
+    row = (response.response_id, owner, response.group_id, response.created_at, None, at)
+    db.exec_driver_sql(_PUT_RESPONSE, row)
+    db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (response.group_id,))
+
+
 def mark_resent(db: Connection, group_id: str) -> None:
-    """Count a retry that got the answer of its group, and delete the kept answer."""
+    """Record that a retry of the request got the group's answer, and delete the answer that was
+    kept for such a retry."""
     db.exec_driver_sql(_MARK_RESENT, (group_id,))
     db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (group_id,))
 
@@ -110,9 +129,11 @@ def settle(
     run_id: str | None = None,
     job_hash: str | None = None,
 ) -> None:
-    """Store the server's reply to the end of a group. Nothing happens if the group has no row.
+    """Store the server's reply to the end of a group. Nothing happens if the ledger does not have
+    the group.
 
-    A final state that the run log has set stays unchanged. `calls[i]` has the calls of sibling i.
+    The state `trained`, `dropped` or `lost` stays unchanged, because it came from the server's run
+    log. `calls[i]` has the model calls of sibling i.
     """
     update = db.exec_driver_sql(
         _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
@@ -128,8 +149,8 @@ def settle(
 
 
 def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
-    """Apply the entries of a run log, each only once. Entries up to the run's cursor were applied
-    before and are skipped. Then advance the cursor."""
+    """Apply the entries of a server's run log that were not applied before. The ledger stores the
+    number of the last applied entry for each run."""
     cursor = read_cursor(db, run_id)
     new = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
     for entry in new:
@@ -139,13 +160,15 @@ def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
 
 
 def read_cursor(db: Connection, run_id: str) -> int:
-    """Return the number of the last applied entry of this run's log, 0 before the first."""
+    """Return the number of the last entry of this run's log that was applied to the ledger. The
+    result is 0 if no entry was applied."""
     row = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
     return int(row.scalar() or 0)
 
 
 def task_secret(db: Connection) -> bytes:
-    """Return the file's secret for task keys; create it if it does not exist."""
+    """Return the secret with which this ledger's task keys are signed. Create the secret if it does
+    not exist."""
     secret = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
     if secret is None:
         secret = secrets.token_hex(32)
@@ -154,7 +177,8 @@ def task_secret(db: Connection) -> bytes:
 
 
 def put_tasks(db: Connection, tasks: Sequence[Task], owner: str | None) -> None:
-    """Write tasks. A task that is already stored is replaced, and so is its owner."""
+    """Write tasks and their owner. A task that is already stored is replaced, including its
+    owner."""
     now = time.time()
     rows = [
         (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now, owner)
@@ -194,7 +218,7 @@ def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
 
 
 def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
-    """Return advantage, group id and sibling index for each trained sibling of a group.
+    """Return (advantage, group id, sibling index) for each trained sibling of a group.
 
     The advantage is None if the server is too old to report advantages.
     """
@@ -224,7 +248,7 @@ def _cursor_key(run_id: str) -> str:
 
 
 def dbapi_connection(db: Connection) -> sqlite3.Connection:
-    """Return sqlite3's own connection."""
+    """Return the connection object of the module sqlite3 that SQLAlchemy's connection wraps."""
     return cast(sqlite3.Connection, db.connection.dbapi_connection)
 
 

@@ -1,6 +1,7 @@
-"""Queries that restore the session tree, list sessions, and find requests that follow an answer.
+"""Queries about sessions, which are conversations of apps: restore the session tree, list sessions,
+and find the requests that follow an answer.
 
-Reads block, so call them off the event loop.
+The methods block, so call them off the event loop.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ _FOLLOW_UPS = """
 
 @dataclass(frozen=True, slots=True)
 class SessionRow:
-    """A session in a list of sessions."""
+    """One session in a list of sessions."""
 
     session_id: str
     parent_session_id: str | None
@@ -80,7 +81,7 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class SessionGroup:
-    """A group of a session, with its place in the session."""
+    """A group of a session, with its position in the conversation."""
 
     group_id: str
     parent_id: str | None
@@ -115,13 +116,13 @@ class FollowUp:
 
 
 class SessionReads:
-    """Reader of sessions."""
+    """Reads sessions from the ledger."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine
 
     def latest_requests(self, limit: int) -> list[PlacedRequest]:
-        """Return the latest requests that have a place in a session, oldest first."""
+        """Return at most `limit` of the latest requests that belong to a session, oldest first."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_PLACED, (limit,)).all()
         return [
@@ -145,7 +146,7 @@ class SessionReads:
         ]
 
     def latest(self, limit: int) -> list[SessionRow]:
-        """Return the latest sessions, the one with the latest request first."""
+        """Return at most `limit` sessions. The session with the latest request comes first."""
         with self._read_engine.connect() as db:
             return [SessionRow(*row) for row in db.exec_driver_sql(_SESSIONS, (limit,))]
 
@@ -157,13 +158,14 @@ class SessionReads:
     def children(self, session_id: str) -> list[tuple[str, str | None]]:
         """Return the sessions of sub-agents that this session started.
 
-        Each session is returned with the group that started it.
+        Each item is (id of the sub-agent's session, id of the group that started it). The group id
+        may be None.
         """
         with self._read_engine.connect() as db:
             return [(row[0], row[1]) for row in db.exec_driver_sql(_CHILDREN, (session_id,))]
 
     def ids_with_prefix(self, prefix: str) -> list[str]:
-        """Return at most two ids of sessions that begin with `prefix`.
+        """Return the ids of at most two sessions whose ids begin with `prefix`.
 
         Two ids are enough to show that the prefix is ambiguous.
         """
@@ -172,8 +174,8 @@ class SessionReads:
         return [row[0] for row in rows]
 
     def follow_ups(self, group_id: str) -> list[FollowUp]:
-        """Return the requests that followed a group's answer, oldest first: the next message, an
-        edit, a regeneration."""
+        """Return the requests that follow a group's answer, oldest first. Such a request continues
+        the answer, edits the conversation after it, or regenerates the answer."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_FOLLOW_UPS, (group_id,)).all()
         return [FollowUp(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]

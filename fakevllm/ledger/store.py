@@ -1,8 +1,8 @@
 """The ledger: one SQLite file with the app's requests, their answers, rewards and training.
 
-Writing never waits and never raises: see writer.py. Reading uses connections of its own, sees only
-what has been written, and blocks, so call it off the event loop. Another process may read the file
-at any time.
+Writing never waits and never raises, because a separate thread writes (see writer.py). Reading uses
+separate connections and sees only what has been written. Reading blocks, so call it off the event
+loop. Other processes may read the file at any time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from fakevllm.ledger.records import (
     StoredTask,
 )
 from fakevllm.ledger.session_reads import SessionReads
+from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
@@ -53,10 +55,11 @@ _Change = GroupRecord | Callable[[Connection], None]
 
 
 class Ledger:
-    """The open ledger: the owner of its writer thread and connections. Close it last.
+    """The open ledger. It owns the writer thread and the database connections. Close the ledger
+    after everything that writes to it has ended.
 
-    Sessions, calls, kept answers and feedback have readers and writers of their own: `sessions`,
-    `calls`, `kept_answers` and `feedback`.
+    The attributes `sessions`, `calls`, `kept_answers`, `responses` and `feedback` read and write
+    the tables for these subjects.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -68,13 +71,15 @@ class Ledger:
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
         self.kept_answers = KeptAnswers(read_engine, self._writer.put)
+        self.responses = StoredResponses(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
-        """Open the ledger; create or migrate the file if needed.
+        """Open the ledger, and return it. The file is created or migrated if needed.
 
-        Raises LedgerError if the file cannot be used, or if a newer fakevllm has written it.
+        Raises LedgerError if the file cannot be used, or if a newer version of fakevllm has written
+        it.
         """
         path = path.expanduser()
         write_engine = _write_engine(path, busy_timeout_s)
@@ -98,8 +103,23 @@ class Ledger:
             raise LedgerError(message) from error
         return Ledger(write_engine, _engine(path, busy_timeout_s))
 
+    @contextmanager
+    def reading(self) -> Generator[None]:
+        """Convert errors of reads in the `with` block to LedgerError.
+
+        A read fails if the file is damaged. The ledger may be large, so the whole file is not
+        checked when it is opened.
+        """
+        try:
+            yield
+        except (DatabaseError, sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            cause = str(getattr(error, "orig", None) or error).partition("\n")[0]
+            path = self._read_engine.url.database
+            message = f"the ledger {path} cannot be read ({cause}); move it away or name another"
+            raise LedgerError(message) from error
+
     def close(self) -> None:
-        """Write the queued changes, then close the file."""
+        """Write the queued changes, then close the database connections."""
         self._writer.close(FLUSH_TIMEOUT_S)
         self._write_db.close()
         self._read_engine.dispose()
@@ -107,12 +127,12 @@ class Ledger:
 
     @property
     def health(self) -> LedgerHealth:
-        """The condition of the writer."""
+        """The condition of the thread that writes the ledger."""
         return LedgerHealth(self._writer.num_dropped, self._writer.num_waiting, self._writer.error)
 
     def record(self, group: GroupRecord) -> WriteReceipt:
-        """Record a request with its siblings. A later record of the same group replaces the earlier
-        record."""
+        """Queue a request with its siblings to be written. A later record of the same group
+        replaces this one."""
         return self._writer.put(group)
 
     def settle(
@@ -125,65 +145,71 @@ class Ledger:
         run_id: str | None = None,
         job_hash: str | None = None,
     ) -> None:
-        """Store the server's reply to the end of a recorded group.
+        """Queue the server's reply to the end of a group to be written. The group must have been
+        recorded before.
 
-        `calls[i]` has the calls of sibling i, in order. `job_hash` is the digest of the server's
-        job, or None if the server did not send it.
+        `calls[i]` has the model calls of sibling i, in order. `job_hash` is the digest of the
+        server's job, or None if the server did not send it.
         """
         change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
         change = partial(change, step=step, calls=calls, run_id=run_id, job_hash=job_hash)
         self._writer.put(change)
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
-        """Apply entries of the run log. An entry that was applied before changes nothing."""
+        """Queue entries of the server's run log to be applied. An entry that was applied before
+        changes nothing."""
         self._writer.put(partial(row_changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:
-        """Store tasks; a task that is stored again replaces the earlier one.
+        """Queue tasks to be written. A task replaces the stored task with the same id.
 
-        `owner`: fingerprint of the API key that registered the tasks, or None.
+        `owner`: fingerprint of the API key that registered the tasks, or None if the proxy requires
+        no key.
         """
         self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Wait until every earlier change is written or dropped, and return True; return False at
-        the timeout.
+        """Wait until every change that was queued before is written or dropped. Return True when
+        this is the case, and False at the timeout.
 
-        Afterwards, the receipt of a change says whether the change was written or dropped. The
-        method uses no thread.
+        Afterwards, the receipt of each change states whether it was written or dropped. The method
+        does not block a thread.
         """
         return await self._writer.flush(timeout_s)
 
     async def is_written(self, *receipts: WriteReceipt, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Flush, then return whether each of these changes is in the file.
+        """Wait until the changes with these receipts are written or dropped. Return True if all of
+        them are written. Return False if at least one was dropped, or at the timeout.
 
-        The result is also False at the timeout. Other changes in the queue do not affect the
-        result. The receipt of a dropped change has the error.
+        Other changes in the queue do not affect the result. The receipt of a dropped change has the
+        error.
         """
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Block the calling thread until the queue is written, and return the same result as
-        `flush`."""
+        """Block the calling thread until every queued change is written or dropped. Return True
+        when this is the case, and False at the timeout."""
         return self._writer.drain(timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
-        """Return the number of the last applied entry of this run's log, 0 before the first."""
-        with self._read_engine.connect() as db:
+        """Return the number of the last entry of this run's log that was applied to the ledger. The
+        result is 0 if no entry was applied. Raises LedgerError if the ledger cannot be read."""
+        with self.reading(), self._read_engine.connect() as db:
             return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
-        """Return the secret that signs task keys. Each ledger file has one secret. Raises
-        LedgerError."""
+        """Return the secret with which task keys are signed. Each ledger file has one secret.
+        Raises LedgerError if the secret cannot be created."""
         try:
             with self._write_engine.begin() as db:
                 return row_changes.task_secret(db)
         except (DatabaseError, sqlite3.Error) as error:
-            cause = getattr(error, "orig", None) or error
-            raise LedgerError(f"the ledger cannot be written: {cause}") from error
+            cause, path = getattr(error, "orig", None) or error, self._read_engine.url.database
+            message = f"the ledger {path} cannot be written: {cause}; move it away or name another"
+            raise LedgerError(message) from error
 
     def scored_groups(self) -> list[ScoredGroup]:
-        """Return the groups that the server has not acknowledged yet, oldest first."""
+        """Return the groups whose rewards the server has not acknowledged yet, oldest first."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
@@ -202,7 +228,8 @@ class Ledger:
             return [StoredTask(_task(row), row["owner"]) for row in rows]
 
     def runs(self) -> list[str]:
-        """Return the ids of the server's runs that have points on a learning curve, newest first.
+        """Return the ids of the server's training runs that have a learning curve in this ledger,
+        newest first.
 
         Older versions of the ledger stored no run ids. All groups without a run id count as one run
         with the id "".
@@ -222,21 +249,22 @@ class Ledger:
         return [replace(row, changed=changes.observe(row.hooks, row.jobs)) for row in rows]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups by state."""
+        """Return the number of groups in each state."""
         query = "SELECT state, COUNT(*) FROM groups GROUP BY state ORDER BY state"
         with self._read_engine.connect() as db:
             return {state: count for state, count in db.exec_driver_sql(query)}
 
     def untrained(self) -> dict[str, int]:
-        """Return the number of groups that were not trained, by the slug of the reason.
+        """Return the number of groups that were not trained, for each reason slug.
 
-        The detail after the colon of a reason is left out, because it differs from group to group.
+        A reason may have a detail after a colon. The detail is left out, because it differs from
+        group to group.
         """
         with self._read_engine.connect() as db:
             return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
 
     def failures(self) -> dict[str, int]:
-        """Return the number of siblings without a usable answer, by the slug of the failure."""
+        """Return the number of siblings whose answers are not usable, for each failure slug."""
         with self._read_engine.connect() as db:
             return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
 
@@ -247,7 +275,8 @@ class Ledger:
         return int(total or 0)
 
     def group(self, group_id: str) -> GroupRecord | None:
-        """Return the group with its siblings by index; None if it is not in the ledger."""
+        """Return a group with its siblings in the order of their indices. Return None if the ledger
+        does not have the group."""
         group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
         of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
         with self._read_engine.connect() as db:
@@ -257,17 +286,18 @@ class Ledger:
         return None if row is None else GroupRecord(**row, siblings=siblings)
 
     def answered_request(self, response_id: str, app_key: str | None) -> AnsweredRequest | None:
-        """Return the latest request of an app whose answer has this response id.
+        """Return the app's latest request whose answer has this response id, or None.
 
-        `app_key` is the fingerprint of the app's API key. An app may choose the id itself, and may
-        choose the same id twice.
+        `app_key` is the fingerprint of the app's API key. There may be several such requests,
+        because an app may choose the response id itself and may use one id twice.
         """
         with self._read_engine.connect() as db:
             row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
     def latest_group(self) -> RecordedGroup | None:
-        """Return the newest group with at least two answers, in the form that hooks get."""
+        """Return the newest group with at least two answers, in the form in which hooks get it.
+        Return None if there is no such group."""
         with self._read_engine.connect() as db:
             group_id = db.exec_driver_sql(reads.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)
@@ -290,9 +320,10 @@ class Ledger:
         )
 
     def _transact(self, batch: Sequence[_Change]) -> bool:
-        """Write a batch of changes in one transaction, and return whether any row changed.
+        """Write a batch of changes in one transaction, and return True if any row changed.
 
-        Consecutive group records are written together, because single writes are much slower.
+        Consecutive group records are written together, because it is much slower to write them one
+        by one.
         """
         db = self._write_db
         with db.begin():

@@ -117,6 +117,20 @@ KEPT_ANSWERS = Table(
     Column("body", LargeBinary, nullable=False),
 )
 
+# A `StoredResponse`. The row of a streamed response may be written before the row of its group, so
+# its group id is no foreign key. The body is NULL if only the engine has the response, and after a
+# deletion. The row of a deleted response remains, because the group's row may be written later.
+RESPONSES = Table(
+    "responses",
+    METADATA,
+    Column("response_id", String, primary_key=True),
+    Column("owner", String, primary_key=True),
+    Column("group_id", String),
+    Column("created_at", Float, nullable=False),
+    Column("body", LargeBinary),
+    Column("deleted_at", Float),
+)
+
 # A `StoredTask`.
 TASKS = Table(
     "tasks",

@@ -21,8 +21,9 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    If the app disconnects before its group is written to the ledger, the answer is stored together
-    with the `GroupRecord`. If the delivery of an answer fails later, `keep` stores the answer.
+    There are two ways to store an answer. If the app disconnects before the group of its request is
+    written to the ledger, the answer is stored together with the `GroupRecord`. If the delivery
+    fails after the group was written, `keep` stores the answer.
     """
 
     def __init__(

@@ -109,9 +109,9 @@ class OverwatchApp(App[None]):
     def action_confirm(self, name: str) -> None:
         """Ask the user to confirm a server action, unless the same action is running already.
 
-        A running drain ends when somebody resumes episode claims. Without this check, the user
-        could start a second drain before the first has ended, and the second would pause the claims
-        again.
+        The same action must not run twice at a time. For example, a drain pauses episode claims,
+        and ends early if somebody resumes the claims. If the user could start a second drain before
+        the first one has ended, the second one would pause the claims again.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:

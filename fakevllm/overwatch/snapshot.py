@@ -277,8 +277,8 @@ def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
 ) -> Iterator[ClientActivity]:
-    """Yield the clients whose agreement to a training step the server counts. Then yield the
-    clients that only run episodes."""
+    """Yield the activity of each client. First come the clients whose agreement to a training step
+    the server counts. Then come the other clients that have running episodes."""
     num_running = Counter(episode.client for episode in running if episode.client)
     instruction = pool.swarm_client_instruction or {}
     active_clients: list[dict[str, Any]] = instruction.get("active_clients", [])

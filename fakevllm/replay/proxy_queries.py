@@ -46,8 +46,8 @@ async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
     """Return the reason why the proxy trains none of its requests at present, or None if it trains
     them.
 
-    The text begins like the corresponding text of `fakevllm status`. Raises ConfigError if the
-    proxy does not answer or refuses the request.
+    The reason begins with the words by which `fakevllm status` describes the same state. Raises
+    ConfigError if the proxy does not answer or refuses the request.
     """
     stats = await _get_json(url, "/fakevllm/stats", key)
     if stats.get("paused"):

@@ -43,8 +43,9 @@ async def play(
 ) -> AsyncIterator[RowResult]:
     """Yield the results of the rows in the order in which they end.
 
-    At most `concurrency` rows run at a time. A row is taken from `rows` only when fewer rows run,
-    so `rows` may be endless. A row starts only while the event `capacity` is set.
+    At most `concurrency` rows run at a time. The next row is taken from `rows` only when fewer
+    than `concurrency` rows run, so `rows` may be endless. A row is sent only while the event
+    `capacity` is set.
     """
     source = iter(rows)
     running: set[asyncio.Task[RowResult]] = set()

@@ -70,8 +70,8 @@ class EngineChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the rollout engine and of the trainer, or only one name if both are the
-        same. Each engine runs as one process."""
+        """The names of the rollout engine and of the trainer. The result has only one name if the
+        same engine samples and trains."""
         return tuple(dict.fromkeys((self.rollout, self.trainer)))
 
     @property

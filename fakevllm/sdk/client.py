@@ -149,12 +149,13 @@ class SwarmClient:
         episode_type: episode_calls.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> tuple[str, EpisodeAccess]:
-        """Claim an episode, and return (episode uuid, base URL and API key of the episode). This
-        method waits without a time limit until the server grants the claim.
+        """Claim an episode, and return a pair: the episode's uuid, and an EpisodeAccess with its
+        base URL and API key. This method waits without a time limit until the server grants the
+        claim.
 
         If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
-        server takes the episode back. Raises SwarmServerOfflineError if the engine is off after
-        this client has seen it run.
+        server takes the episode back. Raises SwarmServerOfflineError if the engine is off although
+        this client has seen it run before.
         """
         call = episode_calls.begin(
             self.client_uuid,
@@ -208,9 +209,9 @@ class SwarmClient:
             return False
 
     def renew_episode(self, episode_uuid: str) -> None:
-        """Reset the idle time after which the server takes the episode back, for an agent that
-        makes no LLM call for long. Raises EpisodeLost if the episode is no longer claimed by this
-        client."""
+        """Ask the server to count the episode's idle time from 0 again, so that it does not take
+        the episode back. This is for an agent that makes no LLM call for a long time. Raises
+        EpisodeLost if the episode is no longer claimed by this client."""
         self._run(episode_calls.renew(self.client_uuid, episode_uuid))
 
     @contextlib.contextmanager

@@ -110,15 +110,15 @@ class Episode(_ClaimedEpisode):
         self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     def end_with(self, output: WorkflowOutput) -> None:
-        """End the episode with a complete WorkflowOutput. The rest is the same as in `end`, which
-        takes the fields of the output as arguments."""
+        """End the episode with this output. `end` does the same, but takes the fields of the output
+        as separate arguments."""
         self._send(output)
         self.is_ended = True
 
 
 class AsyncEpisode(_ClaimedEpisode):
-    """A claimed episode, for use in an event loop. Apart from that, this class is the same as
-    `Episode`."""
+    """A claimed episode, for use in an event loop. The methods `end` and `end_with` are coroutines,
+    and `openai` returns an AsyncOpenAI. Otherwise this class is used like `Episode`."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], Awaitable[None]]
@@ -144,8 +144,8 @@ class AsyncEpisode(_ClaimedEpisode):
         await self.end_with(_output(reward, is_success, metadata, log_metrics))
 
     async def end_with(self, output: WorkflowOutput) -> None:
-        """End the episode with a complete WorkflowOutput. The rest is the same as in `end`, which
-        takes the fields of the output as arguments."""
+        """End the episode with this output. `end` does the same, but takes the fields of the output
+        as separate arguments."""
         await self._send(output)
         self.is_ended = True
 
@@ -169,8 +169,9 @@ class OpenClaims:
         self._pid = os.getpid()
 
     def open(self, begin: Callable[[], tuple[str, EpisodeAccess]]) -> tuple[str, EpisodeAccess]:
-        """Claim an episode with the function `begin`, and return (episode uuid, base URL and API
-        key of the episode). The claim counts as open until `release` is called.
+        """Claim an episode with the function `begin`, and return a pair: the episode's uuid, and an
+        EpisodeAccess with its base URL and API key. The claim counts as open until `release` is
+        called.
 
         Raises ClientClosed if `abort_all` has been called.
         """

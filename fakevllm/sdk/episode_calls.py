@@ -78,10 +78,10 @@ def begin(
     batch. Such a claim also waits until the policy allows it. Each claim has an idempotency key, so
     the request can safely be sent again after its reply was lost.
 
-    Raises SwarmServerOfflineError if the engine is off after the client has seen it run, either
-    earlier (`has_seen_engine`) or during the wait. Such an engine was stopped, because a server
-    that only restarts connects to its engine before it answers. Raises SwarmError if the server
-    refuses the request.
+    Raises SwarmServerOfflineError if the engine is off although the client has seen it run, either
+    earlier (`has_seen_engine`) or during the wait. Somebody must have stopped this engine: a server
+    that was only restarted does not report its engine as off, because it connects to the engine
+    before it answers requests. Raises SwarmError if the server refuses the request.
     """
     request = validated(
         ClaimEpisodeRequest,
@@ -189,7 +189,10 @@ def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
 
 
 def renew(client_uuid: str, episode_uuid: str) -> ServerCall[None]:
-    """Reset the claim's idle time, for an agent that makes no LLM call for long.
+    """Ask the server to count the episode's idle time from 0 again.
+
+    The server takes an episode back that is idle for too long. An agent that makes no LLM call for
+    a long time can prevent this by repeated renewals.
 
     Raises EpisodeLost if the episode is no longer claimed by this client, and SwarmError after any
     other error.

@@ -231,8 +231,8 @@ class DaemonThreadPool:
         self._error = self._error or CancelledError()
 
     def shutdown(self) -> None:
-        """Let each thread end after the submitted calls. This method does not wait for the
-        threads."""
+        """Let each thread end when no submitted call is left to run. This method does not wait for
+        the threads."""
         for _ in self._threads:
             self._work.put(None)
 

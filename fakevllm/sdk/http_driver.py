@@ -193,7 +193,8 @@ class ConnectionPool(Generic[C]):
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
-        """Return an idle client, or None if there is no idle client and the caller must create one.
+        """Return an idle client. Return None if there is none; the caller must then create a
+        client.
 
         Raises ClientClosed if the pool is closed.
         """
@@ -205,10 +206,10 @@ class ConnectionPool(Generic[C]):
             return self._idle.pop()[0] if self._idle else None
 
     def put_back(self, client: C, now: float) -> list[C]:
-        """Put a client back, and return the clients that the caller must close.
+        """Put a client back, and return a list of clients that the caller must close.
 
-        These are the clients that were idle for more than MAX_IDLE_S seconds. If the pool is
-        closed, the caller must close `client` itself.
+        The list has the clients that were idle for more than MAX_IDLE_S seconds. They are no longer
+        in the pool. If the pool is closed, the list has only `client`, which is not put back.
         """
         with self._lock:
             if self._is_closed:

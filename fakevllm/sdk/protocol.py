@@ -64,8 +64,8 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ThrottledWarning:
-    """A warning that each episode may repeat. The client rate-limits the log lines of the
-    warning."""
+    """A warning that may occur in many episodes. The client therefore rate-limits its log
+    lines."""
 
     kind: str
     """Text that is the same in all repetitions of the warning."""

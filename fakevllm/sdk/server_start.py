@@ -27,9 +27,9 @@ LOG_LINES = 5
 def start_server(url: str) -> None:
     """Start a server at `url`, unless a server answers there already.
 
-    The server continues to run after the script ends, so that the script can use it again. Raises
-    ValueError for an address of another machine, and ServerUnreachable if the started server does
-    not answer.
+    The server continues to run after the script ends. The next run of the script then uses the same
+    server. Raises ValueError for an address of another machine, and ServerUnreachable if the
+    started server does not answer.
     """
     url = bare_url(url)
     parts = urlsplit(url)

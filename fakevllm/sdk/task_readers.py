@@ -119,10 +119,11 @@ class RandomReader(TaskReader):
 
 
 class RouterReader(TaskReader):
-    """A reader that combines several readers, interleaved evenly in proportion to their shares.
+    """A reader that combines several readers.
 
-    When a reader has no more tasks, the other readers continue. The name of a task's reader becomes
-    the task's `env_type` and the beginning of the task's id.
+    The tasks of the readers alternate. Each reader has a share, and a reader with twice the share
+    contributes twice as many tasks. When a reader has no more tasks, the other readers continue.
+    The name of a task's reader becomes the task's `env_type` and the beginning of the task's id.
     """
 
     def __init__(

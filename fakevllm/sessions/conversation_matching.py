@@ -147,8 +147,8 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return a match for the longest beginning of the history that equals the history and the
-        served answer of an earlier group. Return None if there is no such group."""
+        """Find an earlier group whose history and served answer together are the beginning of this
+        request's history. Return the match with the longest beginning, or None if there is none."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -164,13 +164,13 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Return a match for the longest beginning of the history that equals the history of an
-        earlier group, without its answer. This beginning must end after message `after`. Return
-        None if there is no such group.
+        """Find an earlier group whose history, without its answer, is the beginning of this
+        request's history. Return the match with the longest beginning, or None if there is none.
+        The beginning must end after the message with the index `after`.
 
-        If the session is not known, three more conditions must hold. The message after the matching
-        part is an answer, which the app has reworded. No other request continues the earlier group.
-        All groups that match belong to the same session.
+        If `session` is None, three more conditions must hold. The next message after the beginning
+        is an answer, so the app has probably reworded the group's answer. No other request
+        continues the group. All groups that match belong to the same session.
         """
         messages = request.history.messages
         by_history = self._index.by_history
@@ -251,9 +251,10 @@ class SessionLookup:
 
 
 def padded(text: str) -> str:
-    """Return the beginning of a text between two line breaks. `quotes` expects this form.
+    """Return the first MAX_QUOTING_CHARS characters of a text, with a line break before and after
+    them. The function `quotes` expects this form.
 
-    The rest of the text is cut off to limit the time, because the text is searched once per
+    A longer text is cut off to limit the search time, because the text is searched once for each
     session.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"

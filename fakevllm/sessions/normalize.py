@@ -320,20 +320,22 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts without messages, each counted with its answer.
+    """The lengths of the latest prompts of completions requests, each counted with its answer.
 
-    A new prompt is cut at these lengths, to check whether it begins with an earlier prompt and its
-    answer.
+    Such a request has a prompt and no messages. A new prompt is cut at these lengths, to check
+    whether it begins with an earlier prompt and its answer.
     """
 
     def __init__(self) -> None:
         self._lengths: deque[int] = deque(maxlen=NUM_ENDS)
 
     def history_of(self, prompt: str, scope: str) -> MessageHistory:
-        """Return a prompt without messages as a message history.
+        """Return the prompt of a completions request as a message history.
 
-        The prompt is cut at each stored length. The history has one message per cut, whether or not
-        an answer ends at the cut, and a last message for the whole prompt.
+        For each stored length that is not longer than the prompt, the history has one message. Its
+        key is the hash of the prompt's beginning with this length. It is not known yet whether this
+        beginning is an earlier prompt with its answer. The history's last message stands for the
+        whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -354,8 +356,8 @@ class PromptEnds:
 
 
 class PromptHash:
-    """The hash of a prompt that waits for its answer, which can be extended by the answer. The text
-    itself is not stored."""
+    """The hash of a prompt that has no answer yet. When the answer is known, `with_answer` extends
+    the hash. The text itself is not stored."""
 
     def __init__(self, prompt: str, scope: str) -> None:
         self._digest = _new_digest(scope_key(scope))

@@ -123,7 +123,8 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove a group from a key. If the group does not have this key, do nothing."""
+        """Remove a group from the groups that are indexed under a key. If the group is not among
+        them, do nothing."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)

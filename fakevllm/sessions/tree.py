@@ -258,7 +258,10 @@ class SessionTree:
     ) -> Kind:
         """Return PARALLEL, EDITS or CONTINUES for a request that continues the parent's answer.
 
-        The kind depends on the other requests that continue the same answer.
+        The kind depends on the other requests that continue the same answer. It is PARALLEL if one
+        of them was not answered yet when this request arrived. It is EDITS if this is not the case,
+        and one of them was answered. Otherwise it is CONTINUES. It is also CONTINUES if `base`, the
+        match of the request's history, is a match with another group than the parent.
         """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES

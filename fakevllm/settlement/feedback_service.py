@@ -199,9 +199,10 @@ class FeedbackService:
         """Call `process`, which returns the amount to add to the group's reward, and pass this
         amount to `feedback_finished`.
 
-        If the proxy stops, this method is cancelled before it calls `feedback_finished`. The group
-        is then not sent by this process, because the ledger may already record the feedback as
-        added to the group's reward. The next proxy process sends the group.
+        If the proxy stops while `process` runs, this method is cancelled and does not call
+        `feedback_finished`. This process then does not send the group: the ledger may already state
+        that the amount was added to the reward, although it was not. The next proxy process sends
+        the group.
         """
         try:
             amount = await process()
@@ -241,10 +242,12 @@ class FeedbackService:
 
         The result is None if the feedback will become a sample, or if the feedback has no value.
 
-        An amount is returned only after the ledger has stored the amount. A restart could otherwise
-        train the feedback a second time. `recorded` is the receipt for the queued write of `row`.
-        None means that the ledger is known to have the row. This method must not await anything
-        before its first write, because the app may take the feedback back meanwhile.
+        An amount is returned only after the ledger has stored the amount. Otherwise, the feedback
+        could be trained a second time after a restart. `recorded` is the receipt for the queued
+        write of `row`, or None if the ledger is known to have the row.
+
+        This method must not await anything before it queues its first write. During an await, the
+        app could take the feedback back.
         """
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):

@@ -75,8 +75,9 @@ class LateSamples:
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent. The app has sent
-        enough feedback for a baseline, and the group no longer waits to be sent to the server."""
+        """Return (group id, feedback id) for each feedback that can be sent. Feedback can be sent
+        if its app has sent enough feedback for a baseline, and if the group is no longer in the
+        state `scored`, in which it waits to be sent to the server."""
         settled = self._settled = set[str]()
         try:
             await self._ledger.flush()

@@ -90,8 +90,9 @@ class PendingGroups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Stop holding the group for one feedback. If `amount` is not None, add it to the group's
-        reward, and release the group, so that it is sent without further delay."""
+        """Record that one feedback about the group has been processed. The group is no longer held
+        because of this feedback. If `amount` is not None, add it to the group's reward, and release
+        the group, so that it is sent without further delay."""
         group = self._groups.get(group_id)
         if group is None:
             return

@@ -99,8 +99,9 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Stop holding the group for one feedback. If `amount` is not None, add it to the reward of
-        the served sibling. The amount must be in the ledger already."""
+        """Record that one feedback about the group has been processed. The group is no longer held
+        because of this feedback. If `amount` is not None, add it to the reward of the served
+        sibling. The amount must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
@@ -116,7 +117,7 @@ class Delivery:
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Forget a group that will not be sent, after its record was queued for the ledger."""
+        """Forget a group that will not be sent. Its record must be queued for the ledger first."""
         self._pending.remove(group_id)
         self._notify(group_id)
 
@@ -186,10 +187,10 @@ class Delivery:
 
     @contextlib.contextmanager
     def _stoppable_wait(self) -> Generator[None]:
-        """Run the `with` block so that a stop of the proxy cancels it at once, because the block
-        only waits.
+        """Run a `with` block that only waits. When the proxy stops, the block is cancelled at once.
 
-        After a cancelled wait, the group stays `scored` for the next proxy process.
+        After a cancelled wait, the group keeps the state `scored` in the ledger, and the next proxy
+        process sends the group.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -13,6 +13,7 @@ import aiohttp
 from pydantic import BaseModel
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from fakevllm.errors import LedgerError
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import (
     CALL_TIMEOUT_S,
@@ -112,6 +113,7 @@ class SwarmLink:
         self._reported_error: str | None = "not polled yet"
         """Kind of the error that was logged last; None while the server can be polled."""
         self._cursor: tuple[str, int] | None = None
+        self._is_ledger_error_logged = False
         """Id of the run and number of its last applied log entry; None if unknown."""
         self.reached = asyncio.Event()
         """Set while the server answers."""
@@ -328,7 +330,13 @@ class SwarmLink:
             )
 
     async def _fetch_log(self, run_id: str) -> None:
-        cursor = await self._cursor_of(run_id)
+        try:
+            cursor = await self._cursor_of(run_id)
+        except LedgerError as error:  # isolates: apps are served, although nothing is recorded
+            if not self._is_ledger_error_logged:
+                log.error("the run log is not copied: %s", error)
+            self._is_ledger_error_logged = True
+            return
         async with self._http.get("/get_run_log", params={"after": cursor}) as response:
             entries = LogReply.model_validate_json(await response.read()).entries
         if entries:

@@ -169,8 +169,8 @@ def _notes(call: CapturedCall) -> list[str]:
 
 
 def heading(sample: Sample) -> str:
-    """Return the heading of a sample: its name, reward and advantage, and whether it was served or
-    is not in the loss.
+    """Return the heading of a sample: its name, reward and advantage. The word "served" is added
+    for a served sample, and "not in the loss" for a sample that was not trained.
 
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'

@@ -42,9 +42,11 @@ def load_from_ledger(file: Path, episode: str | None) -> Page | None:
 
 
 def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | None]:
-    """Return the id of the selected group, or None if no group matches, and the index of the
-    selected sibling, or None if `episode` names no sibling. Raises UserError if several groups
-    match."""
+    """Return (id of the selected group, index of the selected sibling).
+
+    The id is None if no group matches. The index is None if `episode` names no sibling. Raises
+    UserError if several groups match.
+    """
     if episode is None:
         return ledger.calls.latest_group_id(), None
     prefix, slash, suffix = episode.rpartition("/")

@@ -44,8 +44,8 @@ def step_tasks(
     shuffled again for each epoch. The first `steps_done` steps are skipped, so that a resumed run
     continues at its position in the dataset.
 
-    `played` maps task ids to numbers of episodes that ended before the run was resumed and that
-    count for its first step. The first list is shorter by these episodes.
+    When a run is resumed, some episodes of its first step may have ended already. `played` maps
+    task ids to the numbers of these episodes, and the first list leaves them out.
 
     >>> job = TrainJob(batch_size=2, num_repeat=2)
     >>> sorted(task.task_id for task in next(step_tasks([Task(task_id=i) for i in "ab"], job, 0)))

@@ -47,7 +47,7 @@ class HangWatchdog:
       data of the answer has been sent to the app.
     * A fallback server is configured (`has_fallback`), the engine has not been ready for `limit_s`
       seconds, and no answer data has been sent to the app. Without a fallback the call continues,
-      because the server itself waits for its engine, and longer than the proxy would.
+      because the server itself waits for its engine, and waits longer than the proxy would.
     """
 
     def __init__(

@@ -12,6 +12,7 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveR
 from fakevllm.transport.request import Request
 from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY_REQUESTS, outage_error
 from fakevllm_adapters.formats.chat import stream_end
+from fakevllm_adapters.formats.model_name import with_model_name
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
 from fakevllm_adapters.http.asgi import Headers, error_object
 from fakevllm_adapters.protocol.errors import WireError, internal_error
@@ -103,6 +104,7 @@ async def relay_native(
     chunks: list[bytes] = []
     headers: Headers = []
     status, is_streamed = 200, False
+    decoder = SseDecoder()
     try:
         async with upstream.live(
             "POST", request.adapter.path, request.raw, request.headers
@@ -112,13 +114,21 @@ async def relay_native(
             if is_streamed:
                 await app.open(headers)
             async for chunk in live.chunks:
+                if is_streamed and request.alias is not None:
+                    chunk = b"".join(
+                        with_model_name(event, request.alias) for event in decoder.feed(chunk)
+                    )
                 chunks.append(chunk)
                 if is_streamed:
                     await app.write(chunk)
             if is_streamed:
-                await app.write(b"", last=True)
+                chunks.append(decoder.rest())
+                await app.write(chunks[-1], last=True)
             else:
-                await app.send_body(status, b"".join(chunks), headers)
+                body = b"".join(chunks)
+                if request.alias is not None and status == 200:
+                    body = with_model_name(body, request.alias)
+                await app.send_body(status, body, headers)
     except WireError as error:
         if not app.is_started:
             raise

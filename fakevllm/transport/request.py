@@ -55,6 +55,8 @@ class Request:
     """Reason why `exchange` is None."""
     model: str = ""
     """Model name as the app sent it."""
+    alias: str | None = None
+    """Model name that the answer carries if it is not the served model's own name; else None."""
     app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """All headers of the app, with names in lower case."""
     ruling: Ruling = TRAIN
@@ -223,7 +225,7 @@ async def sample(
 
 
 def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
-    """Return the kind of result that a sibling had: answered, hidden, refused or failed."""
+    """Return the kind of result that a sibling had (see SiblingOutcome)."""
     if result.answer is not None:
         return SiblingOutcome.ANSWERED if request.can_show(result) else SiblingOutcome.HIDDEN
     is_refused = 400 <= result.status < 500 and not result.is_busy
@@ -233,8 +235,8 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """Return the parsed answer in a reply.
 
-    The result is None in three cases: the reply is an error, the reply cannot be parsed, or only
-    one of reply and request is a stream.
+    The result is None in three cases: the reply is an error, the reply cannot be parsed, or the
+    reply is streamed although the request asks for no stream (or the other way round).
     """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
@@ -250,10 +252,11 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
 
 
 def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
-    """Return a sibling's reply with the id that the app expects. The engine got a different request
-    id for each sibling, which is part of the id in the answer.
+    """Return a sibling's reply with the id that the app expects.
 
-    If the app chose no id for its request, the reply is returned unchanged.
+    The id of an answer contains the id of its request. If the app chose a request id, the proxy
+    sends each sibling with a different request id. This function changes the answer's id back. If
+    the app chose no id, the reply is returned unchanged.
     """
     pattern = _sibling_id_pattern(request, index)
     if pattern is None:

@@ -77,8 +77,8 @@ class RetryHandler:
     async def relay(
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
-        """Relay an answer to the app. Return the answer, and the reason of the outage if the
-        fallback server gave this answer. If the engine gave it, the reason is None.
+        """Relay an answer to the app, and return (answer, reason of the outage). The reason is None
+        if the engine gave the answer. It is set if the fallback server gave the answer.
 
         Raises WireError if neither the engine nor the fallback answers and no answer data has been
         sent to the app.

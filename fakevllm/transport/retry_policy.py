@@ -72,9 +72,10 @@ class RetrySchedule:
         """Return the seconds to wait before the next attempt, or None to give up. `reason` is the
         reason why the last attempt failed.
 
-        `may_succeed` matters only if the engine is not ready or is busy. It says whether the engine
-        may still accept the request. It is False for an engine that was stopped, and for an engine
-        that is busy with requests other than the proxy's own siblings.
+        `may_succeed` matters only if the engine is not ready or is busy. It says whether waiting
+        may help. Waiting does not help if the engine was stopped. It also does not help if the
+        engine is busy, but not with siblings of this proxy. In both cases `may_succeed` is False,
+        and the method returns None.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -186,7 +187,7 @@ def _message(body: Json) -> str | None:
 
 def _parse_seconds(value: bytes) -> float | None:
     """Return the number of seconds in the value of a header. Return None if the value is not a
-    positive number, so that the client's timeout does not shorten the wait."""
+    positive number. A zero or negative timeout is thereby treated like a missing timeout."""
     try:
         seconds = float(value)
     except ValueError:

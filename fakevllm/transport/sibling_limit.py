@@ -1,8 +1,9 @@
-"""Limit on the number of siblings that all requests together may have in flight, and the queue of
-leads that wait for siblings to end. This module does no I/O.
+"""Limit on the number of siblings in flight, summed over all requests. This module does no I/O.
 
-Leads do not count against the limit, because each lead is the app's own request, which the app
-would have sent without the proxy too. The limit applies to the calls that the proxy adds.
+Each request has one lead, the call to the engine that the app would have made without the proxy.
+Leads do not count against the limit. The limit applies only to the calls that the proxy adds, which
+this module calls siblings. If the engine refuses a lead because siblings keep it busy, the lead
+waits in a queue until a sibling ends.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Grant:
 
 
 class SiblingLimit:
-    """Counter of the siblings in flight, with two limits. The first limit is fixed. The second
-    limit is derived from refusals of the engine.
+    """Counter of the siblings in flight, with two limits. The first limit is configured. The second
+    limit, the derived limit, exists only after the engine has refused requests because of overload.
 
-    A sibling holds capacity from `acquire` until `release`. It counts as being at the engine while
-    its `sampling` block runs.
+    A sibling holds capacity from `acquire` until `release`. During a part of this time the engine
+    samples the sibling. This part is marked by the `sampling` block.
 
     >>> limit = SiblingLimit(fixed_limit=4)
     >>> limit.acquire(3), limit.acquire(3, num_awaited=6)
@@ -63,11 +64,11 @@ class SiblingLimit:
         group's siblings if its own app waits for them. `num_waiting` is the number of requests in
         the engine's queue, or None if that number is unknown.
 
-        An app that waits for its siblings sends no further request before they end, so the number
-        of awaited siblings stays bounded. Siblings that no app waits for could pile up. Therefore
-        this group is reduced by the number of siblings that no app waits for, but at most by the
-        number of requests in the engine's queue. If the queue length is unknown, the number of
-        siblings in flight is used instead.
+        An app that waits for its siblings usually sends no further request before they end. Such
+        siblings cannot pile up. Siblings that no app waits for could pile up in the engine's queue.
+        Therefore the group's number of siblings is reduced. It is reduced by the number of siblings
+        that no app waits for, this group's included, or by `num_waiting` if that is smaller. If
+        `num_waiting` is None, the number of siblings in flight is used in its place.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -95,8 +96,8 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def sampling(self) -> Generator[None]:
-        """Count a sibling as being at the engine while the block runs. At the end, wake the lead
-        that has waited longest."""
+        """Count a sibling as being at the engine while the block runs. When the block ends, wake
+        the first lead in the queue of refused leads."""
         self._num_started += 1
         try:
             yield
@@ -112,12 +113,13 @@ class SiblingLimit:
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """Queue a lead that the engine refused, until the block ends. While any lead is queued,
-        groups get no siblings.
+        """Keep a lead that the engine refused in the queue while the block runs. The lead is the
+        call that the app would have made without the proxy. While any lead is in the queue, groups
+        get no siblings.
 
-        `wake` is called at most once. It is called when a sibling ends and this lead has waited
-        longest. If no sibling is at the engine, it is called immediately. The block may end before
-        `wake` is called.
+        `wake` is called at most once. It is called when a sibling ends and this lead is the first
+        in the queue. If no sibling is at the engine when the block begins, the first lead in the
+        queue is woken immediately. If the block ends first, `wake` is not called.
         """
         self._waiting_leads.append(wake)
         if self._num_started == self._num_ended:  # the last sibling has just ended
@@ -129,8 +131,9 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the overloaded engine refused a sibling or a lead. If siblings are at the
-        engine now, the derived limit is lowered to their number minus one."""
+        """Record that the overloaded engine refused a request. If siblings are at the engine now,
+        the limit that is derived from refusals becomes their number minus one, unless it is already
+        lower."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1
@@ -138,8 +141,9 @@ class SiblingLimit:
             self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
     def request_succeeded(self) -> None:
-        """Record that the engine answered a request without a refusal. The derived limit, if there
-        is one, is raised by one."""
+        """Record that the engine accepted and answered a request. If there is a limit that was
+        derived from refusals, it is raised by one. A limit that reaches _MAX_ENGINE_LIMIT is
+        dropped."""
         if self._engine_limit is not None:
             self._engine_limit += 1
             if self._engine_limit >= _MAX_ENGINE_LIMIT:

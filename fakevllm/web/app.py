@@ -8,18 +8,20 @@ import socket
 import time
 from collections.abc import Mapping
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from sqlalchemy.exc import DatabaseError
 from starlette.routing import Route
 
 from fakevllm.config.model import Config
 from fakevllm.web.cors import AllowedOrigins, CorsHeaders, CorsPreflight
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
-from fakevllm.web.routes import admin, feedback, inference, passthrough
+from fakevllm.web.routes import admin, feedback, inference, passthrough, stored_responses
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
+from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (
     GracefulServer,
@@ -37,7 +39,7 @@ WARN_EVERY_S = 60.0
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
-    """Return the proxy's ASGI application, including the access guard, CORS and the fast path."""
+    """Return the proxy's ASGI application, including the access guard and CORS."""
     endpoints = {
         adapter.path: inference.create_endpoint(proxy, adapter) for adapter in ADAPTERS.values()
     }
@@ -51,7 +53,17 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
     """Return the FastAPI application with all routes. `endpoints` maps paths to inference
     endpoints."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
-    for module in (passthrough, admin, feedback):
+    throttle = LogThrottle(WARN_EVERY_S)
+
+    def refuse_unread(_: Request, error: Exception) -> Response:
+        """Return a 503 for a request that needs to read a ledger that cannot be read."""
+        cause = str(getattr(error, "orig", error))
+        if throttle.due(cause, time.monotonic()) is not None:
+            log.error("the ledger cannot be read: %s", cause)
+        return passthrough.error_response(unavailable("The proxy's ledger cannot be read."))
+
+    app.add_exception_handler(DatabaseError, refuse_unread)
+    for module in (passthrough, stored_responses, admin, feedback):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))
@@ -59,11 +71,11 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
 
 class FastPathRouter:
-    """Router that calls the inference endpoints directly for POST, and `app` for all other
-    requests.
+    """Router that passes a POST request for an inference endpoint directly to that endpoint. All
+    other requests go to `app`, the FastAPI application.
 
-    The router saves the cost of FastAPI's routing. `app` has routes for the same paths, so that it
-    can refuse other HTTP methods.
+    The direct call saves the cost of FastAPI's routing. `app` has routes for the inference paths
+    too. They only serve to refuse other HTTP methods with 405.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:

@@ -97,8 +97,9 @@ class ProxyComponents:
 async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
-    """Open all components of a proxy, and close them when the block ends. `files` is the budget of
-    open files, which limits the number of calls that are open at the server.
+    """Open all components of a proxy, and close them when the block ends. `files` says how many
+    files the process may open. Each open call to the server needs a file descriptor, so this budget
+    limits the number of open calls.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -108,10 +109,11 @@ async def open_proxy(
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
         keys = config.keys()
-        tasks = TaskIndex(ledger.task_secret(), keys)
-        tasks.add_dataset(rows)
-        for stored in ledger.tasks():
-            tasks.add([stored.task], stored.owner)
+        with ledger.reading():
+            tasks = TaskIndex(ledger.task_secret(), keys)
+            tasks.add_dataset(rows)
+            for stored in ledger.tasks():
+                tasks.add([stored.task], stored.owner)
         hooks = await _start_hooks(config, stack)
         hook_files = _watch_hook_files(config, hooks, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
@@ -139,7 +141,8 @@ async def open_proxy(
         )
         metrics = Metrics()
         feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
-        resends = _open_resend_cache(config, ledger)
+        with ledger.reading():
+            resends = _open_resend_cache(config, ledger)
         pipeline = Pipeline(
             config,
             upstream,
@@ -163,11 +166,12 @@ async def open_proxy(
         metrics.gauge("fakevllm_paused", "1 while no request becomes a group.", lambda: pause.is_on)
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
         conversations = SessionTree()
-        conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
-        # No await between these two: a group's stored feedback must be counted before the group is
-        # sent.
-        delivery.resend(ledger.scored_groups())
-        feedback.restore()
+        with ledger.reading():
+            conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
+            # No await between these two: a group's stored feedback must be counted before the group
+            # is sent.
+            delivery.resend(ledger.scored_groups())
+            feedback.restore()
         sending = asyncio.create_task(late.run())
         stack.push_async_callback(_cancel, sending)
         yield ProxyComponents(
@@ -228,11 +232,11 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
-    """Return the cache of recent answers, from which a resent request is answered. The cache is
-    switched off if there are no hooks.
+    """Return the cache of recent answers. If an app sends the same request again, for example after
+    a lost connection, the cache supplies the answer and no second group is sampled.
 
-    Without hooks, no request is sampled more than once. A resend then costs no more than it would
-    cost at a vLLM server.
+    The cache is switched off if there are no hooks. Without hooks a request has no siblings, so
+    answering it again costs only one sample, as it would at a vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)

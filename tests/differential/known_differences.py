@@ -150,7 +150,7 @@ KNOWN: tuple[KnownDifference, ...] = (
     ),
     KnownDifference(
         "`kv_transfer_params` from a client.",
-        "vLLM samples from the prompt that the field describes.",
+        "vLLM samples from `prompt_token_ids` in the field instead of the messages.",
         "The field is removed.",
         "The field is internal to vLLM. With it, a client could make vLLM connect to addresses of "
         "the client's choice.",
@@ -197,8 +197,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
         "Present whenever vLLM runs any parser.",
         "Absent if the call is captured for training.",
-        "fakevllm cannot see from a response whether vLLM runs a parser, so it does not know "
-        "whether to add the field. No client reads the field.",
+        "To record the tokens for training, fakevllm asks vLLM for the reasoning and removes it "
+        "again. Whether vLLM would have sent the empty field depends on its parsers, which "
+        "fakevllm does not know. No client reads the field.",
         ("chat: stream, include_reasoning false",),
         ("grammar of choice 0*.delta.reasoning: null -> (nothing)",),
         ("N=4",),
@@ -234,6 +235,44 @@ KNOWN: tuple[KnownDifference, ...] = (
         "Apps that use the Responses API rely on `previous_response_id`.",
         ("responses: previous_response_id of an answer",),
         ("status: * -> 200",),
+    ),
+    KnownDifference(
+        "`GET /v1/responses/ID`, and `POST /v1/responses/ID/cancel`, for the id of an earlier "
+        "response.",
+        "Status 404: by default, vLLM stores no responses. A vLLM that stores responses sends them "
+        "to every key, and forgets them when it stops.",
+        "GET returns the response. `cancel` answers 400, as a vLLM that stores responses does for "
+        "a complete response. Both answer 404 for a response that another key made, and for a "
+        "request with `store: false`.",
+        "Apps that use the Responses API rely on these routes. The proxy stores responses in the "
+        "ledger. The server, if apps call it directly, stores the latest ones until it stops.",
+        ("responses: get an answer", "responses: cancel an answer"),
+        ("status: 404 -> *",),
+    ),
+    KnownDifference(
+        "`DELETE /v1/responses/ID`.",
+        "Status 405: vLLM has no such route.",
+        "Afterwards, neither GET nor `previous_response_id` finds the response. Status 404 for an "
+        "unknown id, and for a response that another key made.",
+        "The route is part of OpenAI's Responses API.",
+        ("responses: delete",),
+        ("status: 405 -> 404",),
+    ),
+    KnownDifference(
+        "`GET /v1/models/ID`.",
+        "Status 404: vLLM has no such route.",
+        "The model's card from `GET /v1/models`. The aliases of the proxy have cards, too.",
+        "The route is part of OpenAI's API. Some apps check their model with it.",
+        ("around: a model's card",),
+        ("status: 404 -> 200",),
+    ),
+    KnownDifference(
+        "`GET /v1/models/ID` for a model that is not served.",
+        "Status 404 with the body of an unknown path.",
+        "Status 404 with vLLM's error for an unknown model.",
+        "The error names the models that are served.",
+        ("around: an unknown model's card",),
+        ("body*",),
     ),
 )
 

@@ -129,6 +129,7 @@ def test_a_bad_request_is_refused_with_vllms_error(stack: Stack, siblings: str, 
     assert post(stack.server, body, content_type).json() == answer.json()
 
 
+LOOSE_TOOL: dict[str, Any] = {"type": "function", "parameters": {}}
 INVALID_BODIES: dict[str, str | bytes | dict[str, Any]] = {
     "nothing": b"",
     "not UTF-8": b"\xff\xfe{}",
@@ -187,3 +188,29 @@ def test_paths_and_methods_that_do_not_exist_are_refused_as_vllm_does(stack: Sta
     wrong = httpx.get(f"{stack.one.url}{CHAT}")
     assert (wrong.status_code, wrong.json()) == (405, {"detail": "Method Not Allowed"})
     assert wrong.headers["allow"] == "POST"
+
+
+RESPONSES_REQUESTS: dict[str, dict[str, Any]] = {
+    "body.input": {"model": "fake"},
+    "body.max_output_tokens": {"model": "fake", "input": "hi", "max_output_tokens": "x"},
+    "body.tools.0.FunctionTool.name": {"model": "fake", "input": "hi", "tools": [LOOSE_TOOL]},
+    "tool_choice": {"model": "fake", "input": "hi", "tool_choice": "required"},
+    "background": {"model": "fake", "input": "hi", "background": True},
+    "temperature": {"model": "fake", "input": "hi", "temperature": -1},
+}
+"""Responses requests by the parameter that vLLM's error names."""
+
+
+@BOTH
+@pytest.mark.parametrize("param", RESPONSES_REQUESTS)
+def test_a_bad_responses_request_is_refused_with_vllms_error(
+    stack: Stack, siblings: str, param: str
+) -> None:
+    body = RESPONSES_REQUESTS[param]
+    for url in (stack.proxy(siblings).url, stack.server.url):
+        for streamed in (False, True):
+            request = body | {"stream": streamed}
+            answer = httpx.post(f"{url}/v1/responses", json=request, timeout=60)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, 400, param)
+            assert "cannot answer this request in this format" not in error["message"]

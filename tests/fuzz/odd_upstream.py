@@ -45,6 +45,8 @@ class OddUpstream:
         }
         self.url = ""
         self.num_requests = 0
+        self.calls: list[tuple[bytes, bytes]] = []
+        """Head and body of each request that is not for the link."""
         self.is_silent = False
         """Whether the server sends no response and waits for the client's disconnect."""
         self.has_request, self.has_disconnect = asyncio.Event(), asyncio.Event()
@@ -63,9 +65,11 @@ class OddUpstream:
             head = await reader.readuntil(b"\r\n\r\n")
             path = head.split(b" ", 2)[1].split(b"?")[0]
             lengths = [line for line in head.lower().split(b"\r\n") if b"content-length:" in line]
-            await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0)
+            body = await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0)
             self.num_requests += 1
             valid = self.valid.get(path)
+            if valid is None:
+                self.calls.append((head, body))
             if self.is_silent and valid is None:
                 self.has_request.set()
                 await reader.read()

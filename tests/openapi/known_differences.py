@@ -50,6 +50,11 @@ def _is_beyond_our_limits(case: Case, direct: Verdict, ours: Verdict) -> bool:
     return ours.status == 400 and _LIMIT.search(ours.error) is not None
 
 
+def _has_an_unknown_previous_response(case: Case, direct: Verdict, ours: Verdict) -> bool:
+    is_unknown = ours.status == 404 and "Response with id" in ours.error
+    return is_unknown and isinstance(case.fields.get("previous_response_id"), str)
+
+
 def _exceeds_the_context(case: Case, direct: Verdict, ours: Verdict) -> bool:
     is_refused = (
         direct.status in (400, 500) and "cannot be greater than max_model_len" in direct.error
@@ -88,6 +93,14 @@ KNOWN: tuple[KnownDifference, ...] = (
         _is_beyond_our_limits,
     ),
     KnownDifference(
+        "In Responses: a `previous_response_id` that this key has not made, in a request that has "
+        "another mistake as well.",
+        "vLLM's error is about the other mistake.",
+        "Status 404: no such response.",
+        "vLLM does not check which key has made a response, so it never gets such an id.",
+        _has_an_unknown_previous_response,
+    ),
+    KnownDifference(
         "A limit of new tokens that is larger than the context.",
         "vLLM 0.27 refuses the request with status 400, in Messages with 500.",
         "The limit is lowered to the part of the context that the prompt leaves free.",
@@ -104,9 +117,9 @@ KNOWN: tuple[KnownDifference, ...] = (
         _has_an_odd_hosted_tool,
     ),
     KnownDifference(
-        "The refusal of a streamed request that takes longer than 1.5 s, for example on a busy "
+        "A streamed request that the engine refuses only after 1.5 s, for example on a busy "
         "machine.",
-        "The status of the response is the error.",
+        "The response has the error's status.",
         "Status 200, and the error is an event in the stream.",
         "fakevllm opens the stream after 1.5 s, because apps, and proxies in front of them, "
         "give up on a silent connection.",

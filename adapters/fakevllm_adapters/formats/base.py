@@ -64,8 +64,11 @@ class NotTranslated(Exception):
     Send such a request to the engine's own route for the request's format.
     """
 
-    error: WireError | None = None
-    """Error for the client if the engine lacks a route for the format. None: a general error."""
+    def __init__(self, reason: str, error: WireError | None = None) -> None:
+        super().__init__(reason)
+        self.error = error
+        """Error for the client if the engine lacks a route for the format. None: a general
+        error."""
 
 
 class Exchange(Protocol):
@@ -93,8 +96,8 @@ class Exchange(Protocol):
     def event(self, event: bytes) -> bytes:
         """Translate one event of the upstream's stream, and return zero or more events for the app.
 
-        `event` includes the separator after the event. The upstream's errors and the final `[DONE]`
-        are events too.
+        The argument `event` ends with the separator that follows the event. Call this method also
+        for the upstream's error events and for the final `[DONE]`.
         """
         ...
 
@@ -128,7 +131,8 @@ class Adapter(Protocol):
         """Translate a request, and return the exchange that translates the response.
 
         `earlier` is the conversation that the body's `previous_response_id` refers to. It is None
-        if the id is unknown. Raises NotTranslated if no exact translation exists.
+        if the body has no such id, or if the id is unknown. Raises NotTranslated if no exact
+        translation exists.
         """
         ...
 

@@ -56,9 +56,9 @@ def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
 
 
 def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
-    """Return "stop", the finish_reason of a complete stream without a finish_reason of its own.
+    """Return "stop". This finish_reason is used if no event of a complete stream has one.
 
-    Raises ValueError if the stream ended without `[DONE]` or had no choice.
+    Raises ValueError if the stream is not complete: it has no `[DONE]`, or no choice.
     """
     if DONE not in events or not has_choice:
         raise ValueError("the stream ended without a finish_reason")
@@ -66,11 +66,11 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange that relays bytes unchanged, for a format that the upstream also uses.
+    """The exchange for a format that the upstream also uses. It relays bytes unchanged.
 
-    A client would retry without end after a stream that does not end properly. Bytes are therefore
-    changed in two cases. An event that no client can parse is replaced by an error. If a stream
-    ends without a finish_reason, a chunk with a finish_reason is added.
+    There are two exceptions. An event that no client can parse is replaced by an error. If a stream
+    ends without a finish_reason, a chunk with a finish_reason is added. Without these changes, the
+    stream would not end properly, and a client would retry without end.
     """
 
     def __init__(self, body: Json) -> None:
@@ -111,8 +111,9 @@ class RelayExchange:
     def _closed(self) -> bytes:
         """Return the last bytes of the stream.
 
-        The last bytes are `[DONE]`, preceded by a chunk with a finish_reason if the engine sent no
-        finish_reason. A stream without a choice ends with an error instead.
+        If the engine sent a finish_reason, the last bytes are `[DONE]`. If the engine sent none, a
+        chunk with a finish_reason precedes `[DONE]`. If the engine sent no choice at all, the
+        stream ends with an error.
         """
         self._is_over = True
         if self._has_end:
@@ -208,8 +209,8 @@ class ChatAdapter:
 def build_answer(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
     """Build an Answer from fields of the upstream's response. `name` is the answer's id.
 
-    Raises ValueError or TypeError for values that no engine sends, because the ledger (the proxy's
-    database of requests) could not store such values.
+    Raises ValueError or TypeError for values that the ledger (the proxy's database of requests)
+    cannot store. No engine sends such values.
     """
     if not (finish_reason is None or isinstance(finish_reason, str)):
         raise ValueError("a finish_reason is a word")
@@ -242,8 +243,9 @@ def _seed_in(body: Json) -> int | None:
 def _counted_up(seed: int, index: int) -> int:
     """Return `seed + index`, the seed of sibling `index`.
 
-    A sum above the highest signed 64-bit integer wraps around to the lowest. The value -1 means no
-    seed. It is returned unchanged, because siblings without a seed already differ.
+    A sum above the highest signed 64-bit integer wraps around to the lowest. The seed -1 means that
+    the request has no seed. -1 is returned unchanged, because the answers of siblings without a
+    seed differ anyway.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)

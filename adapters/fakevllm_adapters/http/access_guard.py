@@ -4,9 +4,9 @@ A web page on another site can make its visitor's browser POST to 127.0.0.1. The
 its own domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both
 attacks.
 
-Every path requires an API key, except the paths in `open_paths`. The check uses the path by which
-the server routes the request, because a URL that is assembled from headers can be forged. Routes
-that affect other clients require the key of an admin.
+Every path requires an API key, except the paths in `open_paths`. The check uses the same path as
+the server's router. It does not use a URL that is assembled from request headers, because a client
+can forge headers. Routes that affect other clients require the key of an admin.
 """
 
 from __future__ import annotations

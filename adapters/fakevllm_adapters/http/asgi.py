@@ -76,8 +76,8 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in a request body, or None if the body is not a JSON object.
 
-    Relay a body that is not a JSON object to the engine unchanged. The engine then describes the
-    problem in its own error message.
+    If the result is None, the caller should relay the body to the engine unchanged. The engine then
+    describes the problem in its own error message.
     """
     try:
         value: Any = orjson.loads(raw)

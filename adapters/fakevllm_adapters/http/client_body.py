@@ -60,11 +60,11 @@ def check_body(
 
 
 def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -> bytes:
-    """Return the JSON text `raw` without the fields `without`, and with the fields `changed`.
+    """Return a request body without the fields in `without`, and with the fields in `changed`.
 
-    `raw` must be an object that orjson can read. Even so, Python's json does the work, because
-    orjson turns integers beyond 64 bits into floats. The engine's error would then quote a number
-    that the client has not sent.
+    `raw` is the JSON text of the body. It must be an object that orjson can read. The function uses
+    Python's json nevertheless, because orjson would turn integers beyond 64 bits into floats. An
+    error message of the engine would then quote a number that the client did not send.
     """
     kept = {name: value for name, value in json.loads(raw).items() if name not in without}
     return json.dumps(kept | changed, ensure_ascii=False, separators=(",", ":")).encode()
@@ -87,9 +87,9 @@ def without_forbidden_fields(
 def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
     """Remove the forbidden fields from a body that orjson cannot parse as an object.
 
-    vLLM reads bodies with Python's json. Unlike orjson, it accepts NaN, lone surrogates, a byte
-    order mark and UTF-16. Such a body is therefore relayed, and is changed only if it has forbidden
-    fields.
+    vLLM may still accept the body, because vLLM reads bodies with Python's json. Python's json
+    accepts NaN, lone surrogates, a byte order mark and UTF-16, which orjson refuses. If the body
+    has no forbidden fields, it is relayed unchanged.
     """
     try:
         value: Any = json.loads(raw)

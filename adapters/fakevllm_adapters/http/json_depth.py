@@ -39,10 +39,10 @@ def is_deeper(raw: bytes, depth: int) -> bool:
 
 
 def _peaks_above(brackets: bytes, depth: int) -> bool:
-    """Return True if a text of nothing but brackets nests deeper than `depth` levels.
+    """Return True if the brackets nest deeper than `depth` levels.
 
-    A body may consist of 30 MB of brackets. The loop therefore takes eight brackets at a time and
-    runs without Python bytecode.
+    `brackets` must contain only brackets. It may have 30 MB. For speed, eight brackets are
+    processed at a time, and only by Python's built-in functions.
     """
     bits = brackets.translate(_AS_BITS)
     bits += b"0" * (-len(bits) % _BITS)

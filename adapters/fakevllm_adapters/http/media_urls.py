@@ -7,12 +7,12 @@ reach, such as a cloud's metadata service.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.http.json_body import parse_as_vllm
 from fakevllm_adapters.protocol.errors import WireError, bad_request
 
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
@@ -47,7 +47,7 @@ def media_refusal(
     request, because vLLM accepts some bodies that orjson refuses. A `data:` URL is always allowed,
     because its content is in the URL.
     """
-    request = body if body is not None else _parsed_by_vllm(raw)
+    request = body if body is not None else parse_as_vllm(raw)
     if not isinstance(request, dict):
         return None
     for url in _media_urls([cast(Json, request).get(name) for name in _REQUEST_FIELDS]):
@@ -70,14 +70,6 @@ def _refusal_text(url: str, host: str | None) -> str:
         f"Media URLs of the host {host[:100]!r} are not fetched: send the content as a `data:` "
         f"URL, or let the server's owner start it with `--media-domain {host[:100]}`."
     )
-
-
-def _parsed_by_vllm(raw: bytes) -> object:
-    """Return the JSON value as Python's json module reads it. Return None if it cannot."""
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _media_urls(node: object) -> Iterator[str]:

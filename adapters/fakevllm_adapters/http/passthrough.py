@@ -17,11 +17,9 @@ PASSTHROUGH: dict[str, tuple[str, ...]] = {
     "/tokenize": ("POST",),
     "/detokenize": ("POST",),
     "/v1/messages/count_tokens": ("POST",),
-    "/v1/responses/{response_id}": ("GET",),
-    "/v1/responses/{response_id}/cancel": ("POST",),
 }
-"""Path patterns and their methods. `/v1/models`, `/health` and `/metrics` have routes of their
-own."""
+"""Paths and their methods. `/v1/models`, `/v1/responses/ID`, `/health` and `/metrics` have routes
+of their own."""
 
 NEVER_WAIT = frozenset({"/health", "/ping", "/load", "/metrics"})
 """Paths that are answered at once while the engine boots, because a monitor asks whether the engine

@@ -200,7 +200,7 @@ def loss_defaults(name: str) -> LossDefaults:
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raise ValueError if the job changes a setting from its default although it has no effect."""
+    """Raise ValueError if a setting without effect in this job differs from its default value."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")

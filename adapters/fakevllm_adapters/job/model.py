@@ -187,8 +187,8 @@ class TrainJob(SwarmSections):
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.
 
-        An older server does not know new settings. The server therefore still accepts a job from a
-        newer client, unless the job uses a new setting.
+        An older server refuses settings that it does not know. It accepts the job of a newer client
+        if all of these settings have their default value, because they are then left out.
         """
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
@@ -204,7 +204,7 @@ class TrainJob(SwarmSections):
 
         @property
         def lora_target_modules(self) -> str:
-            """Value of the setting `target_modules`, under AgentJet's name."""
+            """Value of the setting `target_modules`, which AgentJet calls `lora_target_modules`."""
             return self.target_modules
 
         @property

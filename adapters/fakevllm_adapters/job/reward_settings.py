@@ -12,8 +12,8 @@ def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
     """Return a dict that says which reward settings have an effect in the job.
 
     The keys are names of settings. Each value is a pair. The first element is True if the setting
-    has an effect. The second element is a text that names another setting, which the setting needs
-    to have an effect.
+    has an effect. The second element is a text for an error message. It names the setting without
+    which the first setting has no effect.
 
     Raises ValueError with a one-line message for settings that contradict each other.
     """

@@ -1,6 +1,6 @@
 """Read a training job's YAML, with the mapping `job:` or with AgentJet's mapping `ajet:`.
 
-The mapping `job:` has TrainJob's names of the settings. This module does no I/O.
+In the mapping `job:`, the settings have the same names as in TrainJob. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class ThrottlePolicy(BaseModel):
 
     @property
     def has_share(self) -> bool:
-        """Whether the policy limits the share, by `share` or by AgentJet's expected_batch_size."""
+        """Whether the policy sets a share, either as `share` or as `expected_batch_size`."""
         return self.share is not None or self.expected_batch_size is not None
 
     def share_of(self, batch_size: int) -> float | None:

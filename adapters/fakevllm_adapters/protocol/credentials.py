@@ -1,10 +1,12 @@
 """Read the API key, and the user name of Basic authentication, from a request's headers.
 
-A client whose server URL reads `http://NAME:KEY@host` sends Basic authentication and no other
-credentials. For example, an OpenAI client with an episode's key and such a URL sends the name and
-the key of the URL. Basic authentication is therefore accepted, and its password is taken as the API
-key. No response demands Basic authentication, because a `WWW-Authenticate` header makes browsers
-ask their user for a password. This module does no I/O.
+Basic authentication is accepted, and its password is taken as the API key. HTTP clients send Basic
+authentication if their server URL has the form `http://NAME:KEY@host`. They then send no other
+credentials: an OpenAI client with such a URL sends the URL's name and key, even if the client was
+created with the key of an episode.
+
+No response demands Basic authentication, because a `WWW-Authenticate` header makes browsers ask
+their user for a password. This module does no I/O.
 """
 
 from __future__ import annotations

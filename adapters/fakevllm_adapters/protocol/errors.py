@@ -96,17 +96,19 @@ def unauthorized() -> WireError:
     return WireError(401, {"error": "Unauthorized"})
 
 
-def schema_error(problems: Sequence[Json]) -> WireError:
+def schema_error(problems: Sequence[Json], place: str = "body") -> WireError:
     """Build vLLM's 400 from the list of problems that pydantic's `errors()` returns.
+
+    `place` is the part of the request that has the problems: `body` or `query`.
 
     >>> problem = {"type": "missing", "loc": ("messages",), "msg": "Field required", "input": {}}
     >>> schema_error([problem]).status
     400
     """
-    lines = [f"  {_as_vllm_prints(problem)}" for problem in problems]
+    lines = [f"  {_as_vllm_prints(problem, place)}" for problem in problems]
     count = len(lines)
     message = f"{count} validation error{'s' if count != 1 else ''}:\n" + "\n".join(lines)
-    param = _as_vllm_prints(problems[0])["loc"] if problems else None
+    param = _as_vllm_prints(problems[0], place)["loc"] if problems else None
     return WireError(400, error_body(message, "Bad Request", 400, param))
 
 
@@ -127,8 +129,8 @@ def bad_content_type() -> WireError:
     return WireError(400, error_body(message, "Bad Request", 400))
 
 
-def _as_vllm_prints(problem: Json) -> Json:
-    loc = "body" + "".join(f".{part}" for part in problem["loc"])
+def _as_vllm_prints(problem: Json, place: str) -> Json:
+    loc = place + "".join(f".{part}" for part in problem["loc"])
     printed: Json = {"type": problem["type"], "loc": loc, "msg": problem["msg"]}
     printed["input"] = _summary(problem.get("input"))
     if "ctx" in problem:

@@ -8,7 +8,7 @@ from fakevllm_adapters.protocol.swarm import CapturedCall
 
 
 class CallView(CapturedCall):
-    """A captured LLM call, with the positions of those tokens that the loss leaves out."""
+    """The tokens of one LLM call, with the positions of the tokens that the loss leaves out."""
 
     forced: list[int] = Field(default_factory=list[int])
     """Positions in the response at which no other token could have been sampled. The loss leaves

@@ -8,8 +8,9 @@ A key file has one key per line. The line holds either the key in plain text, or
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A line without a role is an admin's key. Such lines were written before roles existed, when keys
-were made for clients that start engines. This module does no I/O.
+A key whose line has no role gets the role admin. Such lines were written before roles existed. Keys
+were then made for clients that start engines, and today only admins may start engines. This module
+does no I/O.
 """
 
 from __future__ import annotations

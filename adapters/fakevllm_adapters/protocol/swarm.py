@@ -82,7 +82,8 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiblingRef:
-    """Reference to one sibling of a group, which a request contains in the sibling header.
+    """Reference to one sibling of a group. The model call for the sibling contains this reference
+    in a header.
 
     The siblings of a group are the answers that are sampled for one request.
     """

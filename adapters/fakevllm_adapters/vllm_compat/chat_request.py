@@ -180,10 +180,10 @@ _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
 def _without_union_branches(problem: Json) -> Json:
-    """Return a validation problem whose location contains only keys and indices of the body.
+    """Return a validation problem without the names of union members in its location.
 
-    For a union, pydantic also writes the type that it tried into the location. This type is
-    removed.
+    Pydantic adds these names to the location. Without them, the location contains only keys and
+    indices of the body.
     """
     path = [part for part in problem["loc"] if part not in _TYPE_NAMES and "[" not in str(part)]
     return problem | {"loc": tuple(path)}

@@ -56,7 +56,7 @@ class Choice:
 
 
 def allowed_tokens_field(allowed_tokens: Json | None) -> Json:
-    """Return a dict that has only the key `allowed_tokens`, or {} if its value is None."""
+    """Return a dict with the argument under the key `allowed_tokens`. Return {} for None."""
     return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
 
 
@@ -135,8 +135,8 @@ class ChatWriter:
     def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
         """Return the last chunk of a choice.
 
-        `closes_stream` is True if the stream has no usage chunk. In that case, the last chunk of
-        each choice contains the fingerprint.
+        `closes_stream` is True if no usage chunk will follow. The returned chunk then contains the
+        fingerprint.
         """
         last: Json = {
             "index": choice.index,

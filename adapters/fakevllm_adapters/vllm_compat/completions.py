@@ -188,8 +188,8 @@ class CompletionWriter:
         """Return a chunk with new text of one choice.
 
         `usage` is the usage so far, or None if only the stream's last chunk reports the usage.
-        `closes_stream` is True if the stream has no usage chunk. In that case, the last chunk of
-        each choice contains the fingerprint.
+        `closes_stream` is True if the stream will have no usage chunk. If this is the choice's last
+        chunk, it then contains the fingerprint.
         """
         chunk = self._chunk([choice.as_chunk_json()])
         if usage is not None:

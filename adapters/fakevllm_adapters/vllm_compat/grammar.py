@@ -129,10 +129,10 @@ def parse_grammar(
 ) -> Grammar | None:
     """Return the grammar that the fields `structured_outputs` and `response_format` define.
 
-    Return None if there is no `structured_outputs` and the `response_format` is missing or plain
-    text. If both fields define a constraint of the same kind, that of `response_format` applies.
-    Raises WireError (400) for several kinds of constraints, for no constraint, and for an empty
-    constraint.
+    Return None if the request has no `structured_outputs`, and its `response_format` is missing or
+    plain text. Otherwise the two fields together must define exactly one kind of constraint, which
+    must not be empty: any other number of kinds raises WireError (400). If both fields define a
+    constraint of the same kind, the constraint of `response_format` applies.
     """
     constraints = dict(structured or {}) | _format_constraint(format)
     if structured is None and (format is None or format["type"] == "text"):

@@ -33,9 +33,10 @@ def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
 def cap_new_tokens(body: Json, max_new_tokens: int) -> Json:
     """Return a request body whose token limit is at most `max_new_tokens`.
 
-    A higher limit is lowered. If the body has no limit, a limit is added, which for a completions
-    request is at most vLLM's default of 16. If nothing has to change, the same object is returned.
-    A limit that is not a number is kept, because the engine refuses such a limit.
+    A higher limit is lowered. If a chat request has no limit, the limit `max_new_tokens` is added.
+    If a completions request has no limit, the smaller of `max_new_tokens` and 16 is added, because
+    vLLM's default is 16. If nothing has to change, the same object is returned. A limit that is not
+    a number is kept, because the engine refuses such a limit.
 
     >>> cap_new_tokens({"messages": [], "max_tokens": 32000}, 4096)
     {'messages': [], 'max_tokens': 4096}

@@ -1,4 +1,5 @@
-"""The demo's hook for new requests. The hook returns the number of siblings to sample."""
+"""The demo's hook for new requests. A hook of this name can choose the number of siblings to
+sample; the demo's hook keeps the configured number."""
 
 from fakevllm.hooks.spec import Task
 

@@ -53,8 +53,9 @@ class StepStats(BaseModel):
 
 
 class NextGroup(BaseModel):
-    """A group whose request continues from the requested group's answer, or asks for another
-    answer."""
+    """A later group that refers to the answer of the group in the reply. Its request either
+    continues the conversation after that answer, or asks for another answer to the same
+    question."""
 
     group_id: str
     kind: str
@@ -206,8 +207,8 @@ async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
-    """Return the statistics. The learning curve is that of the newest run whose id begins with
-    `run`. If there is no such run, return a response with status 404."""
+    """Return the statistics. Their learning curve belongs to one run: the newest run whose id
+    begins with `run`. If there is no such run, return a response with status 404."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")

@@ -11,14 +11,19 @@ from functools import partial
 
 import orjson
 
+from fakevllm.errors import LedgerError
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.groups.resend_cache import identity_of
 from fakevllm.ledger.conversation_history import prior_exchanges
+from fakevllm.ledger.records import StoredResponse
 from fakevllm.sessions.client_session_ids import Hints, hints_of
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.transport.request import Request
 from fakevllm.web.proxy_components import ProxyComponents
-from fakevllm_adapters.formats.base import Adapter, History, Json, NotTranslated
+from fakevllm_adapters.formats.base import Adapter, Exchange, History, Json, NotTranslated
+from fakevllm_adapters.formats.model_name import RenamingExchange
+from fakevllm_adapters.formats.responses.adapter import ResponsesExchange
+from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
@@ -31,8 +36,9 @@ from fakevllm_adapters.http.asgi import (
     send_error,
 )
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
+from fakevllm_adapters.http.response_ids import previous_response_id_of, watch_response_id
 from fakevllm_adapters.protocol.credentials import api_key_of
-from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
 from fakevllm_adapters.protocol.swarm import Task
 
@@ -75,6 +81,9 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         draft = _draft(proxy, request, hints, key, app_key, len(raw))
         if identity is not None:
             draft.attempt = resends.begin(identity, request.id, scope)
+        if adapter.has_previous_response:
+            on_id = partial(_store_native_response, proxy, request, app_key)
+            send = watch_response_id(send, on_id)
         await pipeline.handle(draft, receive, send)
 
     return app
@@ -88,8 +97,9 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """Return the draft of a request's group record. The draft contains the task and the request's
-    place in its conversation. The admission decision is stored in the request.
+    """Return a GroupDraft, which collects what the ledger will record about the request's group.
+    The draft starts with the task and with the request's place in its conversation. This function
+    also decides whether the request gets siblings, and stores the decision in `request.ruling`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.
@@ -129,23 +139,28 @@ async def _decode(
     model: object = body.get("model") if body is not None else None
     requested_model = model if isinstance(model, str) else ""
     served_model = proxy.model_names.known_name(requested_model)
+    alias = requested_model if proxy.model_names.is_alias(requested_model) else None
+    request_id = new_id()
     if body is not None and served_model is not None:
         body["model"] = served_model
         raw = rewrite_body(raw, model=served_model)
     upstream_body, exchange, no_exchange_reason = raw, None, None
+    history = await _prior_history(proxy, adapter, checked, app_key)
     if body is None:
         no_exchange_reason = "invalid_json"
     else:
         try:
-            history = await _prior_history(proxy, adapter, body, app_key)
-            exchange = adapter.open(body, proxy.link.engine, history)
+            exchange = _open_exchange(proxy, adapter, body, history, alias)
+            _store_response_of(exchange, proxy, request_id, app_key)
+            if alias is not None:
+                exchange = RenamingExchange(exchange, alias)
             if adapter.path != adapter.upstream_path:
                 upstream_body = orjson.dumps(exchange.body)
         except (NotTranslated, TypeError) as error:  # TypeError: numbers of more than 64 bits
             exchange = None
             no_exchange_reason = f"not_translated: {error}"
     return Request(
-        new_id(),
+        request_id,
         adapter,
         raw,
         upstream_body,
@@ -153,21 +168,74 @@ async def _decode(
         engine_headers(app_headers),
         no_exchange_reason,
         model=requested_model,
+        alias=alias,
         app_headers=app_headers,
     )
 
 
+def _open_exchange(
+    proxy: ProxyComponents, adapter: Adapter, body: Json, history: History | None, alias: str | None
+) -> Exchange:
+    """Return the exchange of a request. `alias`: the model name that the app asked for, if it is
+    not the served model's own name. Raises NotTranslated."""
+    engine = proxy.link.engine
+    named = engine if alias is None else replace(engine, model=alias)
+    return adapter.open(body, named, history)
+
+
+def _store_response_of(
+    exchange: Exchange, proxy: ProxyComponents, request_id: str, app_key: str | None
+) -> None:
+    """Make an exchange of the Responses format store its complete response in the ledger."""
+    if not isinstance(exchange, ResponsesExchange):
+        return
+    response_id = exchange.response_id
+
+    def store(body: bytes) -> None:
+        stored = StoredResponse(response_id, app_key, request_id, time.time(), body)
+        proxy.ledger.responses.store(stored)
+
+    exchange.on_response = store
+
+
+def _store_native_response(
+    proxy: ProxyComponents, request: Request, app_key: str | None, response_id: str
+) -> None:
+    """Record which key made a response of the engine's own route. Only the engine has the response,
+    and would send it to anybody who knows its id."""
+    if response_id != request.response_id:
+        stored = StoredResponse(response_id, app_key, request.id, time.time(), None)
+        proxy.ledger.responses.store(stored)
+
+
 async def _prior_history(
-    proxy: ProxyComponents, adapter: Adapter, body: Json, app_key: str | None
+    proxy: ProxyComponents, adapter: Adapter, checked: CheckedBody, app_key: str | None
 ) -> History | None:
     """Return the earlier requests and answers of the conversation that a body continues by
     `previous_response_id`.
 
-    Return None if the body continues no answer, if the answer was not sent to an app with this key,
-    or if the conversation is too long.
+    Return None if the body continues no answer, or an answer that only the engine has. Raises
+    WireError (404) if the answer was deleted, if it was not sent to an app with the key whose
+    fingerprint is `app_key`, or if the conversation is too long. The error is raised here because
+    an engine does not check keys: it would answer for an id of any key.
     """
-    if not adapter.has_previous_response or not isinstance(body.get("previous_response_id"), str):
+    if not adapter.has_previous_response:
+        return None
+    response_id = previous_response_id_of(checked.raw, checked.body)
+    if response_id is None:
         return None
     await proxy.ledger.flush(FLUSH_S)
     find_request = partial(proxy.ledger.answered_request, app_key=app_key)
-    return await asyncio.to_thread(prior_exchanges, adapter, body, find_request)
+    reference = {"previous_response_id": response_id}
+    try:
+        with proxy.ledger.reading():
+            history = await asyncio.to_thread(prior_exchanges, adapter, reference, find_request)
+            stored = None
+            if history is None:
+                stored = await asyncio.to_thread(proxy.ledger.responses.find, response_id, app_key)
+    except LedgerError as error:
+        log.error("an earlier response cannot be looked up: %s", error)
+        raise unavailable("The earlier response cannot be looked up.") from None
+    if history is None and (stored is None or stored.body is not None):
+        raise unknown_response(response_id)
+    return history

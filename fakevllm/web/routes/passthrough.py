@@ -24,12 +24,18 @@ from fakevllm_adapters.http.asgi import (
     read_body,
 )
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
+from fakevllm_adapters.http.model_cards import (
+    MODEL_CARD_PATHS,
+    MODELS_PATH,
+    card_in,
+    model_id_of,
+)
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, PASSTHROUGH, path_with_query
 from fakevllm_adapters.protocol.errors import WireError
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
-    """Return all routes on the allow-list, and the routes /health, /v1/models and /metrics."""
+    """Return all routes on the allow-list, and the routes of /health, /v1/models and /metrics."""
     routes = APIRouter()
     for part in (_health_route(proxy), _models_route(proxy), _metrics_route(proxy)):
         routes.include_router(part)
@@ -48,7 +54,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
                     proxy, request.method, path, body, engine_headers(headers)
                 )
 
-            return await _answer(proxy, request, attempt)
+            return await fetch_when_ready(proxy, request, attempt)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
@@ -61,7 +67,7 @@ def router(proxy: ProxyComponents) -> APIRouter:
     return routes
 
 
-async def _answer(
+async def fetch_when_ready(
     proxy: ProxyComponents, request: Request, attempt: Callable[[], Awaitable[Response]]
 ) -> Response:
     """Return the response of `attempt`. Unless the path is in NEVER_WAIT, call `attempt` again
@@ -104,17 +110,17 @@ def error_response(error: WireError) -> Response:
 
 
 def _models_route(proxy: ProxyComponents) -> APIRouter:
-    """Return the route GET /v1/models. It lists the engine's own model card and one card for each
-    alias."""
+    """Return the routes GET /v1/models and GET /v1/models/ID. The engine's own model and each alias
+    has a card."""
     routes = APIRouter()
 
     async def list_models() -> Response:
-        return await relay_to_engine(proxy, "GET", "/v1/models", b"", {})
+        return await relay_to_engine(proxy, "GET", MODELS_PATH, b"", {})
 
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
         try:
-            listing = await _answer(proxy, request, list_models)
+            listing = await fetch_when_ready(proxy, request, list_models)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
@@ -125,6 +131,23 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
         content = _with_aliases(bytes(listing.body), aliases)
         return Response(content, media_type="application/json")
 
+    async def model(request: Request) -> Response:
+        try:
+            listing = await fetch_when_ready(proxy, request, list_models)
+            if listing.status_code != 200:
+                return listing
+            model_id = model_id_of(request.scope["path"])
+            content = bytes(listing.body)
+            if proxy.model_names.is_alias(model_id):
+                content = _with_aliases(content, [model_id])
+            return Response(card_in(content, model_id), media_type="application/json")
+        except WireError as error:
+            return error_response(error)
+        except ClientDisconnected:
+            return Response()  # the client has disconnected
+
+    for path in MODEL_CARD_PATHS:
+        routes.add_api_route(path, model, methods=["GET"])
     return routes
 
 

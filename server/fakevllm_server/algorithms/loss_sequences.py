@@ -59,8 +59,9 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
 
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
-    """Return the weight in the loss of each token of a call. `num_calls` is the number of trained
-    calls in the call's episode."""
+    """Return the weight that each token of a call has in the loss. If `loss_unit` is `episode`, the
+    weight is 1 / `num_calls`, so that an episode weighs as much as one call. Otherwise the weight
+    is 1. `num_calls` is the number of trained calls in the call's episode."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
@@ -77,7 +78,8 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The weights of one call in its step."""
+    """The unit of one call, and the weights that its tokens have in the step's loss and in the
+    step's metrics."""
 
     unit: int
     """Number of the call's unit within the step."""

@@ -114,7 +114,8 @@ class ServerConfig:
     def _refuse_unused_settings(self) -> None:
         """Raise ConfigError for settings that have no effect on this server.
 
-        A user who sets them expects other engines than those that the server will run.
+        Such a setting shows that the user expects other engines than the server would run. Ignoring
+        the setting would hide this mistake.
         """
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
@@ -143,8 +144,9 @@ class ServerConfig:
     def engine_args_for(self, job: TrainJob) -> Sequence[str]:
         """Return the rollout engine's additional arguments for a job.
 
-        Raises ConfigError if the job sets `lockstep` and the server does not use the embedded
-        engine.
+        The job's setting `lockstep` makes two runs with the same seed identical to the bit. Only
+        the embedded engine supports this setting. Raises ConfigError if the job sets `lockstep` and
+        the server uses another engine or another trainer.
         """
         if not job.lockstep:
             return self.engine_args

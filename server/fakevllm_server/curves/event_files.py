@@ -107,8 +107,8 @@ class EventFiles:
     def close(self) -> None:
         """Close the event file.
 
-        Points that are not on disk yet are written again later, because the cursor on disk does not
-        include them.
+        If the last call of `write` failed, some of its points may be missing in the file. The
+        cursor does not count them, so they are written again later.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False

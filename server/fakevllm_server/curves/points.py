@@ -150,8 +150,8 @@ def read_log(db: Connection, after: int) -> LogPiece:
 
 
 def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
-    """Read the evaluations of the last step whose evaluations were written, and of later steps. The
-    cursor has this step.
+    """Read the evaluations of the last step whose evaluations were written
+    (`cursor.evaluated_step`), and of all later steps.
 
     Evaluations of steps that a rollback discarded for good are left out.
     """

@@ -57,10 +57,11 @@ def method_of(job: TrainJob) -> CollectionMethod:
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of groups after which a step is made even with fewer than batch_size
-    groups. Return None if a step always waits for batch_size groups.
+    """Return the number of groups after which a step no longer waits for `batch_size` groups, and
+    trains on the groups that it has. Return None if a step always waits for `batch_size` groups.
 
-    Tied groups, whose rewards are all equal, are dropped but count here.
+    The number includes tied groups, whose rewards are all equal. Tied groups are dropped and not
+    trained. If they did not count, a run in which most groups are tied would make no step.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4

@@ -76,7 +76,8 @@ class Participation:
 
         `task_id` is the task for which the client submitted the episode, or None if the episode is
         not trained. If `is_active` is true and the episode was no evaluation, the client takes part
-        in the current batch.
+        in the current batch. `is_active` is false if the client's request asked that the client
+        should not take part.
         """
         if episode.kind != "train":
             return

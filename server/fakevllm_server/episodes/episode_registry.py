@@ -31,9 +31,11 @@ _SHOWN_CHARS = 80
 
 
 def max_claims(job: TrainJob | None) -> int:
-    """Return the maximum number of claimed episodes for a job.
+    """Return the maximum number of episodes that may be claimed at a time.
 
-    This is one batch, or as many complete tasks as `max_env_worker` allows.
+    A task has `num_repeat` episodes. The result is the number of episodes in `batch_size` tasks. If
+    `max_env_worker` is smaller than that, the result is the number of episodes in as many tasks as
+    fit into `max_env_worker`, but at least in one task. Without a job, the result is MAX_CLAIMED.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48

@@ -43,8 +43,9 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
 def filtering(job: TrainJob) -> str:
     """Return what a job does with groups whose rewards are all equal: `keep`, `drop` or `collect`.
 
-    This is the setting `filter_groups`, or `collect` if the job has AgentJet's collection method
-    NON_DUMMY.
+    The result is the job's setting `filter_groups`, with one exception. It is `collect` if the job
+    has the collection method NON_DUMMY, which is from AgentJet (the framework whose protocol the
+    server speaks).
     """
     method = job.swarm_mode_sample_collection_method
     return "collect" if method == NON_DUMMY else job.filter_groups

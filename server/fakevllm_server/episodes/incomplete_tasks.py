@@ -72,8 +72,9 @@ class WaitingTasks:
         """Add an episode to a task. Return all episodes of the task if the task is now complete,
         else None.
 
-        `new_episode` creates the episode from its index in the task. The waiting time of the task
-        starts again when `pop_expired` is called next.
+        `new_episode` creates the episode from its index in the task. Each new episode restarts the
+        waiting time of the task. This method does not know the time, so the waiting time is counted
+        from the next call of `pop_expired`.
         """
         task = self._tasks.setdefault(task_id, _Task())
         self._tasks.move_to_end(task_id)

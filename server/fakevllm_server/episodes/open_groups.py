@@ -31,7 +31,7 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """All passive groups that wait for their rewards."""
+    """All groups of proxies that wait for their rewards."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # ordered by their last call

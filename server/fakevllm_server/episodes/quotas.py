@@ -133,8 +133,9 @@ class MixQuotas:
         task.last_activity = now
 
     def ended(self, claimed_task_id: str, task_id: str, now: float) -> None:
-        """Record the end of an episode that was claimed for `claimed_task_id` and submitted for
-        `task_id`."""
+        """Record the end of an episode. The client claimed the episode for the task
+        `claimed_task_id`, and submitted the result for the task `task_id`. The two tasks may
+        differ."""
         mix = self._mix_of_task.get(claimed_task_id)
         if mix is not None:
             self._open_task(mix, task_id, now).num_ended += 1

@@ -147,7 +147,8 @@ class _ReadBudget:
 
     def spend(self, num_tokens: int) -> bool:
         """Subtract `num_tokens` tokens from the budget. Return True if the budget had enough tokens
-        left. Without a decoder, nothing is subtracted."""
+        left. If the vocabulary cannot decode ids, no text is compared, so nothing is subtracted and
+        the result is True."""
         if self.vocabulary.decode is not None:
             self.tokens_left -= num_tokens
         return self.tokens_left >= 0
@@ -239,9 +240,9 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Compare the two texts several times, each time ignoring larger changes. Return the cause that
-    belongs to the first comparison that finds no difference, or None if all comparisons find a
-    difference."""
+    """Compare the two texts several times. The first comparison ignores only differences of the
+    token ids, and each further comparison ignores one more kind of change. Return the cause of the
+    first comparison that finds no difference, or None if all comparisons find a difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,
@@ -253,8 +254,9 @@ def _smallest_change(texts: TextPair) -> Cause | None:
 
 
 def _compare_messages(old: Sequence[Message], new: Sequence[Message]) -> Cause:
-    """Return the cause for a call whose message history differs from the history of the earlier
-    call in a message of the app."""
+    """Return the cause of the branch for a call whose prompt differs from an earlier call's prompt.
+    `old` and `new` are the messages of the earlier and of the later prompt. Both lack the last
+    message, which is the beginning of the answer."""
     pairs = enumerate(zip(old, new, strict=False))
     num_same = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))
     old_rest, new_rest = old[num_same:], new[num_same:]

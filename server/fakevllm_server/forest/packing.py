@@ -34,12 +34,13 @@ class Piece:
 def pack(
     calls: Sequence[CallTokens], max_tokens: int, groups: Sequence[Hashable] | None = None
 ) -> list[Piece]:
-    """Divide calls into pieces of at most `max_tokens` forest nodes, and return the pieces.
+    """Divide calls into pieces of at most `max_tokens` forest nodes, and return the pieces. The
+    forest of some calls has one node for each token, where a common prefix counts once.
 
     Every call is in exactly one piece. A piece is larger than `max_tokens` only if a single call of
     the piece is larger. The largest piece is the first piece, so that a lack of memory appears at
-    once. `groups` has the group of each call. The calls of a group stay in one piece if depth-first
-    order and budget allow this. Raises ValueError if `max_tokens` is below 1.
+    once. `groups` has the group of each call. The calls of a group stay in one piece if they
+    follow each other in depth-first order and fit. Raises ValueError if `max_tokens` is below 1.
 
     The denominators of a loss must be computed from the whole batch, not from one piece.
 
@@ -176,9 +177,10 @@ def _cheapest_runs(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """Return whether a run of calls with `num_nodes` nodes fits into `max_tokens`. If the first
-    call alone, with `first_call` nodes, is larger than `max_tokens`, the run fits only if the other
-    calls add no nodes."""
+    """Return True if the calls of a run may be computed together. `num_nodes` is the number of
+    tokens to compute, where a common prefix counts once. It may be up to `max_tokens`. It may also
+    be up to `first_call`, the length of the run's first call, because a call cannot be divided.
+    """
     return num_nodes <= max(max_tokens, first_call)
 
 

@@ -112,9 +112,9 @@ class Forest:
     """The trees of a set of calls.
 
     Each array has one item per node, in depth-first pre-order. Items have 8 bytes, so that
-    `torch.frombuffer` can read the arrays, except for empty arrays. The shape of a tree does not
-    depend on the order of the calls. Trees with different root keys are in the order of each key's
-    first call.
+    `torch.frombuffer` can read the arrays as 64-bit integers. `torch.frombuffer` does not accept an
+    empty array. The shape of a tree does not depend on the order of the calls. Trees with different
+    root keys are in the order of each key's first call.
     """
 
     ids: array[int]
@@ -145,7 +145,8 @@ class Forest:
 
     @property
     def tin(self) -> range:
-        """The number of each node in depth-first pre-order."""
+        """The number of each node. The nodes are numbered in depth-first pre-order, so these are
+        the numbers from 0 to `num_nodes` - 1. The subtree of node k is the range [k, tout[k])."""
         return range(self.num_nodes)
 
     def row(self, call: int) -> array[int]:

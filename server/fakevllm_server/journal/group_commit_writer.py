@@ -207,7 +207,8 @@ class JournalWriter:
 
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:
-    """Wake the tasks that wait for a write, with a single call into each event loop."""
+    """Wake the asyncio tasks that wait for a write. The tasks may belong to several event loops.
+    Each event loop gets one call, which wakes all of its tasks."""
     futures = [waiter.written for waiter in waiters]
     for loop in {future.get_loop() for future in futures}:
         own = [future for future in futures if future.get_loop() is loop]

@@ -2,7 +2,8 @@
 need again.
 
 The run log stays complete. Rows are deleted in small rounds, so that no request has to wait long
-for a round. Each round examines more rows than were added since the previous round.
+for a round. Each round examines more rows than were added since the previous round, so the deletion
+keeps up with the additions.
 """
 
 from __future__ import annotations

@@ -82,8 +82,8 @@ def episode_ended(
 ) -> Change:
     """End an episode with its reward.
 
-    If the episode completed a group, `group` is this group and `members` are all of its samples. If
-    the episode was an evaluation, `evaluated` is its log entry.
+    If the episode completed a group, `group` is this group and `members` are all samples of the
+    group, including this episode. If the episode was an evaluation, `evaluated` is its log entry.
     """
 
     def apply(db: Connection) -> None:

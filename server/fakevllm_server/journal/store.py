@@ -1,7 +1,8 @@
-"""The journal file: put changes, wait until they are on disk, and read.
+"""The server's journal, a SQLite file: queue changes, wait until they are on disk, and read rows.
 
-Putting never blocks: a change gets a position in the writer's queue. Whoever acknowledges a change
-waits until its position is on disk. A read sees only what is on disk.
+`put` never blocks. It gives each change a position in the queue of the writer thread. A caller that
+acknowledges a request waits until the change of this request is on disk. A read returns only
+changes that are on disk.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0
 ACK_LIMIT_S = 8.0
-"""Seconds that an acknowledgement waits for the disk; less than clients wait for their reply."""
+"""Seconds that an acknowledgement waits for the disk. Clients wait longer for their reply."""
 CLOSE_LIMIT_S = 10.0
 
 
@@ -48,8 +49,10 @@ class Journal:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the journal file, create the file if needed, and apply migrations. Raises
-        ConfigError."""
+        """Open the journal file, create the file if it does not exist, and apply migrations.
+
+        Raises ConfigError if the file cannot be opened or was written by a newer version.
+        """
         self._path = path
         self._write_engine = _open_engine(path, "BEGIN IMMEDIATE")
         self._read_engine = _open_engine(path, "BEGIN")
@@ -69,10 +72,10 @@ class Journal:
         self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
-        """Queue changes for the writer; return the position of the last one.
+        """Put changes into the writer's queue, and return the queue position of the last change.
 
-        Changes are written in this order, possibly in separate transactions. Without changes,
-        return the position of the newest change of any caller.
+        The changes are written in the given order, possibly in separate transactions. Without
+        changes, return the position of the newest change that any caller has queued.
         """
         position = self._writer.last_position
         for change in changes:
@@ -81,63 +84,69 @@ class Journal:
 
     @property
     def written_position(self) -> int:
-        """Position up to which all changes are on disk."""
+        """Position in the writer's queue up to which all changes are on disk."""
         return self._writer.written_position
 
     async def wait_written(self, position: int, limit_s: float | None = ACK_LIMIT_S) -> None:
-        """Wait until everything up to a position is on disk. Raises JournalError."""
+        """Wait until all changes up to a queue position are on disk.
+
+        Raises JournalError after `limit_s` seconds, or if the writer has stopped.
+        """
         await self._writer.wait_written(position, limit_s)
 
     async def write(self, *changes: Change) -> None:
-        """Put changes and wait until they are on disk, without a time limit.
+        """Queue changes and wait, without a time limit, until they are on disk.
 
         Raises JournalError if the writer has stopped.
         """
         await self.wait_written(self.put(*changes), None)
 
     async def flush(self) -> None:
-        """Wait until the queue is empty, so that the next read sees all changes.
+        """Wait until the queue of changes is empty, so that the next read returns all changes.
 
-        Raises JournalError.
+        Raises JournalError if the disk is slow or the writer has stopped.
         """
         while not self._writer.is_flushed:
             await self.wait_written(self._writer.last_position)
 
     @property
     def error(self) -> str | None:
-        """Reason why no change can be written at present; None if writing works."""
+        """Reason why no change can be written at present, or None if writing works."""
         return self._writer.error
 
     @property
     def is_broken(self) -> bool:
-        """Whether nothing can ever be written again, because of a defect or a damaged file."""
+        """Whether no change can ever be written again, because of a defect or a damaged file."""
         return self._writer.is_broken
 
     @property
     def is_full(self) -> bool:
-        """Whether no new change may be put, because the disk is too far behind."""
+        """Whether callers must put no new change, because too many changes wait for the disk."""
         return self._writer.is_full
 
     def check_capacity(self) -> None:
-        """Raise JournalError if no new change may be put."""
+        """Raise JournalError if too many changes wait for the disk, so that no change may be
+        added."""
         if self.is_full:
             raise JournalError(self.error or "too many changes wait to be written")
 
     def read(
         self, query: Callable[Concatenate[Connection, P], T], *arguments: P.args, **named: P.kwargs
     ) -> T:
-        """Return the result of a function of reads.py.
+        """Run a query function of `journal/reads.py`, and return its result.
 
-        The call blocks until the result is read; a read by key takes microseconds.
+        The call blocks the thread until the query ends. Reading one row by its key takes
+        microseconds.
         """
         with self._read_lock, self._read_engine.begin() as db:
             return query(db, *arguments, **named)
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Check the file when the context begins, and convert read errors within it to ConfigError.
+        """Check the journal file when the `with` block begins, and convert read errors in the block
+        to ConfigError.
 
-        The journal is closed if the file is damaged.
+        If the file is damaged, the journal is closed and ConfigError is raised.
         """
         try:
             damage = self.read(lambda db: db.exec_driver_sql("PRAGMA quick_check").scalar())
@@ -150,7 +159,8 @@ class Journal:
             raise self._config_error(f"is damaged ({cause})") from error
 
     def drain(self) -> bool:
-        """Block until all changes put so far are on disk; return False after CLOSE_LIMIT_S."""
+        """Block until all changes put so far are on disk, and return True. Return False if this
+        takes longer than CLOSE_LIMIT_S seconds."""
         return self._writer.drain(CLOSE_LIMIT_S)
 
     def close(self) -> None:
@@ -171,7 +181,7 @@ class Journal:
             crash_point(f"{change.label}.after_commit")
 
     def _config_error(self, problem: str) -> ConfigError:
-        """Close both connections, and return the ConfigError for the caller to raise."""
+        """Close both database connections, and return a ConfigError that the caller raises."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(

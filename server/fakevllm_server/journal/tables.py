@@ -1,11 +1,14 @@
-"""The journal's tables, named after their classes. migrations.py creates them; tests compare both.
+"""The journal's SQL tables, named after the classes of this module.
 
-episode   claimed -> ended, or open again for the next epoch
-sample    waits with its task (no group yet) -> in a group
-group     pooled -> planned -> consumed, or dropped with a reason; eval is never pooled
-batch     planned -> done; planned again if its weights are lost before a checkpoint
+`migrations.py` creates the tables. A test checks that the classes and the created tables agree.
+Rows of four tables change their state as follows:
 
-An arrow is a change of the row's state.
+episode   claimed -> ended, or open again for the next claim
+sample    without a group while its task lacks samples -> in a group
+group     pooled -> planned -> consumed, or dropped with a reason
+batch     planned -> done -> planned again if a checkpoint from before its step is restored
+
+The group of an evaluation has the state `eval` from the start. It is never pooled or trained.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class _Row(SQLModel):
 
 
 class Episodes(_Row, table=True):
-    """An episode of an active client."""
+    """An episode that an agent has claimed at least once."""
 
     episode_id: str = Field(primary_key=True)
     epoch: int
@@ -59,7 +62,8 @@ class Episodes(_Row, table=True):
 
 
 class Calls(_Row, table=True):
-    """A captured call. It is deleted when no kept checkpoint can need it again."""
+    """A captured LLM call with its tokens. The row is deleted when no kept checkpoint can need the
+    call for training again."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
@@ -69,7 +73,7 @@ class Calls(_Row, table=True):
     group_id: str | None = Field(default=None, index=True)
     """Group of the sibling; NULL for an episode."""
     seq: int
-    """Index among its owner's calls, from 0."""
+    """Index of the call among the calls of its owner, from 0."""
     prompt_ids: bytes
     """Token ids as little-endian int32."""
     response_ids: bytes
@@ -84,19 +88,20 @@ class Calls(_Row, table=True):
 
 
 class Samples(_Row, table=True):
-    """An episode or a sibling that has a reward."""
+    """An ended episode, or one sibling of an ended group, with its reward."""
 
     owner: str = Field(primary_key=True)
     group_id: str | None = Field(default=None, index=True)
-    """NULL while the sample waits for others of its task."""
+    """NULL while the sample waits for other samples of its task."""
     task_id: str | None = None
     index: int
-    """Index in its group."""
+    """Index of the sample in its group."""
     reward: float | None = None
 
 
 class Groups(_Row, table=True):
-    """A group of samples that are compared with each other, or a feedback sample."""
+    """A group of samples that are compared with each other, or a feedback sample, which is one
+    answer that is trained again because of later feedback."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number in the order of pooling."""
@@ -115,7 +120,7 @@ class Groups(_Row, table=True):
 
 
 class Drops(_Row, table=True):
-    """Number of groups that were ever dropped, by reason. Triggers update these numbers."""
+    """Number of groups that were ever dropped, by reason. SQL triggers update the numbers."""
 
     reason: str = Field(primary_key=True)
     """Slug of the reason: the text before the first colon."""
@@ -139,12 +144,12 @@ class Batches(_Row, table=True):
     version: int
     """Version of the weights before the step."""
     groups_hash: str
-    """Hash of the ids of its groups, in order."""
+    """Hash of the ids of the batch's groups, in order."""
     state: str = Field(index=True)
 
 
 class Checkpoints(_Row, table=True):
-    """A complete checkpoint folder. A folder without a row was never finished."""
+    """A checkpoint folder that is complete. A folder on disk without a row here is incomplete."""
 
     step: int = Field(primary_key=True)
     folder: str

@@ -1,7 +1,7 @@
 """HTTP client with which the server forwards calls to its engine.
 
-`EngineClient.relay` forwards a call unchanged. `EngineClient.capture` also records the call's
-tokens for training.
+`EngineClient.relay` forwards a call without recording it. `EngineClient.capture` also records the
+call's tokens for training.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class EngineFailed(Exception):
 
 
 class Refused(Exception):
-    """Error that the engine answered and that the caller handles. Nothing was sent to the
-    client."""
+    """An HTTP error response to a call, raised so that the caller can handle it. Nothing was sent
+    to the client yet."""
 
     def __init__(self, status: int, raw: bytes, headers: Headers) -> None:
         super().__init__(f"{status}: {raw[:200]!r}")
@@ -80,7 +80,8 @@ class Refused(Exception):
 
     @property
     def body(self) -> Json:
-        """The engine's error object, or an internal error if the engine did not send one."""
+        """The engine's JSON error object, or an internal server error if the engine did not send
+        one."""
         return error_object(self.raw) or internal_error().body
 
 
@@ -112,11 +113,13 @@ class EngineClient:
 
     @property
     def info(self) -> EngineInfo:
-        """Model name, context length and, after `fetch_version`, the engine's version."""
+        """Model name, context length and software version of the engine. The version is None until
+        `fetch_version` has fetched it."""
         return EngineInfo(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
 
     async def fetch_version(self) -> None:
-        """Fetch the engine's version, and store it in `info`; store None if the request fails."""
+        """Fetch the engine's software version, and store it for `info`. If the request fails, store
+        None."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._http.get("/version", timeout=timeout) as response:
@@ -125,7 +128,7 @@ class EngineClient:
             self._version = None
 
     async def is_healthy(self) -> bool:
-        """Return whether the engine's `/health` reports that it can answer calls."""
+        """Return True if the engine's `/health` reports that the engine can answer calls."""
         if self._http.closed:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
@@ -148,9 +151,9 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` decides which errors of the engine are raised as Refused
-        instead of being sent to the client. Raises EngineFailed if the engine fails before anything
-        was sent to the client.
+        sent unchanged. `raises_refused` is a function that decides which error responses of the
+        engine are raised as Refused instead of being sent to the client. Raises EngineFailed if the
+        engine fails before anything was sent to the client.
         """
         async with self._request(method, path, body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
@@ -168,13 +171,14 @@ class EngineClient:
     ) -> None:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
-        The fields that only the capture requested are removed from the answer. `on_finished` runs
-        before the last byte is sent, so that the call is recorded before the client can react to
-        its end. `plain` is the body as the client sent it. `exchange`, `raises_refused` and the
-        raised errors are as in `relay`.
+        The answer fields that only the capture requested are hidden from the client. `on_finished`
+        runs before the last byte is sent, so that the call is recorded before the client can react
+        to the end of the answer. `exchange`, `raises_refused` and the raised errors have the same
+        meaning as for `relay`.
 
-        If the engine refuses the request with the capture's additional fields, `plain` is sent
-        instead. If the engine answers `plain`, the call is recorded as untrainable.
+        `plain` is the request body without the fields that the capture adds. If the engine refuses
+        the request with these fields, `plain` is sent instead. If the engine answers `plain`, the
+        call is recorded as untrainable.
         """
         body = orjson.dumps(capture.upstream_body())
         async with self._request("POST", path, body, headers) as response:
@@ -231,7 +235,11 @@ class EngineClient:
     async def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request to the engine and yield the response. Raises EngineFailed."""
+        """Send a request to the engine and yield the response.
+
+        Raises EngineFailed if the connection fails, or if an unhealthy engine answers with an
+        error.
+        """
         if self._http.closed:
             raise EngineFailed("the connection to the engine is closed")
         try:
@@ -249,11 +257,11 @@ class EngineClient:
             raise EngineFailed(str(error)) from error
 
     async def _first_chunk_checked(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-        """Wait for the first bytes of a stream, then return the whole stream.
+        """Wait for the first bytes of a stream. Return an iterator over the whole stream.
 
-        Until these bytes arrive, nothing is sent to the client, so the call can be retried. Raises
-        EngineFailed if the engine is not healthy and its stream is empty or begins with an error.
-        Raises aiohttp.ClientError if the connection breaks.
+        Until the first bytes arrive, nothing is sent to the client, so the call can be retried.
+        Raises EngineFailed if the engine is not healthy and its stream is empty or begins with an
+        error. Raises aiohttp.ClientError if the connection breaks.
         """
         chunks = _chunks(response)
         first = await anext(chunks, b"")
@@ -263,10 +271,11 @@ class EngineClient:
 
 
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:
-    """Return the reason that the engine sent, or the reason that its status implies.
+    """Return the reason why the engine did not answer a call. The reason is taken from the engine's
+    response header or, without the header, from the HTTP status.
 
-    A 503 means that the engine is overloaded. The 503 of an unhealthy engine raises EngineFailed
-    before this function is called.
+    Status 503 means that the engine is overloaded. If an unhealthy engine sends 503, EngineFailed
+    was raised before this function is called.
     """
     reason = reason_from_header(response.headers.get(REASON_HEADER))
     return reason or _REASON_OF_STATUS.get(response.status)
@@ -280,7 +289,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the chunks of a response's body.
 
-    Raises aiohttp.ClientError if the connection is closed, by the engine or by this process.
+    Raises aiohttp.ClientError if the connection is closed before the end of the body, either by the
+    engine or by this process.
     """
     try:
         async for chunk in response.content.iter_any():
@@ -290,7 +300,7 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _is_failure(first: bytes) -> bool:
-    """Return whether a stream, from its first bytes, is empty or begins with an error event."""
+    """Return True if a stream's first bytes are empty or begin with an error event."""
     events = SseDecoder().feed(first)
     try:
         return not first or "error" in ((parse_event(events[0]) if events else None) or {})
@@ -335,8 +345,8 @@ async def _send_stream(
 ) -> None:
     """Send a stream to the client.
 
-    If the engine fails after the status was sent, the stream ends with an error event, so that the
-    client cannot mistake a cut-off answer for a complete answer.
+    If the engine fails after the HTTP status was sent, the stream ends with an error event, so that
+    the client cannot mistake a cut-off answer for a complete answer.
     """
     await start_stream(send, status, headers)
     error = internal_error().body
@@ -350,10 +360,11 @@ async def _send_stream(
 
 
 def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Return an answer in the client's format; without `exchange`, the answer is unchanged.
+    """Return an answer, translated into the client's format by `exchange`. If `exchange` is None,
+    the answer is unchanged.
 
-    Raises Refused, not EngineFailed, if the answer cannot be translated: a retry would sample a
-    second answer.
+    Raises Refused if the answer cannot be translated. EngineFailed would be wrong, because it
+    causes a retry, which would sample a second answer.
     """
     try:
         return raw if exchange is None else exchange.answer(raw)

@@ -1,11 +1,13 @@
-"""Decides whether a call may be trained on, from its sampling parameters. Pure.
+"""Decide from a call's sampling parameters whether the call may be trained on.
 
 The trainer computes the probability of a token as the softmax at the call's temperature, over the
 whole vocabulary or over a set of tokens that the engine reports. A call must not be trained on if
-its tokens were sampled from any other distribution:
+its tokens were sampled from any other distribution, such as:
 
 * a distribution in which proportions between tokens were changed (penalties, logit bias, ...);
 * a part of the vocabulary that the engine does not report (top-p, grammars, ...).
+
+The module does no I/O.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ sample."""
 
 
 def sampling_temperature(sampling: Json) -> float:
-    """Return the temperature with which the engine samples; 0 if the engine refuses the value."""
+    """Return the temperature with which the engine samples. Return 0 if the engine refuses the
+    requested temperature."""
     try:
         temperature = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):
@@ -55,10 +58,11 @@ def sampling_temperature(sampling: Json) -> float:
 
 
 def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> str | None:
-    """Return the reason why calls with these parameters must not be trained on, or None.
+    """Return the reason why calls with these sampling parameters must not be trained on, or None if
+    they may be.
 
-    `sampling` is the engine's defaults updated with the request, without nulls. `reports_allowed`:
-    whether the engine reports the set that each token was sampled from.
+    `sampling` contains the engine's defaults, overridden by the request's parameters that are not
+    null. `reports_allowed` is True if the engine reports the set that each token was sampled from.
     """
     if sampling_temperature(sampling) == 0:
         return "sampling_not_trainable: temperature 0"
@@ -68,7 +72,8 @@ def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> st
 
 
 def truncations(sampling: Json) -> list[str]:
-    """Return the names of the fields that exclude tokens from sampling."""
+    """Return the names of the request's fields that exclude tokens from sampling, such as
+    `top_p`."""
     fields = _active_fields(sampling, _TRUNCATING)
     if _object(sampling.get("response_format")).get("type", "text") != "text":
         fields.append("response_format")
@@ -86,8 +91,8 @@ def _is_strict(tool: object) -> bool:
 
 
 def _object(value: object) -> Json:
-    """Return the value if the value is a JSON object, else {}. A request may have any value in any
-    field."""
+    """Return the value if it is a JSON object, else {}. A request may have a value of any type in
+    any field."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 

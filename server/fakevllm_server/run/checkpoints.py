@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
+from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.types.crash_points import crash_point
 
@@ -28,8 +29,15 @@ class CheckpointFolders:
     """The folder `checkpoints` of a run directory."""
 
     def __init__(self, folder: Path) -> None:
+        """Create the folder if it does not exist. Raises ConfigError if it cannot be used."""
         self._folder = folder
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} cannot be used ({error.strerror}): move it away, or choose another "
+                "--run-dir."
+            ) from None
 
     @property
     def is_empty(self) -> bool:
@@ -37,16 +45,17 @@ class CheckpointFolders:
         return not any(self._folder.glob("step-*"))
 
     def delete_except(self, names: Collection[str]) -> None:
-        """Delete everything in the folder except the entries with these names."""
+        """Delete everything in the folder `checkpoints` except the entries with the given names."""
         for folder in self._folder.iterdir():
             if folder.name not in names:
                 self.delete(folder.name)
 
     async def write(self, step: int, save: Callable[[Path], Awaitable[None]]) -> tuple[str, str]:
-        """Write the checkpoint of a step, and return its folder's name and digest.
+        """Write the checkpoint of a training step. Return the name of its folder and the SHA-256
+        digest of its files.
 
-        `save` is called with a folder, and writes the trainer's files into the folder. Raises
-        OSError if the disk fails or is full.
+        `save` is a function that writes the trainer's files into a given folder. Raises OSError if
+        the disk fails or is full.
         """
         temporary = self._folder / f"step-{step:08d}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
@@ -66,10 +75,11 @@ class CheckpointFolders:
         return folder
 
     def delete(self, name: str) -> None:
-        """Delete an entry of the folder.
+        """Delete an entry of the folder `checkpoints`.
 
-        The entry is renamed first, so that a crash leaves no partly deleted checkpoint under its
-        name. If the deletion fails, an error is logged, and the next start tries again.
+        The entry is renamed first, so that a crash leaves no partly deleted checkpoint under the
+        original name. If the deletion fails, an error is logged, and the next start of the server
+        tries again.
         """
         renamed = self._folder / f"{name.removesuffix('.tmp').removesuffix('.old')}.old.tmp"
         try:
@@ -112,7 +122,8 @@ def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:
 
 
 def _delete(path: Path) -> None:
-    """Delete a folder, or a file that the user left among the checkpoints. Raises OSError."""
+    """Delete a folder, or a file that the user left among the checkpoints. Raises OSError if the
+    deletion fails."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

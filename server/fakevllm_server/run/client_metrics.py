@@ -1,8 +1,8 @@
-"""Collect the metrics that clients send with their ended episodes (field `log_metrics`). Pure.
+"""Collect the metrics that clients send with their ended episodes (field `log_metrics`).
 
 Each metric is averaged over the episodes that end while a step is collected, and is logged with
-that step. The values are kept in memory until then. If the server dies, the values of the current
-step are lost.
+that step. Until then the values are kept in memory. If the server dies, the values of the current
+step are lost. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class ClientMetrics:
         self._values: dict[str, list[float]] = {}
 
     def add(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
-        """Add the metrics of one episode, and return the names that were refused.
+        """Add the metrics of one episode, and return the names of the metrics that were refused.
 
-        A list of values counts as its mean. A name is refused if it is too long, or if the step has
-        too many names already.
+        A list of values counts as the mean of the list. A metric is refused if its name is too
+        long, or if the step has too many metrics already.
         """
         refused: list[str] = []
         for name, value in metrics.items():

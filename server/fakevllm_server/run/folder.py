@@ -1,4 +1,4 @@
-"""The run directory: readable only by its user, and locked by one server at a time."""
+"""The run directory, which only its user can read and only one server at a time can use."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ from fakevllm_server.run.metadata import EngineStart, with_engine_start
 
 log = logging.getLogger("fakevllm.server")
 
+MAX_ID_CHARS = 100
+"""Maximum length of a run's id. Each status reply contains the id."""
+
 
 class RunInUse(ConfigError):
     """Error that another server has locked the run directory."""
@@ -29,8 +32,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Create the directory if it does not exist, and lock it.
 
-        Raises RunInUse if another server has locked the directory, and ConfigError if it cannot be
-        used.
+        Raises RunInUse if another server has locked the directory, and ConfigError if the directory
+        cannot be created or opened.
         """
         self.path = path
         self._model_file = path / "model.json"
@@ -57,34 +60,48 @@ class RunFolder:
         recorded = _read_model(self.path)
         if recorded is None:
             return
-        if recorded["backend"] != backend or recorded["fingerprint"] != fingerprint(model):
+        if (recorded["backend"], recorded["fingerprint"]) != (backend, fingerprint(model)):
             raise ConfigError(
                 f"{self.path} belongs to a run of {recorded['model'] or recorded['backend']}: "
                 "choose another --run-dir."
             )
 
     def record_model(self, backend: str, model: str | None) -> None:
-        """Write trainer and model to `model.json`, for `check_model`.
+        """Write trainer and model to `model.json`, which `check_model` reads at later starts. An
+        existing file is kept.
 
-        Call this after the engine has started. A model that cannot be loaded must not make the
-        directory unusable for other models.
+        Call this method only after the engine has started. Otherwise a model that cannot be loaded
+        would make the directory unusable for other models.
         """
         identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
         if not self._model_file.exists():
             write_atomically(self._model_file, json.dumps(identity))
 
     def run_id(self) -> str:
-        """Return the id by which proxies recognize this run. The first call creates the id."""
+        """Return the id by which proxies recognize this run. The first call creates the id.
+
+        Raises ConfigError if the file of the id is damaged.
+        """
         file = self.path / "run_id"
-        if not (file.exists() and file.read_text()):
-            write_atomically(file, new_id())
-        return file.read_text()
+        try:
+            run_id = file.read_text() if file.exists() else ""
+            if len(run_id) > MAX_ID_CHARS or not run_id.isprintable():
+                raise ValueError
+        except (OSError, ValueError):
+            raise ConfigError(
+                f"{file} is damaged: write the run's id, which run.json contains, into it, or "
+                "choose another --run-dir."
+            ) from None
+        if not run_id:
+            run_id = new_id()
+            write_atomically(file, run_id)
+        return run_id
 
     def record_engine_start(self, start: EngineStart) -> None:
         """Add an engine start to `run.json`. If the file cannot be written, log a warning."""
         file = self.path / "run.json"
         try:
-            text = file.read_text() if file.exists() else None
+            text = file.read_text(errors="replace") if file.exists() else None
             write_atomically(file, with_engine_start(text, self.run_id(), start, time.time()))
         except OSError as error:
             log.warning("%s was not written: %s", file, error.strerror)
@@ -94,16 +111,31 @@ class RunFolder:
 
 
 def recorded_fingerprint(path: Path) -> str | None:
-    """Return the fingerprint of the model that the run in a folder trains; None if no engine was
-    started there yet, or the run has no model."""
+    """Return the fingerprint of the model that the run in a folder trains. Return None if no engine
+    was started there yet, or if the run has no model.
+
+    Raises ConfigError if the file of the model is damaged.
+    """
     recorded = _read_model(path)
     return None if recorded is None else recorded["fingerprint"]
 
 
 def _read_model(path: Path) -> dict[str, Any] | None:
-    """Return the content of the `model.json` in a run's folder; None if there is no such file."""
+    """Return the content of the `model.json` in a run's folder, or None if there is no such file.
+
+    Raises ConfigError if the file is damaged.
+    """
     file = path / "model.json"
-    return json.loads(file.read_bytes()) if file.exists() else None
+    try:
+        if not file.exists():
+            return None
+        recorded = json.loads(file.read_bytes())
+        return {name: recorded[name] for name in ("backend", "model", "fingerprint")}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError(
+            f"{file} is damaged: delete it if the run was started with this model, or choose "
+            "another --run-dir."
+        ) from None
 
 
 def write_atomically(file: Path, text: str) -> None:

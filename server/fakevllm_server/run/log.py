@@ -44,7 +44,8 @@ UNKNOWN_SOURCE = RewardSource([], "", "")
 
 
 class RunLog:
-    """Writes the entries of the run log, and keeps the totals of the run."""
+    """Writes the entries of the run log, and keeps the run's totals, which are metrics summed over
+    all steps."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -66,7 +67,8 @@ class RunLog:
         self._update_totals()
 
     def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
-        """Add the metrics that a client sent with an ended episode."""
+        """Add the metrics that a client sent with an ended episode to the metrics of the next
+        step."""
         refused = self._client_metrics.add(metrics)
         if refused:
             log.warning(
@@ -81,7 +83,7 @@ class RunLog:
         self._client_metrics.take()
 
     async def record_plan(self, batch: PlannedBatch) -> None:
-        """Record the batch that the next step trains."""
+        """Record the batch that the next step trains on."""
         await self._journal.write(_plan_change(batch))
 
     def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
@@ -190,9 +192,9 @@ class RunLog:
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
         """Return the log entry for an evaluation that ends now. `now` is in Unix seconds.
 
-        The evaluation counts for the step whose weights are served. The caller writes the entry
-        together with the end of the episode, before any other entry. Return None if the step of the
-        served weights was given up.
+        The evaluation counts for the step whose weights are served. The caller must write the entry
+        to the journal together with the end of the episode, before any later entry. Return None if
+        the step of the served weights was rolled back for good.
         """
         if self._served is None:
             return None
@@ -208,7 +210,7 @@ class RunLog:
         )
 
     def record_stop(self, step: int, reason: str) -> None:
-        """Record that training stops until the engine is started again."""
+        """Record that training stops. Training continues when the engine is started again."""
         self._put(
             row_changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason)
         )
@@ -219,9 +221,10 @@ class RunLog:
 
     @property
     def drops(self) -> dict[str, int]:
-        """Number of groups that were dropped during the run, by the first word of the reason.
+        """Number of groups that were dropped during the run, by the short name of the reason (the
+        part before the first colon).
 
-        Only drops whose change is on disk count. Clients poll these numbers several times a second,
+        Only drops that are on disk are counted. Clients poll these numbers several times a second,
         so the numbers are read again only if the journal was written since the last read.
         """
         position = self._journal.written_position
@@ -230,7 +233,7 @@ class RunLog:
         return self._drops[1]
 
     def entries_after(self, seq: int) -> list[LogEntry]:
-        """Return up to MAX_ENTRIES entries with a number above `seq`, oldest first."""
+        """Return up to MAX_ENTRIES entries whose sequence number is above `seq`, oldest first."""
         return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
     def _read_batches(self, step: int) -> list[PlannedBatch]:
@@ -259,12 +262,12 @@ class RunLog:
             self.totals[name] += value
 
     def _put(self, change: Callable[[LogEntry], Change], entry: LogEntry) -> None:
-        """Give an entry the next number, and put the change that stores the entry into the
-        journal's queue."""
+        """Give an entry the next sequence number, and queue the journal change that stores the
+        entry."""
         self._journal.put(change(self._next(entry)))
 
     def _next(self, entry: LogEntry) -> LogEntry:
-        """Return a copy of a log entry with the next number."""
+        """Return a copy of a log entry with the next sequence number."""
         self._seq += 1
         return entry.model_copy(update={"seq": self._seq})
 
@@ -275,6 +278,9 @@ def _plan_change(batch: PlannedBatch) -> Change:
 
 
 def _replan_change(batch: PlannedBatch) -> Change:
-    """Return the change for a planned batch that has lost groups: plan it again with its remaining
-    groups, or delete it if no group remains."""
+    """Return the journal change for a planned batch from which corrupt groups were removed.
+
+    The change plans the batch again with the remaining groups. If no group remains, the change
+    deletes the batch.
+    """
     return _plan_change(batch) if batch.groups else row_changes.unplanned(batch.step)

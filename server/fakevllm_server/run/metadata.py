@@ -1,7 +1,7 @@
 """The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-The file is for people to read. The server adds entries to the file. It reads only names from the
-file: a restarted server reads its job from the journal. To make runs on different machines
+The file is for people to read. The server adds entries to the file and reads only names from it,
+because a restarted server reads its job from the journal. To make runs on different machines
 comparable, the file has no addresses, no machine names and no keys.
 """
 
@@ -56,7 +56,8 @@ def engine_start(
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed PACKAGES, without importing them."""
+    """Return the installed version of each package in PACKAGES, by package name. The packages are
+    not imported, and packages that are not installed are left out."""
     installed: dict[str, str] = {}
     for name in PACKAGES:
         try:
@@ -88,10 +89,10 @@ def without_secrets(arguments: Sequence[str]) -> list[str]:
 def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: float) -> str:
     """Return the text of `run.json` with one more engine start.
 
-    `text` is the current text of the file, or None. An unreadable text is replaced. `now` is in
-    Unix seconds. If a start has the same settings as the previous start, only its time is added to
-    the previous entry. The text names the experiment of the run: the experiment name of its first
-    start or, in a file of an older server, the newest name.
+    `text` is the current text of the file, or None if there is no file. An unreadable text is
+    replaced. `now` is in Unix seconds. If the settings equal those of the previous start, no entry
+    is added, and the time is added to the previous entry. The text names the experiment of the run:
+    the experiment name of its first start or, in a file of an older server, the newest name.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)
@@ -135,7 +136,9 @@ def experiment_of(text: str | None) -> str | None:
 
 
 def _name(model: str | None) -> str | None:
-    """Return the name of a model: `demo`, a folder's own name without its path, or a hub name."""
+    """Return the model name to write to `run.json`. The name of a model folder is the folder's own
+    name without its path. The demo model has the name `demo`. Any other model keeps its hub
+    name."""
     if model == str(DEMO_MODEL_DIR):
         return "demo"
     if model is None or not Path(model).is_dir():
@@ -144,7 +147,7 @@ def _name(model: str | None) -> str | None:
 
 
 def _parse_starts(text: str | None) -> list[dict[str, Any]]:
-    """Return the engine starts in the text of `run.json`; an empty list if the text is
+    """Return the list of engine starts in the text of `run.json`, or an empty list if the text is
     unreadable."""
     try:
         starts = json.loads(text or "{}")["lives"]
@@ -153,5 +156,5 @@ def _parse_starts(text: str | None) -> list[dict[str, Any]]:
             for start in starts
             if isinstance(start["started"], list) and isinstance(start.get("job", {}), dict)
         ]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return []

@@ -1,5 +1,5 @@
-"""Metrics of the share of sampled tokens that is trained, and of the reasons why the remaining
-tokens are not trained. Pure.
+"""Metrics of the share of sampled tokens that is trained, and of the reasons why the other tokens
+are not trained.
 
     sample_coverage = tokens trained / tokens eligible
 
@@ -8,6 +8,8 @@ tokens are not trained. Pure.
 * `untrainable` metrics count the calls and tokens that are not eligible, by reason.
 * `untrained` metrics count the eligible tokens that the step did not train on, by reason.
 * Forced tokens, for which a grammar allowed one token only, are not eligible.
+
+The functions do no I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ _ADDITIVE = re.compile(
 
 
 def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[str, float]:
-    """Return the coverage metrics of one step.
+    """Return the metrics of one step about the share of its tokens that is trained.
 
     `groups` are the step's groups. `trained` are the calls that the step trains on. Feedback
     samples are not counted, because their tokens were counted with their original groups.
@@ -62,7 +64,8 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
 def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
     """Return a step's coverage metrics, corrected for a weight update that was not applied.
 
-    All trained tokens count as untrained for `reason`.
+    All tokens that the step should have trained count as untrained. `reason` is part of the
+    metric's name.
     """
     return {
         **metrics,
@@ -73,8 +76,8 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """Return the reason why a call must not be trained on, as part of a metric's name; None if the
-    call may be trained on.
+    """Return a short name of the reason why a call must not be trained on, for use in a metric's
+    name. Return None if the call may be trained on.
 
     `call.untrainable` has the full text of the reason.
 
@@ -95,7 +98,8 @@ def additive_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def run_totals(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return a run's totals: the sums of `additive_metrics`, and the ratios computed from them."""
+    """Return a run's totals, which are the given sums of metrics and the ratios computed from these
+    sums, such as `sample_coverage`."""
     num_later = sum(value for name, value in sums.items() if name.startswith("branch_"))
     num_later -= sums.get("branch_first", 0.0)
     num_branched = num_later - sums.get("branch_extends", 0.0)
@@ -112,7 +116,7 @@ def share(part: float, whole: float) -> float:
 
 
 def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, RecordedCall]]:
-    """Yield each untrainable call of the groups, with the reason why it is untrainable."""
+    """Yield (reason, call) for each call of the groups that must not be trained on."""
     for group in groups:
         for episode in group.episodes:
             for call in episode.calls:
@@ -133,7 +137,8 @@ def _num_eligible(episode: ScoredEpisode) -> int:
 
 
 def _metric_name_part(reason: str) -> str:
-    """Return a reason up to its colon, in the characters of a metric's name.
+    """Return the part of a reason before its first colon, in the characters that metric names may
+    have.
 
     >>> _metric_name_part("sampling_not_trainable: top_p, min_p")
     'sampling_not_trainable'

@@ -2,8 +2,9 @@
 weights.
 
 `submission_intake` accepts calls, groups and episodes. `loop` moves the engine from state to state,
-`step` makes one training step from a `step_plan`, `checkpointing` saves it, and `publisher` serves
-the new weights. Only `loop` changes the engine's status. Only this folder decides what is trained.
+and only `loop` does so. `step_plan` computes the advantages of a step, and `step` trains it.
+`checkpointing` saves the weights, and `publisher` serves them. Only this folder decides what is
+trained.
 
 A request is acknowledged only after its change is in the journal. No module here imports torch or
 an engine.

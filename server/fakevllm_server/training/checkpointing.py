@@ -21,8 +21,8 @@ from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
-"""Number of newest checkpoints to keep. The best checkpoint is kept in addition, and so is the best
-one from before the newest change of the hooks or the job."""
+"""Number of newest checkpoints to keep. The best checkpoint is also kept, and so is the best one
+from before the newest change of the hooks or the job."""
 
 
 class Checkpointer:
@@ -41,15 +41,15 @@ class Checkpointer:
 
     @property
     def last_step(self) -> int:
-        """Step of the newest checkpoint, or 0 if the run has no checkpoint."""
+        """Training step of the newest checkpoint, or 0 if the run has no checkpoint."""
         return max((saved.step for saved in self._journal.read(reads.checkpoints)), default=0)
 
     async def restore(self) -> SavedCheckpoint | None:
         """Load the newest checkpoint that is complete and that the trainer can read.
 
         Return the checkpoint, or None if the run has no checkpoint. Raises BackendRefused if the
-        run has checkpoints but none can be read: starting from the initial weights would discard
-        the run.
+        run has checkpoints but none can be read, because starting from the initial weights would
+        discard the run.
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
@@ -73,11 +73,12 @@ class Checkpointer:
     async def save_if_due(
         self, step: int, version: int, metrics: Mapping[str, float], *, is_last: bool
     ) -> SavedCheckpoint | None:
-        """Save a checkpoint after every `save_freq` steps, after the last step, and after a save
-        that failed.
+        """Save a checkpoint after every `save_freq` steps, after the last step, and after the
+        step that follows a failed save.
 
-        A full disk does not end the run: the save is tried again after the next step. If the
-        trainer is lost, the trainer's error is raised.
+        Return the checkpoint, or None if no checkpoint was saved. A full disk does not end the run,
+        because the save is tried again after the next step. If the trainer dies, the trainer's
+        error is raised.
         """
         if "reward_mean" in metrics:
             self._rewards.append(metrics["reward_mean"])
@@ -96,10 +97,10 @@ class Checkpointer:
             return None
 
     async def save(self, step: int, version: int) -> SavedCheckpoint:
-        """Write a checkpoint folder. The checkpoint is valid only when the journal has a row for
-        the checkpoint.
+        """Write a checkpoint folder, and return its record for the journal.
 
-        Raises OSError or BackendError.
+        The checkpoint becomes valid when the caller writes the record to the journal. Raises
+        OSError if the disk fails, or BackendError if the trainer fails.
         """
         folder, digest = await self._folders.write(step, self._trainer.save)
         mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
@@ -111,8 +112,8 @@ class Checkpointer:
         self._rewards = []
 
     async def prune(self) -> None:
-        """Delete old checkpoints, and the calls that only these checkpoints needed. Call this
-        method after a new checkpoint was recorded."""
+        """Delete old checkpoints, and the calls in the journal that only these checkpoints needed.
+        Call this method after a new checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         changes = [step for step, _ in self._journal.read(reads.reward_changes)]
@@ -128,7 +129,8 @@ class Checkpointer:
 def best_checkpoint(
     known: Sequence[SavedCheckpoint], changes: Sequence[int] = ()
 ) -> SavedCheckpoint | None:
-    """Return the checkpoint with the highest mean reward; among equals, the newest.
+    """Return the checkpoint with the highest mean reward, or None without checkpoints. If several
+    checkpoints have the highest reward, return the newest of them.
 
     `changes` are the steps at which the hooks or the job changed. Only the checkpoints that were
     saved since the same change as the newest checkpoint are compared, because the rewards of the

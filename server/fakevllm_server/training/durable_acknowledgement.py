@@ -1,4 +1,5 @@
-"""Process each request once: decide, write the change to the journal, and then acknowledge."""
+"""Process each client request once. The change that a request causes is on disk before the request
+is acknowledged."""
 
 from __future__ import annotations
 
@@ -41,12 +42,15 @@ class Acknowledger:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Return the reply to an equal earlier request. If there was no such request, decide now,
-        and return the new reply when the change is on disk.
+        """Return the reply to a request, and process the request only if it was not processed
+        before.
 
-        Pass `is_new` if the episode that the request ends is still open, because then no earlier
-        reply can exist. Raises IdempotencyConflict if the key was used with another body, and
-        JournalError if the change is not written in time.
+        A repeated request gets the reply to the first one. For a new request, `decide` returns the
+        reply and the change to write, and the reply is returned when the change is on disk.
+
+        Set `is_new` if the request ends an episode that has not ended yet. Such a request cannot
+        have an earlier reply, so the search for a reply is skipped. Raises IdempotencyConflict if
+        `key` was used with another body, and JournalError if the change is not written in time.
         """
         body_hash = hash_of(request)
         known = None if is_new else await self._find(key, body_hash, reply_type)
@@ -64,7 +68,8 @@ class Acknowledger:
         return reply
 
     async def _find(self, key: str, body_hash: bytes, reply_type: type[Reply]) -> Reply | None:
-        """Return the reply to an equal earlier request; None if there was no such request."""
+        """Return the reply to an earlier request with the same key and body, or None if there was
+        no request with this key. Raises IdempotencyConflict if the bodies differ."""
         cached = self._cache.find(key)
         if cached is not None:
             if cached.body_hash != body_hash:

@@ -1,4 +1,4 @@
-"""Add the job's sampling settings to a call of an active client's episode. Pure."""
+"""Add the job's sampling settings to the model calls of an episode. The module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ def with_job_sampling(body: Json, job: TrainJob) -> Json:
     """Return the request body with the job's temperature and token limit.
 
     A temperature in the body takes precedence. A token limit in the body is capped by the job's
-    `max_response_length_in_one_turn`. If the job has the default temperature of 1, the engine's own
-    default applies. If the job adds nothing, the same object is returned.
+    `max_response_length_in_one_turn`. If the job has the default temperature of 1, no temperature
+    is added, and the engine's own default applies. If nothing has to be added, `body` itself is
+    returned.
 
     >>> with_job_sampling({"prompt": "Hi"}, TrainJob(temperature=0.9))
     {'prompt': 'Hi', 'temperature': 0.9}

@@ -39,7 +39,8 @@ class EngineLost(Exception):
 
 
 class TrainLoop:
-    """Drives engine, pool and backend for one job."""
+    """The training loop for one job. It collects groups, trains and publishes weights, and restarts
+    engines that die."""
 
     def __init__(
         self,
@@ -52,8 +53,8 @@ class TrainLoop:
         on_endpoint: Callable[[Endpoint], Awaitable[None]],
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
     ) -> None:
-        """Create the loop. `on_endpoint` is awaited each time a new engine answers at an
-        endpoint."""
+        """Create the loop. `on_endpoint` is awaited with the address of each new rollout engine
+        that is ready to answer calls."""
         self._job = job
         self._engine = engine
         self._intake = intake
@@ -76,7 +77,8 @@ class TrainLoop:
 
     @property
     def closed_reason(self) -> str | None:
-        """Slug of the reason why no more steps will be taken; None while training continues.
+        """Slug (short name) of the reason why no more steps will be taken, or None while training
+        continues.
 
         Clients get this slug in replies.
         """
@@ -92,8 +94,8 @@ class TrainLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run the loop until it is stopped. Restart an engine that fails, with longer pauses each
-        time."""
+        """Run the loop until it is stopped. If an engine fails, restart it after a pause. The
+        pauses become longer if failures continue."""
         while not self._is_stopping:
             try:
                 await self._boot()
@@ -105,9 +107,10 @@ class TrainLoop:
                 await self._recover(failure)
 
     async def stop(self, running: asyncio.Task[None]) -> None:
-        """End the method `run` after the running step, save unsaved steps, and close the engine.
+        """Stop the loop, save steps that no checkpoint contains, and close the engine.
 
-        This method never raises an error.
+        `running` is the task that executes `run`. A running step may finish within STEP_GRACE_S
+        seconds, and the save may take SAVE_GRACE_S seconds. This method never raises an error.
         """
         self._is_stopping = True
         self.notify()
@@ -131,9 +134,11 @@ class TrainLoop:
 
     @property
     def _end_reason(self) -> str | None:
-        """Slug of the reason why no more steps will be taken; None while training continues.
+        """Slug (short name) of the reason why no more steps will be taken, or None while training
+        continues.
 
-        A refusal of the job by the trainer is not among these reasons.
+        The property `closed_reason` has one more reason: the trainer refuses the job. This reason
+        is not included here, because the user may fix its cause.
         """
         if self._steps.stop_reason is not None:
             return "training_stopped"
@@ -147,7 +152,8 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Leave the engine offline. Another start would fail too until the user fixes the cause."""
+        """Set the engine offline, because another start would fail too until the user fixes the
+        cause."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -176,7 +182,9 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close the engines whose state is unknown. The next boot starts these engines again."""
+        """Close the engines whose state is unknown. After an unexpected error (`is_known` is
+        false), these are all engines. Otherwise it is at most the trainer, if its weights may
+        differ from those that the run log expects. The next boot starts these engines again."""
         if not is_known:
             await self._backend.close()
         elif not self._steps.is_in_sync:
@@ -262,8 +270,9 @@ class TrainLoop:
         """Wait until the condition holds or the loop is stopped. Raises EngineLost if an engine
         dies.
 
-        The condition is checked after each change, and once a second. Once a second, expired claims
-        are reopened, and expired open groups are dropped.
+        The condition is checked after each change of the pool or the episodes, and at least once a
+        second. Once a second, expired claims of episodes are reopened for other clients, and
+        expired open groups are dropped.
         """
         while True:
             if (now := time.monotonic()) >= self._sweep_at:
@@ -282,8 +291,8 @@ class TrainLoop:
                     await self._changed.wait()
 
     async def _roll_until_lost(self) -> None:
-        """Collect and train until an engine is lost. If only the rollout engine is lost, the
-        running step is completed."""
+        """Collect groups and train until an engine dies. If only the rollout engine dies, the
+        running step is completed first."""
         self._lost = asyncio.ensure_future(self._backend.lost())
         self._lost.add_done_callback(lambda _: self.notify())
         try:

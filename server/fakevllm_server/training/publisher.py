@@ -1,5 +1,5 @@
-"""Serve the run's latest weights: load the weights into a new engine, and publish new weights after
-each step.
+"""Serve the run's latest weights. A new engine gets the latest weights at its start, and each
+step's new weights are published.
 
 If the trainer refuses the job, the engine serves the latest weights that are available, and nothing
 is trained.
@@ -22,7 +22,8 @@ log = logging.getLogger("fakevllm.server")
 
 
 class Publisher:
-    """Loads the latest weights of the run log into the engine, and publishes new weights."""
+    """Loads the run's latest weights into a new engine, and publishes the new weights after each
+    step."""
 
     def __init__(
         self,
@@ -43,7 +44,8 @@ class Publisher:
         """Reason why no trainer can train this job; None if a trainer does."""
 
     async def catch_up(self, started: BackendStart) -> None:
-        """Serve the latest weights of the run, and prepare the trainer for the next step."""
+        """Serve the latest weights of the run after an engine start, and prepare the trainer for
+        the next step."""
         if started.trainer_is_new:
             self._steps.is_in_sync = False
         self.refusal = started.refusal
@@ -56,8 +58,8 @@ class Publisher:
 
     @property
     def refusal_message(self) -> str | None:
-        """Message for users about the trainer's refusal of the job, with the fix; None if the
-        trainer has not refused the job."""
+        """Message for users that says why the trainer refused the job and how to fix the cause.
+        None if the trainer has not refused the job."""
         if self.refusal is None:
             return None
         return (
@@ -99,8 +101,8 @@ class Publisher:
         """Load the newest checkpoint into a new trainer. The steps after the checkpoint are trained
         again.
 
-        The trainer gets the job after the checkpoint, because the checkpoint's weights are served
-        even if the job is refused.
+        The checkpoint is loaded before the trainer gets the job, because the checkpoint's weights
+        are served even if the trainer refuses the job.
         """
         checkpoint = await self._checkpointer.restore()
         try:

@@ -1,4 +1,5 @@
-"""KL in the reward: ask the trainer for the log-probabilities that the penalties need."""
+"""KL in the reward: compute the penalties that are subtracted from the tokens' rewards. The trainer
+provides the log-probabilities for this."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from fakevllm_server.types.calls import FinishedGroup
 async def reward_penalties(
     trainer: Trainer, groups: Sequence[FinishedGroup], job: TrainJob
 ) -> list[list[float]] | None:
-    """Return a list of penalties for each call of `trainable_calls`. A list has one penalty for
-    each trained token.
+    """Return the KL penalties for the rewards of a step. The list has one row for each call of
+    `trainable_calls`, and a row has one penalty for each trained token.
 
-    Return None if the job has no KL in its reward, or trains nothing (control `frozen`). Errors of
-    the trainer are raised unchanged.
+    Return None if the job has no KL in its reward, or if the job's setting `control` is `frozen`,
+    so that nothing is trained. Errors of the trainer are raised unchanged.
     """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None

@@ -1,11 +1,12 @@
-"""Count why sessions branch: calls that do not continue where an earlier call ended.
+"""Count the calls that branch, and why. A call branches if it does not continue where an earlier
+call of its session ended.
 
 A session is a sequence of calls of which each should continue the call before it. An active episode
 is one session, with its calls in the order in which they were made. The siblings of a passive group
-share one prompt, which is the next turn of a conversation. The proxy reports which call came before
-(`FinishedGroup.follows`); a group without this information is not examined.
+share one prompt, which is the next turn of a conversation. The proxy reports the call of the
+previous turn (`FinishedGroup.follows`). A group without this information is not examined.
 
-The functions are pure.
+The functions do no I/O.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ comparison."""
 def branch_metrics(
     groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
 ) -> dict[str, float]:
-    """Return `branch_<cause>` for each cause that occurred, `drift_rate`, and `branch_rate`.
+    """Return metrics about calls that branch: `branch_<cause>`, which is the number of calls with a
+    cause, `drift_rate` and `branch_rate`.
 
     The module `forest.branch_causes` defines the causes and `drift_rate`. `branch_rate` is the
     share of branching calls among the calls that are not the first of their session. A call
     branches if it does not extend an earlier call. The rate is absent if no session has more than
-    one call. Without a vocabulary, causes that need text are `unknown`. Calls beyond MAX_TOKENS are
-    `not_read`.
+    one call. Without a vocabulary, causes that need text count as `unknown`. At most about
+    MAX_TOKENS tokens are compared as text. A call that needs such a comparison after this limit is
+    reached counts as `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.
@@ -52,8 +55,8 @@ def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
 
 
 def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """Return two calls for each group: the call of the previous turn, and the group's own first
-    call."""
+    """Return two calls for each group whose previous turn is known: the call of the previous turn,
+    and the group's own first call."""
     pairs: list[SessionCall] = []
     for group in groups:
         own = [call for episode in group.episodes for call in episode.calls]

@@ -46,7 +46,7 @@ CHANGED = (
 
 
 class StepFailed(Exception):
-    """Error for a step that could not be made while the engine is alive."""
+    """Error for a training step that failed although the engine is alive."""
 
 
 class StepRunner:
@@ -64,8 +64,9 @@ class StepRunner:
     ) -> None:
         """Create a runner without planned steps.
 
-        `load_vocabulary` returns the vocabulary that is needed to name the causes of session
-        branches. It may be slow, because it runs in a thread.
+        `load_vocabulary` returns the vocabulary that is needed to find out why calls do not
+        continue earlier calls of their session. The function may be slow, because it runs in a
+        thread.
         """
         self._job = job
         self._job_hash = digest_of(job)
@@ -87,11 +88,11 @@ class StepRunner:
         """Whether the trainer's weights are those of the steps in the run log."""
 
     def _count_earlier_steps(self, limit: float | None) -> None:
-        """Count the steps of earlier server processes, because the mismatch stop ends training
-        after several bad steps in a row.
+        """Pass the steps of earlier server processes to the mismatch stop, which ends training if
+        trainer and engine disagree in several consecutive steps.
 
-        If these steps reach the limit, record that training stopped: the earlier process may have
-        ended before it could record this.
+        If the earlier steps reach the limit, record that training stopped. The earlier process may
+        have ended before it could record this.
         """
         for entry in self._log.steps_since_stop():
             self._mismatch_stop.observe(entry.step, entry.metrics, limit)
@@ -100,38 +101,41 @@ class StepRunner:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason why no more steps will be taken; None while training continues."""
+        """Reason why no more steps will be taken, or None while training continues."""
         return self._mismatch_stop.reason
 
     @property
     def has_planned(self) -> bool:
-        """Whether the groups of the next step are already chosen, so that the step need not wait
-        for episodes."""
+        """Whether the groups of the next step are already chosen. If so, the step need not wait for
+        episodes."""
         return bool(self._planned)
 
     def is_due(self, now: float) -> bool:
-        """Return whether a step can be made now."""
+        """Return True if the trainer is ready, there are groups for a step, and the pause after a
+        failed step is over."""
         has_groups = self.has_planned or self._pool.is_due
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Train these batches before any other batch. Call this method after the trainer was
-        restored."""
+        """Set the batches that are trained before any other batch. Call this method after the
+        trainer was restored from a checkpoint."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self.is_in_sync = True
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
-        """Remove the stale calls from the batch, as they were removed when the batch was taken from
-        the pool."""
+        """Return a batch from the journal without its stale calls, which were sampled by weights
+        that are too old. The journal has the groups with all of their calls. The calls that were
+        removed when the batch was first taken from the pool must therefore be removed again."""
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)
 
     async def run(self) -> int | None:
-        """Make the next step; return the version of the new weights, which is not published yet.
+        """Make the next training step, and return the version of the new weights. The weights are
+        not yet published.
 
-        Return None if no step was made. If the trainer is lost, the trainer's error is raised, and
-        the batch stays planned.
+        Return None if no step was made. If the trainer dies, the trainer's error is raised, and the
+        batch stays planned.
         """
         batch = await self._next_batch()
         if batch is None:
@@ -153,9 +157,10 @@ class StepRunner:
         return version
 
     async def _next_batch(self) -> PlannedBatch | None:
-        """Return the next batch, which is in the journal before it is trained.
+        """Return the next batch to train, or None if the pool has no groups for a batch.
 
-        If a process dies during the step, the next attempt trains the same batch.
+        The batch is written to the journal before it is returned. If a process dies during the
+        step, the next attempt trains the same batch.
         """
         if not self._planned:
             step, version = self._engine.global_step, self._engine.version
@@ -168,7 +173,11 @@ class StepRunner:
         return self._planned[0]
 
     async def _train(self, batch: PlannedBatch) -> int:
-        """Train a batch and record its version, before any call can carry this version."""
+        """Train a batch, record the step, and return the version of the new weights.
+
+        The version is recorded before the weights are published, and so before any call can be
+        sampled with this version.
+        """
         groups = batch.groups
         plan = self._plan(batch, await self._penalties(groups))
         coverage_metrics = _coverage(plan, groups)
@@ -244,13 +253,15 @@ class StepRunner:
         self._report_problems(step, metrics)
 
     def _new_drops(self) -> StepMetrics:
-        """Count the groups that were dropped since the previous step, by reason."""
+        """Return metrics with the number of groups that were dropped since the previous step, by
+        reason."""
         drops = Counter(self._log.drops)
         new, self._reported_drops = drops - self._reported_drops, drops
         return {f"{DROPPED}{reason}": float(num) for reason, num in new.items()}
 
     def _step_seconds(self) -> StepMetrics:
-        """Measure the time since the previous step, which includes sampling and waiting."""
+        """Return the seconds since the previous step as a metric. They include sampling and
+        waiting. Return {} at the first step of the process."""
         before, self._recorded_at = self._recorded_at, time.monotonic()
         return {} if before is None else {"step_seconds": self._recorded_at - before}
 
@@ -274,9 +285,10 @@ class StepRunner:
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Return the share of the groups' sampled tokens that is trained, and why the others are not.
+    """Return metrics of the share of the groups' sampled tokens that is trained, and of the reasons
+    why the other tokens are not trained.
 
-    The trained tokens of feedback samples are counted apart.
+    The trained tokens of feedback samples are counted separately, as `feedback_tokens`.
     """
     metrics = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:

@@ -1,6 +1,7 @@
 """Summarise a training step in one line of the server's log.
 
-The line shows a selection; all metrics of the step are in the run log. The functions are pure.
+The line shows a selection of the metrics. The run log contains all metrics of the step. The
+functions do no I/O.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 
 UNMEASURED = "-"
 DROPPED = "dropped_"
-"""Prefix of the metrics that count dropped groups; the reason follows."""
+"""Prefix of the metrics that count dropped groups. The reason follows the prefix."""
 
 
 def formatted(metrics: Mapping[str, float], name: str, spec: str) -> str:
-    """Format a metric by a format spec, or return a dash if the step did not measure it.
+    """Format the metric `name` by a format spec, or return a dash if the step did not measure this
+    metric.
 
     >>> metrics = {"x": 0.25, "y": math.nan}
     >>> formatted(metrics, "x", ".3f"), formatted(metrics, "z", ".3f"), formatted(metrics, "y", "g")
@@ -24,7 +26,7 @@ def formatted(metrics: Mapping[str, float], name: str, spec: str) -> str:
 
 
 def not_finite(metrics: Mapping[str, float]) -> str:
-    """List the metrics that are not finite, with their values.
+    """Return a text with the names and values of the metrics that are NaN or infinite.
 
     >>> not_finite({"loss": math.nan, "grad_norm": math.inf, "ess": 1.0})
     'loss nan, grad_norm inf'
@@ -67,7 +69,8 @@ def _feedback(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _dropped(metrics: Mapping[str, float]) -> list[str]:
-    """Return the text about the groups dropped since the previous step, by reason."""
+    """Return the part of the log line about the groups dropped since the previous step, by
+    reason."""
     counts = [
         f"{num:.0f} {name.removeprefix(DROPPED)}"
         for name, num in metrics.items()
@@ -82,7 +85,7 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Return the text about the computation saved by shared prefixes.
+    """Return the part of the log line about the computation that shared prefixes saved.
 
     The speed-up is measured only in some steps.
     """
@@ -95,8 +98,8 @@ def _forest(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _mismatch(metrics: Mapping[str, float]) -> list[str]:
-    """Return the text about the mismatch between trainer and engine, and whether the update was
-    made."""
+    """Return the parts of the log line about the mismatch between trainer and engine, and about an
+    update that was not made."""
     parts: list[str] = []
     if "token_fidelity" in metrics:
         parts.append(f"fidelity {metrics['token_fidelity']:.6g}")

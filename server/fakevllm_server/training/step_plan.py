@@ -1,6 +1,8 @@
-"""Convert finished groups to the calls that a step trains on, each with advantage and weight.
+"""Convert finished groups to the calls that a step trains on. Each call gets its advantage and its
+weight in the loss.
 
-The functions are pure. For control `shuffled`, the job's seed decides how rewards are shuffled.
+The functions do no I/O. In a control run with shuffled rewards, the job's seed decides how the
+rewards are shuffled.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class _Entry:
 def trainable_calls(groups: Sequence[FinishedGroup], job: TrainJob) -> list[Call]:
     """Return the calls that a step of these groups may train on.
 
-    `plan_step` expects its `penalties` in the order of these calls.
+    The function `plan_step` expects its `penalties` in the order of these calls.
     """
     return [
         call
@@ -67,8 +69,9 @@ def plan_step(
     """Compute the advantage and the weight of each call, and return the planned step.
 
     `penalties` has one row for each call of `trainable_calls`. A row has one number for each
-    trained token, which is subtracted from the token's reward. None subtracts nothing. Raises
-    ValueError if the groups lack something that the job's algorithm needs, such as a greedy answer.
+    trained token, which is subtracted from the token's reward. If `penalties` is None, nothing is
+    subtracted. Raises ValueError if the groups lack something that the job's algorithm needs, such
+    as a greedy answer.
     """
     rows = None if penalties is None else iter(penalties)
     entries = [
@@ -109,9 +112,10 @@ def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> T
 def with_excluded_counts(
     metrics: Mapping[str, float], excluded: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the metrics of a step with the pool's counts of excluded groups and calls.
+    """Return the metrics of a step together with the numbers of groups and calls that the pool
+    excluded.
 
-    Groups that the pool dropped as tied are included in `tie_rate`.
+    `tie_rate` includes the groups that the pool dropped because all their rewards were equal.
     """
     tied_before = excluded.get("tied_groups", 0)
     num_groups = metrics["groups"] + tied_before
@@ -130,11 +134,13 @@ def _advantages(
 
 
 def _has_gradient(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
-    """Return whether the group belongs in the loss.
+    """Return True if the group belongs in the loss.
 
-    KL and entropy terms have a gradient for every call, even in a tied group. Some algorithms give
-    tied groups an advantage. Control runs exclude feedback samples, because a feedback sample has
-    no other rewards to shuffle with.
+    In a tied group, all rewards are equal. A tied group belongs in the loss only if the loss has a
+    KL or entropy term, which has a gradient for every call, or if the algorithm gives tied groups
+    an advantage. The control run `frozen` trains no group. A feedback sample is trained in no
+    control run: the control run `shuffled` shuffles the rewards within each group, and a feedback
+    sample is its group's only answer.
     """
     if group.is_sample:
         return job.control == "none"
@@ -194,9 +200,9 @@ def _is_trainable(call: RecordedCall) -> bool:
 
 
 def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
-    """Yield each call with its part of its episode's advantages.
+    """Yield each call of an episode with the call's part of the episode's advantages.
 
-    A call with advantage 0 stays, because it counts in the mean of the loss.
+    A call with advantage 0 is kept, because it counts in the mean of the loss.
     """
     start = 0
     for call in calls:
@@ -206,8 +212,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all advantages are equal, as with most algorithms; otherwise return
-    the list."""
+    """Return a single number if all advantages are equal, which is the case for most algorithms.
+    Otherwise return the list."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)
@@ -256,7 +262,8 @@ def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Return mean, maximum and minimum of the values by metric name; {} for no values."""
+    """Return mean, maximum and minimum of the values, by metric name. Return {} if there are no
+    values."""
     if not values:
         return {}
     spread = {"mean": _mean(values), "max": max(values), "min": min(values)}

@@ -1,6 +1,6 @@
 """Decide when training stops for good, and how long to wait before an engine is restarted.
 
-Both decisions are pure: they keep counts, and the caller passes in metrics or the clock.
+The classes keep counts and do no I/O. The caller passes in metrics or the time.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class MismatchStop:
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
         """Count a step if its metrics say that trainer and engine disagree too much. `limit` is the
-        job's `max_mismatch_k3`; without a limit, no step is counted.
+        job's `max_mismatch_k3`. Without a limit, no step is counted.
 
-        A step without a measurement neither counts nor resets the count. The same holds for a step
-        that has only feedback samples, because their tokens were sampled by older weights. A step
-        that is trained again counts once.
+        A step without a measurement leaves the count unchanged. A step that has only feedback
+        samples leaves the count unchanged too, because its tokens were sampled by older weights. A
+        step that is trained again after a rollback counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
@@ -55,7 +55,8 @@ class MismatchStop:
 
 
 def finish_reason(job: TrainJob, last_step: int) -> str | None:
-    """Return the slug `training_finished` if `last_step` is the job's last step, else None."""
+    """Return `training_finished` if `last_step` is the job's last step or a later step, else
+    None."""
     limit = job.total_training_steps
     return "training_finished" if limit is not None and last_step >= limit else None
 
@@ -70,7 +71,9 @@ problem, and the pauses start at FIRST_S again."""
 
 
 class RestartBackoff:
-    """Pauses between engine restarts, which double as long as engines die soon after their start.
+    """Pauses before restarts of a failed engine. Each pause is twice as long as the pause before,
+    up to MAX_S seconds. The pauses start at FIRST_S again after a completed step, or if an engine
+    ran for PROVEN_AFTER_S seconds before it failed.
 
     >>> backoff = RestartBackoff()
     >>> [backoff.next_pause(now) for now in (0.0, 1.0, 2.0)]
@@ -82,17 +85,18 @@ class RestartBackoff:
         self._up_since: float | None = None
 
     def engine_started(self, now: float) -> None:
-        """Record that an engine has started. The start does not reset the pause, because the first
-        step may kill the engine."""
+        """Record that an engine has started at `now`. A successful start does not make the pauses
+        short again, because the engine may die again at its first step."""
         self._up_since = now
 
     def reset(self) -> None:
-        """Start the pauses at FIRST_S again. Call this method when the engine has completed a
-        step."""
+        """Make the next pause FIRST_S seconds long again. Call this method when the engine has
+        completed a step."""
         self._next_s = FIRST_S
 
     def next_pause(self, now: float) -> float:
-        """Return the seconds to wait before the next start of an engine that has failed."""
+        """Return the seconds to wait before a failed engine is started again. The next pause is
+        twice as long, up to MAX_S seconds."""
         if self._up_since is not None and now - self._up_since >= PROVEN_AFTER_S:
             self.reset()
         self._up_since = None

@@ -1,8 +1,9 @@
 """Accept calls, groups, episodes and feedback samples from clients.
 
-Each request is decided in memory, then written to the journal, and only then acknowledged. Clients
-may send in every state of the engine: whether a call is trained depends on the age of the weights
-that sampled it, not on the time at which it arrives.
+Each request is decided in memory, then written to the journal, and only then acknowledged. Requests
+are accepted in every state of the engine, for example also while a step runs. This is possible
+because a call is not judged by the time at which it arrives. A call is too old for training if the
+weights that sampled it are too old.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ short for apps to notice."""
 
 
 class Intake:
-    """The owner of the episodes and the pool of one run. Writes each of their changes to the
+    """Owns the episodes and the pool of groups of one run, and writes every change of them to the
     journal."""
 
     def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
@@ -59,7 +60,7 @@ class Intake:
         self.participation = Participation(self.pool, engine)
 
     def resume(self, job: TrainJob | None, now: float) -> None:
-        """Restore episodes and pool from the journal, for this job.
+        """Restore the episodes and the pool of groups from the journal, for use with the given job.
 
         This method is called when the server starts and when an engine starts, while no request is
         in progress.
@@ -113,7 +114,8 @@ class Intake:
         policy: ThrottlePolicy | None = None,
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Claim an episode for a client. `kind` is "train" or "eval". Raises JournalError."""
+        """Claim an episode for a client. `kind` is "train" or "eval". Raises JournalError if the
+        claim cannot be written to the journal."""
         self._journal.check_capacity()
         now = time.monotonic()
         episode = self.episodes.claim(client_uuid, kind, idle_limit_s, now, owner, idempotency)
@@ -128,11 +130,11 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """Return the episode that an equal earlier request has claimed, or None if the claim is no
-        longer valid.
+        """Return the episode that the same request claimed when it was sent before, or None if
+        there is no such claim or it is no longer valid.
 
-        The method also restarts the time until the claim expires. Raises IdempotencyConflict,
-        JournalError.
+        The time until the claim expires starts again. Raises IdempotencyConflict if the idempotency
+        key was used with another request, and JournalError if the journal cannot be written.
         """
         episode = self.episodes.find_claim(client_uuid, owner, idempotency)
         if episode is None:
@@ -148,10 +150,13 @@ class Intake:
     async def end_episode(
         self, request: EndEpisodeRequest, reward: float, closed_reason: str | None
     ) -> EndEpisodeReply:
-        """End an episode with its reward, which may complete its task.
+        """End an episode with its reward. If this was the last missing episode of its task, the
+        episodes of the task become a group.
 
-        `closed_reason` is the reason why training has ended; None while it continues. Raises
-        EpisodeRefused, IdempotencyConflict, JournalError.
+        `closed_reason` is the reason why training has ended, or None while training continues.
+        Raises EpisodeRefused if the client has not claimed the episode, IdempotencyConflict if the
+        episode was ended with another request before, and JournalError if the end cannot be written
+        to the journal.
         """
 
         def decide() -> Decision[EndEpisodeReply]:
@@ -174,14 +179,16 @@ class Intake:
         return await self._acknowledger.once(key, request, EndEpisodeReply, decide, is_new=is_new)
 
     async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
-        """Abort a claim, so that another client may claim the episode. Raises JournalError."""
+        """Abort a claim, so that another client may claim the episode. Raises JournalError if the
+        journal cannot be written."""
         episode = self.episodes.abort(uuid, client_uuid)
         if episode is not None:
             self.participation.ended(episode, None, is_active, time.monotonic())
         await self._write(*([] if episode is None else [row_changes.reopened([episode])]))
 
     def sweep(self, now: float) -> None:
-        """Reopen episodes whose claims expired, and complete tasks that waited too long."""
+        """Reopen episodes whose claims expired, and complete tasks that waited too long for missing
+        episodes."""
         idle = self.episodes.sweep(now)
         if idle:
             self._journal.put(row_changes.reopened(idle))
@@ -190,7 +197,8 @@ class Intake:
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
     def complete_all_tasks(self) -> None:
-        """Complete all waiting tasks before a step, if the job's steps take incomplete tasks."""
+        """Complete all tasks that still wait for episodes, if the job's steps take incomplete
+        tasks. Call this method before a step."""
         for completed in self.pool.complete_all():
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
@@ -203,10 +211,11 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a sibling's call.
+        """Record a call of a sibling.
 
-        If the journal is full or late, it is possible that the call is not trained. The app gets
-        its answer anyway.
+        If the journal is full, the call is ignored, and is not trained. If the journal is slow,
+        this method returns before the call is on disk, and a crash may then lose the call. In both
+        cases the app gets its answer.
         """
         if self._journal.is_full:
             return
@@ -216,7 +225,8 @@ class Intake:
             await self._write_call(change)
 
     async def add_episode_call(self, episode: Episode, call: RecordedCall) -> None:
-        """Record a call of an episode, unless its claim has ended or the journal is full."""
+        """Record a call of an episode. The call is ignored if the episode's claim has ended or the
+        journal is full."""
         if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
             return
         episode.calls.append(call)
@@ -227,7 +237,11 @@ class Intake:
     # --- groups
 
     async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
-        """End a passive group with its rewards. Raises IdempotencyConflict, JournalError."""
+        """End a passive group, whose siblings a proxy requested, with its rewards.
+
+        Raises IdempotencyConflict if the group was ended with another request before, and
+        JournalError if the end cannot be written to the journal.
+        """
 
         def decide() -> Decision[EndGroupReply]:
             reply = self.pool.end_group(
@@ -262,9 +276,11 @@ class Intake:
         calls: Sequence[RecordedCall],
         closed_reason: str | None,
     ) -> EndGroupReply:
-        """Pool a feedback sample, whose calls and advantage are in the request.
+        """Add a feedback sample, which is one answer that is trained again because of later
+        feedback, to the pool. The request contains its calls and its advantage.
 
-        Raises IdempotencyConflict, JournalError.
+        Raises IdempotencyConflict if the sample was added with another request before, and
+        JournalError if the sample cannot be written to the journal.
         """
         name, advantage = request.sample_id, request.advantage
 
@@ -279,7 +295,7 @@ class Intake:
         return await self._acknowledger.once(f"sample:{name}", request, EndGroupReply, decide)
 
     async def abort_group(self, group_id: str) -> None:
-        """Drop an open group. Raises JournalError."""
+        """Drop a group that has not ended. Raises JournalError if the journal cannot be written."""
         is_new = self.pool.abort_group(group_id)
         await self._write(*([row_changes.group_aborted(group_id)] if is_new else []))
 
@@ -289,10 +305,10 @@ class Intake:
         return Pool(job, lambda group_id: self._journal.read(reads.ended_reason, group_id))
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
-        """Reopen corrupt claims as if they had expired, and drop corrupt samples that wait for
-        their task.
+        """Reopen claimed episodes with damaged calls, as if the claims had expired. Drop damaged
+        samples that wait for other samples of their task.
 
-        Returns the reason of each dropped sample, by its owner.
+        Return the reason of each dropped sample, by the sample's owner.
         """
         claims, samples = pending.corrupt_claims, pending.corrupt_samples
         if claims:
@@ -311,10 +327,10 @@ class Intake:
     def _group_of(
         self, episode: Episode, sample: ScoredSample, closed_reason: str | None
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
-        """Return the group that an ended episode completes, with all its samples.
+        """Return the group that an ended episode completes, and the samples of this group.
 
-        For an episode that is pooled, this is the group of its task, or None if the task still
-        lacks episodes. An episode that is not pooled forms a group by itself.
+        The episode is added to its task. Return None and an empty list while the task lacks
+        episodes. An evaluation, or an episode after the end of training, is a group by itself.
         """
         if episode.kind == "eval":
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
@@ -324,9 +340,9 @@ class Intake:
         return self._add_to_task(sample, episode.calls)
 
     def _rejoin_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
-        """Add an episode of an earlier process to its task.
+        """Add an ended episode from an earlier server process to its task.
 
-        This may complete the task, if the new job needs fewer episodes per task.
+        The task may now be complete, because the new job may need fewer episodes per task.
         """
         group, members = self._add_to_task(sample, calls)
         if group is not None:
@@ -335,14 +351,15 @@ class Intake:
     def _add_to_task(
         self, sample: ScoredSample, calls: Sequence[RecordedCall]
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
-        """Return the group of the task and its samples, if this sample completes the task."""
+        """Add a sample to its task. If this completes the task, return the task's group and the
+        samples of this group. Otherwise return None and an empty list."""
         assert sample.reward is not None and sample.task_id is not None
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
         return (None, []) if completed is None else _rows_of(completed)
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
-        """Add the calls to a reply from the journal. Calls that the journal has deleted are left
-        out."""
+        """Add the group's captured calls from the journal to a reply without calls. Calls that the
+        journal has deleted are left out."""
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
@@ -353,8 +370,8 @@ class Intake:
     async def _write(self, *change: Change) -> None:
         """Write a change to the journal, and wait until it is on disk.
 
-        Without a change, wait until all earlier changes are on disk. An earlier request may have
-        queued a change and ended before the change was written.
+        Without a change, wait until all earlier changes are on disk, because an earlier request may
+        have queued a change and ended before the change was written.
         """
         await self._journal.wait_written(self._journal.put(*change))
 

@@ -1,4 +1,4 @@
-"""Read a model folder's tokenizer, so that the causes of session branches can be named.
+"""Read a model folder's tokenizer, which is needed to find out why calls of a session branch.
 
 The tokenizer is read with the package `tokenizers`, a dependency of every real engine that runs on
 this machine. Without the package or the folder's tokenizer file, only token ids are compared.
@@ -23,9 +23,10 @@ MESSAGE_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|s
 
 
 def load_vocabulary(model: str | None) -> Vocabulary:
-    """Return the vocabulary of a model folder; an empty vocabulary if it cannot be read.
+    """Return the vocabulary of a model folder, or an empty vocabulary if its tokenizer cannot be
+    read.
 
-    Loading takes some tenths of a second. Decoding is quick.
+    Loading takes some tenths of a second. Decoding tokens is quick.
     """
     file = None if model is None else Path(model) / "tokenizer.json"
     if file is None or not file.is_file():

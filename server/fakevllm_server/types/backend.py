@@ -1,9 +1,9 @@
 """Interfaces between the server and its engines.
 
-The server has one Backend, which consists of a Rollout, which answers vLLM's HTTP requests, and a
-Trainer, which updates weights from batches. Inside the process of our own engines,
-`backends/http/engine_server.py` serves vLLM's HTTP from a TokenEngine and the control routes from a
-TrainEngine.
+The server has one Backend, which consists of a Rollout and a Trainer. The Rollout answers vLLM's
+HTTP requests, and the Trainer updates weights from batches. Inside an engine process of this
+project, `backends/http/engine_server.py` serves vLLM's HTTP from a TokenEngine and the control
+routes from a TrainEngine.
 """
 
 from __future__ import annotations
@@ -59,15 +59,14 @@ class Call:
     """Name of the unit. The loss treats all calls of one unit as one sequence. None: the call is a
     unit by itself."""
     allowed: TokenMasks | None = None
-    """The set that each response token was sampled from; None: the whole vocabulary."""
+    """The set that each response token was sampled from. None means the whole vocabulary."""
 
     @property
     def is_trained(self) -> Sequence[bool]:
-        """List with a boolean for each response token: whether the token is in the loss and in the
-        loss's denominators.
+        """A boolean for each response token, which is True if the token counts in the loss and in
+        the loss's denominators.
 
-        A forced token, which was the only token that could be sampled at its position, is not in
-        the loss and not in the denominators.
+        A forced token was the only token that could be sampled at its position. It does not count.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -86,7 +85,7 @@ class Call:
         return self.advantage
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the call as JSON; `from_wire` reverses this."""
+        """Return the call as a JSON object, which `from_wire` converts back."""
         arrays: dict[str, Any] = {
             "prompt_ids": pack_ids(self.prompt_ids),
             "response_ids": pack_ids(self.response_ids),
@@ -116,13 +115,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The calls that one step trains on. The calls may have common prefixes; a trainer may compute
-    a common prefix once."""
+    """The calls that one step trains on. If several calls share a prefix, a trainer may compute the
+    prefix once for all of them."""
 
     step: int
     calls: Sequence[Call]
     version: int | None = None
-    """Version of the trainer's weights before the step; None if it is not known."""
+    """Version of the trainer's weights before the step, or None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +129,7 @@ class Endpoint:
     """The address at which an engine answers vLLM's HTTP, and the model that it serves."""
 
     socket: Path | None
-    """Path of the engine's Unix socket; None if the engine is reached over TCP at `url`."""
+    """Path of the engine's Unix socket, or None if the engine is reached over TCP at `url`."""
     url: str
     model_name: str
     max_model_len: int
@@ -155,8 +154,8 @@ class BackendError(Exception):
 
 
 class ActionFailed(BackendError):
-    """Error that a running engine reported for an action. The engine continues to run and to
-    serve."""
+    """Error for an action, such as a training step, that a running engine reported as failed. The
+    engine continues to run and to serve."""
 
 
 class BackendRefused(BackendError):
@@ -179,11 +178,12 @@ class Rollout(Protocol):
         ...
 
     async def health(self) -> bool:
-        """Return whether the engine runs and answers."""
+        """Return True if the engine runs and answers."""
         ...
 
     async def lost(self) -> str:
-        """Wait until the engine has died or hangs. Return the cause if it is known."""
+        """Wait until the engine has died or hangs. Return a message that describes what happened,
+        with the cause if it is known."""
         ...
 
     async def close(self) -> None: ...
@@ -202,11 +202,13 @@ class Trainer(Protocol):
         ...
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        """Return the log-probabilities of each call's trained response tokens under `policy`.
+        """Return the log-probabilities of each call's trained response tokens under the weights
+        `policy`.
 
-        The probabilities are taken under the distribution that the tokens were sampled from: at the
-        call's temperature, over each token's set of allowed tokens. This method is needed only for
-        jobs with `use_kl_in_reward`. A trainer without this method refuses such a job in `boot`.
+        The probabilities are taken under the distribution that the tokens were sampled from, which
+        has the call's temperature and each token's set of allowed tokens. This method is needed
+        only for jobs with `use_kl_in_reward`. A trainer without this method refuses such a job in
+        `boot`.
         """
         ...
 
@@ -223,11 +225,12 @@ class Trainer(Protocol):
         ...
 
     async def health(self) -> bool:
-        """Return whether the trainer runs and answers."""
+        """Return True if the trainer runs and answers."""
         ...
 
     async def lost(self) -> str:
-        """Wait until the trainer has died or hangs. Return the cause if it is known."""
+        """Wait until the trainer has died or hangs. Return a message that describes what happened,
+        with the cause if it is known."""
         ...
 
     async def close(self) -> None: ...
@@ -256,11 +259,11 @@ class Backend(Protocol):
     def trainer(self) -> Trainer: ...
 
     async def start(self) -> BackendStart:
-        """Start each engine that is not running. An engine that runs and answers is kept."""
+        """Start each engine that is not running, and keep each engine that runs and answers."""
         ...
 
     async def is_sampling(self) -> bool:
-        """Return whether the rollout engine answers calls. The trainer may be down."""
+        """Return True if the rollout engine answers calls, even if the trainer does not run."""
         ...
 
     async def publish(self, version: int) -> None:
@@ -271,7 +274,8 @@ class Backend(Protocol):
         ...
 
     async def lost(self) -> str:
-        """Wait until an engine has died. Return the cause if it is known."""
+        """Wait until one of the engines has died. Return a message that describes what happened,
+        with the cause if it is known."""
         ...
 
     async def close(self) -> None: ...
@@ -282,9 +286,9 @@ class Backend(Protocol):
 
 class TokenEngine(Protocol):
     """An engine that samples tokens for a prompt of token ids. The engine has the tokenizer and the
-    chat template. The engine knows nothing of HTTP.
+    chat template. The engine contains no HTTP code.
 
-    `render`, `check`, `encode`, `decode` and `token_strings` may be called from any thread, also at
+    `render`, `check`, `encode`, `decode` and `token_strings` may be called from several threads at
     the same time.
     """
 
@@ -301,17 +305,17 @@ class TokenEngine(Protocol):
     def render(self, request: ChatRequest) -> list[int]:
         """Return the prompt's token ids for a conversation, by the model's chat template.
 
-        A text that is larger than `max_prompt_bytes` is not tokenized: `fit_prompt_text` refuses or
-        cuts it. Raises WireError (400) for such a text, and for a conversation that the template
-        refuses.
+        A text that is larger than `max_prompt_bytes` is cut if the request allows truncation.
+        Otherwise WireError (400) is raised. WireError (400) is also raised if the template refuses
+        the conversation.
         """
         ...
 
     def check(self, sampling: Sampling) -> None:
         """Raise WireError (400) if the engine does not support these sampling parameters.
 
-        Call this before `generate`: `generate` raises the same error, but the first bytes of a
-        stream may then have been sent.
+        Call this method before `generate`. The method `generate` raises the same error, but
+        possibly only after the first bytes of a stream were sent.
         """
         ...
 
@@ -327,7 +331,8 @@ class TokenEngine(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        `add_special_tokens` adds the special tokens that the tokenizer puts around a text.
+        If `add_special_tokens` is True, the special tokens that the tokenizer puts around a text
+        are added.
         """
         ...
 
@@ -344,13 +349,13 @@ class TokenEngine(Protocol):
 
 
 class TrainEngine(Protocol):
-    """Interface of the training half of an engine's process."""
+    """Interface of the part of an engine's process that trains."""
 
     async def boot(self, job: TrainJob) -> str | None:
         """Prepare the engine for a job.
 
-        Return one line that describes what is trained, or None. Raises BackendRefused for a job
-        that the engine cannot train.
+        Return one line for the log that describes what is trained, or None. Raises BackendRefused
+        for a job that the engine cannot train.
         """
         ...
 
@@ -359,12 +364,12 @@ class TrainEngine(Protocol):
         ...
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        """Return the log-probabilities of each call's trained response tokens, as
-        `Trainer.log_probs` does."""
+        """Return the log-probabilities of each call's trained response tokens under the weights
+        `policy`, in the same way as `Trainer.log_probs`."""
         ...
 
     async def publish(self, version: int) -> None:
-        """Serve the trainer's present weights from now on, as `version`."""
+        """Serve the trainer's current weights from now on, as `version`."""
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:

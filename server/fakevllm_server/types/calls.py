@@ -42,7 +42,7 @@ class RecordedCall:
     temperature: float
     finish_reason: str | None
     untrainable: str | None
-    """Reason why the call must not be trained on; None if the call may be trained on."""
+    """Reason why the call must not be trained on, or None if the call may be trained on."""
     allowed: TokenMasks | None = None
     """The set that each response token was sampled from; None: the whole vocabulary. The trainer
     gets the sets. The proxy does not get them, because the ledger does not need them and they may
@@ -81,7 +81,8 @@ class RecordedCall:
         """Parse a call that `to_wire` wrote.
 
         Raises ValueError if the fields of the call contradict each other. Raises ValueError also
-        for a call with `shaped`, because the wire format lacks the sets of allowed tokens.
+        for a call whose tokens were sampled from restricted sets (`shaped`), because the wire
+        format lacks the sets.
         """
         if call.shaped:
             raise ValueError("its sets of allowed tokens were not kept, so it cannot be trained")
@@ -116,7 +117,7 @@ class ScoredEpisode:
     index: int
     """Index of the episode, unique within its group."""
     reward: float | None
-    """Reward of the episode; None if it was not scored."""
+    """Reward of the episode, or None if it was not scored."""
     calls: Sequence[RecordedCall]
     owner: str = ""
     """Id of the sibling or of the claimed episode that made the calls."""
@@ -153,13 +154,15 @@ class FinishedGroup:
 
     @property
     def task_id(self) -> str:
-        """Id of the task if the group belongs to an active task; otherwise, the id of the group."""
+        """Id of the task on which the group's claimed episodes worked. A group without a task has
+        its own id here."""
         name, _, _ = self.group_id.rpartition("#")
         return name.removeprefix(TASK) if name.startswith(TASK) else self.group_id
 
     @property
     def is_sample(self) -> bool:
-        """Whether this is a feedback sample: an answer of an earlier group, trained once more."""
+        """Whether the group is a feedback sample, which is an answer of an earlier group that is
+        trained once more because of later feedback."""
         return self.advantage is not None
 
     @property

@@ -15,10 +15,11 @@ EXIT_CODE = 137
 
 
 def exit_at(spec: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
-    """Return a function for `on_pass`, which ends the process when a crash point is passed.
+    """Return a function that ends the process when one crash point is passed. Assign the function
+    to `on_pass`.
 
-    `spec` names the crash point as `LABEL` or `LABEL:PASS_NUMBER`. `before` is called just before
-    the process ends.
+    `spec` names the crash point as `LABEL`, or as `LABEL:PASS_NUMBER` with a number from 1.
+    `before` is called just before the process ends.
     """
     target, _, pass_number = spec.partition(":")
     passes_left = int(pass_number or 1)

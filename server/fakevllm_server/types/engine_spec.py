@@ -42,7 +42,8 @@ class EngineSpec:
 
     @property
     def role(self) -> str:
-        """Prefix of the names of the engine's log file and socket: the role of the engine."""
+        """Role of the engine, which is `trainer` or `engine`. The names of its log file and socket
+        begin with this word."""
         return "trainer" if self.train_only else "engine"
 
     @property
@@ -58,13 +59,13 @@ class EngineSpec:
         """Return a path for a Unix socket that no process has used before.
 
         Sockets that earlier engines of this role left in the run directory are deleted. The new
-        path is in the run directory. If that would make the path too long, the new path is in a new
-        temporary folder. Pass the path to `remove_socket` when the engine has ended.
+        path is in the run directory or, if that path would be too long, in a new temporary folder.
+        Pass the path to `remove_socket` when the engine has ended.
 
-        Each start needs a new path: if the server is killed while an engine starts, that engine can
-        still come up for a moment. With a fixed path, the server would load the trained weights
-        into the old engine. The new engine would then take over the path and answer apps with the
-        initial weights.
+        Each start needs a new path, because an engine may still come up after the server that
+        started it was killed. If the path were fixed, the next server could mistake this old engine
+        for its own new engine, and load the trained weights into the old engine. Later the new
+        engine would take over the path and answer apps with the initial weights.
         """
         run_dir = self.run_dir.resolve()
         for old_socket in run_dir.glob(f"{self.role}-*.sock"):
@@ -75,8 +76,8 @@ class EngineSpec:
         return path
 
     def remove_socket(self, path: Path) -> None:
-        """Delete a socket that `new_socket` named. Also delete its temporary folder if it has
-        one."""
+        """Delete the socket at a path that `new_socket` returned. If the path is in a temporary
+        folder, delete this folder too."""
         path.unlink(missing_ok=True)
         if path.parent != self.run_dir.resolve():
             # The user may have deleted the temporary folder already.

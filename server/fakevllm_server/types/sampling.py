@@ -26,7 +26,7 @@ class Token(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """Parameters for sampling one completion. Temperature 0 is greedy. A `top_k` or `min_p` of 0
-    is off."""
+    excludes no tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -40,9 +40,9 @@ class Sampling:
     """Whether the caller needs each token as soon as it is sampled. If false, the engine may yield
     all tokens at once at the end."""
     frequency_penalty: float = 0.0
-    """Penalty on tokens of the answer; the prompt does not count."""
+    """Penalty on tokens of the answer. The prompt does not count."""
     presence_penalty: float = 0.0
-    """Penalty on tokens of the answer; the prompt does not count."""
+    """Penalty on tokens of the answer. The prompt does not count."""
     repetition_penalty: float = 1.0
     """Penalty on tokens of the prompt and of the answer."""
     logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
@@ -60,9 +60,10 @@ class Sampling:
 
 
 def effective_temperature(temperature: float) -> float:
-    """Return the temperature that an engine samples with if a request sets `temperature`.
+    """Return the temperature with which an engine samples if a request asks for `temperature`.
 
-    Below MIN_TEMPERATURE, logits overflow.
+    A temperature below MIN_TEMPERATURE is raised to MIN_TEMPERATURE, because logits would overflow.
+    Temperature 0 is not raised, because it means greedy sampling.
     """
     return 0.0 if temperature == 0 else max(temperature, MIN_TEMPERATURE)
 

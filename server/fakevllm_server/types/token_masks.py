@@ -1,11 +1,11 @@
-"""Token masks: for each token of a response, the set of tokens from which it was sampled. Pure.
+"""Token masks: for each token of a response, the set of tokens from which it was sampled.
 
 A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. A trainer
 that renormalises over the same part computes the probability that the engine sampled with.
 
-Format of a packed set, little-endian: four bytes for the number of tokens in the set, then a
-bitmap with one bit for each token id, compressed with zlib. Equal sets from one engine have equal
-bytes.
+A packed set begins with four little-endian bytes that contain the number of tokens in the set. They
+are followed by a bitmap with one bit for each token id, compressed with zlib. Equal sets from one
+engine have equal bytes. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CACHE_SIZE = 256
 
 @lru_cache(CACHE_SIZE)
 def packed(bits: bytes) -> bytes:
-    """Return the packed set of a bitmap of token ids; the lowest bit of the first byte is token 0.
+    """Return the packed set of a bitmap of token ids. The lowest bit of the bitmap's first byte is
+    token 0.
 
     >>> unpacked(packed(bytes([0b101, 0])))
     b'\\x05'
@@ -44,7 +45,7 @@ def packed(bits: bytes) -> bytes:
 def unpacked(packed_set: bytes) -> bytes:
     """Return the bitmap of a packed set, without trailing zero bytes.
 
-    Raises ValueError if `packed_set` is not a packed set.
+    Raises ValueError if `packed_set` does not have the format of a packed set.
     """
     reader = zlib.decompressobj()
     try:
@@ -58,7 +59,7 @@ def unpacked(packed_set: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The sets of tokens from which the tokens of one response were sampled.
+    """For each token of one response, the set of tokens from which it was sampled.
 
     >>> allowed = TokenMasks.from_packed_sets(
     ...     [None, packed(bytes([0b110])), packed(bytes([0b100]))]
@@ -90,15 +91,15 @@ class TokenMasks:
 
     @property
     def num_forced(self) -> int:
-        """Number of forced tokens of the response."""
+        """Number of tokens of the response that were forced, because no other token was allowed."""
         return sum(self.is_forced)
 
     @property
     def is_forced(self) -> list[bool]:
-        """List with a boolean for each token of the response: whether no other token was allowed at
+        """A boolean for each token of the response, which is True if no other token was allowed at
         the token's position.
 
-        Nothing can be learned from a forced token.
+        Nothing can be learned from such a forced token.
         """
         is_single = [size == 1 for size in self.sizes]
         return [index != WHOLE and is_single[index] for index in self.set_indices]
@@ -109,7 +110,7 @@ class TokenMasks:
         return None if index == WHOLE else self.sets[index]
 
     def contains_response(self, ids: Sequence[int]) -> bool:
-        """Return whether each token of the response `ids` is among the tokens allowed at its
+        """Return True if each token of the response `ids` is among the tokens allowed at its
         position."""
         if len(ids) != len(self.set_indices):
             return False
@@ -121,10 +122,10 @@ class TokenMasks:
 
     @staticmethod
     def from_engine_answer(wire: Any, ids: Sequence[int]) -> TokenMasks | None:
-        """Parse the masks in an engine's answer for the response `ids`.
+        """Parse `wire`, the masks in an engine's answer, for a response with the token ids `ids`.
 
-        Return None if `wire` lacks a set for a position, or if a token is not in the set for its
-        position.
+        Return None if `wire` is malformed, if it lacks a set for a position, or if a token is not
+        in the set for its position.
         """
         try:
             allowed = TokenMasks.from_wire(wire)
@@ -133,7 +134,7 @@ class TokenMasks:
             return None
 
     def to_wire(self) -> Json:
-        """Return the masks as JSON; `from_wire` reverses this."""
+        """Return the masks as a JSON object, which `from_wire` converts back."""
         sets = [base64.b64encode(packed_set).decode() for packed_set in self.sets]
         return {"sets": sets, "of_token": pack_ids(self.set_indices)}
 
@@ -156,5 +157,5 @@ def _size_bytes(bits: bytes) -> bytes:
 
 
 def _contains_token(bits: bytes, id: int) -> bool:
-    """Return whether the bit of token `id` is set in a bitmap."""
+    """Return True if the bit of token `id` is set in a bitmap."""
     return id >> 3 < len(bits) and bool(bits[id >> 3] >> (id & 7) & 1)

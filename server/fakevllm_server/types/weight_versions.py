@@ -1,8 +1,8 @@
 """Records which weight versions sampled which call, for engines that do not report the versions.
 
 While the weights change, new calls wait and are not refused. If a running call does not finish
-within the time limit for the change, the weights change while the call runs. The call is then
-stamped with the old and the new version.
+within a time limit, the weights change while the call runs. The call is then recorded with the old
+and the new version.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ class CallStamp:
 
 
 class GateAbandoned(Exception):
-    """Error for a call at the gate of an engine that has been replaced or stopped. The next engine
-    has its own gate."""
+    """Error for a call that waits at the gate of an engine that has been replaced or stopped. The
+    next engine has its own gate."""
 
 
 class WeightGate:
-    """A gate in front of one engine. Calls pass the gate, and a change of weights closes it."""
+    """A gate that lets calls pass to one engine, and that is closed while the engine's weights
+    change."""
 
     def __init__(self, version: int = 0) -> None:
         self.version = version
@@ -53,8 +54,8 @@ class WeightGate:
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Wait until the gate is open, then record the weight versions of one call while the `with`
-        block runs.
+        """Wait until the gate is open. Then yield a stamp, which records the weight versions of one
+        call while the `with` block runs.
 
         The block must last from the call's first byte to its last byte. Raises GateAbandoned if the
         engine has been replaced or stopped.
@@ -80,10 +81,10 @@ class WeightGate:
     ) -> AsyncGenerator[None]:
         """Close the gate while the `with` block changes the weights to `version`.
 
-        The gate first waits until no call is running, but at most `bound_s` seconds. Then it awaits
-        `prepare`, and then the block starts. If the wait or `prepare` fails, the weights and the
-        gate are as before. If the block fails, the gate stays closed, because the engine's weights
-        are unknown.
+        First wait until no call is running, but at most `bound_s` seconds. Then await the function
+        `prepare`. Then the block starts. If the wait or `prepare` fails, the weights and the gate
+        are as before. If the block fails, the gate stays closed, because the engine's weights are
+        unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()
@@ -107,7 +108,8 @@ class WeightGate:
         self._open.set()
 
     def abandon(self) -> None:
-        """Mark the engine as replaced or stopped. Waiting and later calls raise GateAbandoned."""
+        """Mark the engine as replaced or stopped. Calls that wait at the gate or arrive later get
+        GateAbandoned."""
         self._is_abandoned = True
         self._open.set()
 

@@ -1,4 +1,5 @@
-"""HTTP of the swarm server: its ASGI app, routes, roles, and the state of a running server.
+"""HTTP interface of the swarm server: its ASGI app, routes, roles, and the state of a running
+server.
 
     app.py          the ASGI app: routes, access checks, start and stop
     http_server.py  the process's HTTP server

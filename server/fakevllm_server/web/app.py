@@ -13,7 +13,8 @@ from starlette.routing import Route
 
 from fakevllm_adapters.formats.registry import ADAPTERS, TOKEN_COUNTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
-from fakevllm_adapters.http.asgi import AsgiEndpoint
+from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint
+from fakevllm_adapters.http.model_cards import MODEL_CARD_PATHS
 from fakevllm_adapters.http.passthrough import PASSTHROUGH
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.latest_call_recorder import LatestCall
@@ -23,7 +24,9 @@ from fakevllm_server.web.routes import (
     groups,
     inference,
     inspection,
+    model_cards,
     refusals,
+    stored_responses,
     uploads,
 )
 from fakevllm_server.web.routes.authorization import (
@@ -84,6 +87,20 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
         endpoint = inference.create_endpoint(state, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
             endpoint = latest_call.record(endpoint, adapter.name)
-        route = AsgiEndpoint(endpoint)
-        app.router.routes.append(Route(path, route, methods=methods))
-        app.router.routes.append(Route(f"/e/{{episode_uuid}}{path}", route, methods=methods))
+        _add_route(app, path, endpoint, methods)
+    card = model_cards.create_endpoint(state)
+    for path in MODEL_CARD_PATHS:
+        _add_route(app, path, card, ["GET"])
+    stored = stored_responses.create_endpoint(state)
+    # GET is first, because a 405 names the first method of a path, which is vLLM's only one.
+    for path, method in (
+        (stored_responses.PATH, "GET"),
+        (stored_responses.PATH, "DELETE"),
+        (stored_responses.CANCEL_PATH, "POST"),
+    ):
+        _add_route(app, path, stored, [method])
+
+
+def _add_route(app: FastAPI, path: str, endpoint: AsgiApp, methods: list[str]) -> None:
+    for prefix in ("", "/e/{episode_uuid}"):
+        app.router.routes.append(Route(prefix + path, AsgiEndpoint(endpoint), methods=methods))

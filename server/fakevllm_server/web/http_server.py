@@ -29,13 +29,13 @@ def serve(
     until_stdin_closes: bool = False,
     listen_fd: int | None = None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM.
+    """Run the server until SIGINT or SIGTERM.
 
     With `until_stdin_closes` the server also stops when its standard input closes, which happens if
     its parent process dies. `listen_fd` is the file descriptor of a socket on which the parent
-    process listens already; None means that the server binds the configured host and port. Raises
-    ConfigError if the address or the run directory cannot be used, and SystemExit if the journal
-    can no longer be written.
+    process already listens. If `listen_fd` is None, the server binds the configured host and port.
+    Raises ConfigError if the address or the run directory cannot be used, and SystemExit if the
+    journal can no longer be written.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()

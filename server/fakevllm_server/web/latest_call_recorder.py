@@ -1,9 +1,9 @@
 """Keep the latest answered model call in memory, so that an admin can inspect it.
 
-Only a server started with `--keep-latest-call` does this. Only one call is kept, but every call in
-flight is recorded until it ends, because any of these calls may become the latest answered call. A
-call in flight therefore takes up to two MiB: `MAX_BYTES` for its request and `MAX_BYTES` for its
-response.
+The module is used only if the server was started with `--keep-latest-call`. Only one call is kept,
+but every call in flight is recorded until it ends, because any of these calls may become the latest
+answered call. A call in flight therefore takes up to two MiB: `MAX_BYTES` for its request and
+`MAX_BYTES` for its response.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_BYTES = 2**20
 
 @dataclass(slots=True)
 class _Recording:
-    """One body, recorded chunk by chunk. If a body is larger than `MAX_BYTES`, only its size is
-    kept."""
+    """One request or response body, recorded chunk by chunk. If a body is larger than `MAX_BYTES`,
+    only its size is kept."""
 
     chunks: list[bytes] = field(default_factory=list[bytes])
     size: int = 0
@@ -40,7 +40,8 @@ class _Recording:
         """Return the body as a JSON document.
 
         A JSON body is returned unchanged, and a stream as the list of its events. Any other body is
-        returned as a JSON string of its text.
+        returned as a JSON string of its text. For a body that was too large, return a message as a
+        JSON string.
         """
         if self.size > MAX_BYTES:
             return orjson.dumps(f"{self.size} bytes: larger than the limit of {MAX_BYTES}")
@@ -62,15 +63,16 @@ class _Call:
 
 
 class LatestCall:
-    """The latest call that was answered with status 200 up to its last byte."""
+    """Holds the latest model call whose answer had status 200 and was sent completely."""
 
     def __init__(self) -> None:
         self._latest: _Call | None = None
 
     def as_json(self) -> bytes | None:
-        """Return the call as `{"input", "output"}`, or None before the first call.
+        """Return the latest call as a JSON object with `input` and `output`, or None if no call was
+        answered yet.
 
-        `format` is added for every wire format except chat completions.
+        The object also has `format` if the wire format is not chat completions.
         """
         call = self._latest
         if call is None:
@@ -81,8 +83,8 @@ class LatestCall:
         return b'{"input":%b,"output":%b%b}' % (call.request.as_json(), output, kind)
 
     def record(self, app: AsgiApp, format_name: str) -> AsgiApp:
-        """Return the endpoint of a wire format, wrapped so that its latest answered call is kept
-        here."""
+        """Return `app`, the endpoint of a wire format, wrapped so that its latest answered call is
+        kept in this object."""
 
         async def recording_app(scope: Scope, receive: Receive, send: Send) -> None:
             request, response = _Recording(), _Recording()
@@ -114,7 +116,6 @@ def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def _event_list(raw: bytes) -> bytes:
-    """Return the data of a stream's events as a JSON list, with the data of each event
-    unchanged."""
+    """Return a JSON list with the data of each event of a stream. The data are not changed."""
     events = [data_of(event) for event in SseDecoder().feed(raw)]
     return b"[" + b",".join(data for data in events if data is not None) + b"]"

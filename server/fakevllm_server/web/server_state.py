@@ -42,6 +42,7 @@ from fakevllm_server.training.tokenizer_reader import load_vocabulary
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 from fakevllm_server.web.open_run import OpenRun
+from fakevllm_server.web.stored_responses import StoredResponses
 
 log = logging.getLogger("fakevllm.server")
 
@@ -69,7 +70,7 @@ class ServerState:
     server_id: str = field(default_factory=new_id)
     """ID of this server process. It changes with each restart."""
     engine_client: EngineClient | None = None
-    """Client of the engine; None before the first boot has ended, and after a stop."""
+    """Client of the engine, or None before the first boot has ended, and after a stop."""
     run: OpenRun = field(init=False)
     """The current run. It changes only when the engine is started for a job of another run."""
     engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -82,8 +83,10 @@ class ServerState:
     """Whether the curves of the current run are written."""
     has_logged_direct_call: bool = False
     """Whether the log already mentions a call that bypassed the proxy."""
+    responses: StoredResponses = field(default_factory=StoredResponses)
+    """Responses that the clients of this server process may retrieve."""
     model: str | None = None
-    """Model folder or name; None for the fake engine, and before the first start."""
+    """Model folder or name. None for the fake engine, and before the first start."""
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
     _pending_start: asyncio.Task[None] | None = None
@@ -151,15 +154,16 @@ class ServerState:
             self._pending_start.add_done_callback(_log_failure)
 
     async def _start_when_written(self) -> None:
-        """Start the engine when the journal, whose disk is full, can be written again. Do nothing
-        if a client has started the engine meanwhile."""
+        """Wait until the journal can be written again, for example after a full disk. Then start
+        the engine, unless a client has started the engine meanwhile."""
         is_done = False
         while not is_done:
             await self.journal.wait_written(self.journal.put(), None)
             is_done = await self._try_start()
 
     async def _try_start(self) -> bool:
-        """Start the engine if it is offline. Return False if the journal cannot be written now."""
+        """Start the engine if it is offline. Return False if the start must be tried again later,
+        because the journal cannot be written now. Return True in all other cases."""
         async with self.engine_lock:
             if self.engine.status is not EngineStatus.OFFLINE:
                 return True
@@ -312,14 +316,16 @@ class ServerState:
 
     @property
     def closed_reason(self) -> str | None:
-        """Reason why training has ended for good; None while groups and episodes may be trained."""
+        """Reason why training has ended for good, or None while groups and episodes may be
+        trained."""
         if self._loop is not None:
             return self._loop.closed_reason
         return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
 
     @property
     def backlog(self) -> float:
-        """Number of batches that the waiting groups and episodes make up.
+        """Number of batches into which the waiting groups and episodes can be divided, as a
+        fraction.
 
         The number is at least 1 if a step is due or will be retried. The batch of a running step
         does not count.
@@ -332,7 +338,7 @@ class ServerState:
 
     @property
     def detail(self) -> str | None:
-        """Message about a problem of the engine or the journal; None if there is no problem."""
+        """Message about a problem of the engine or the journal, or None if there is no problem."""
         error = self.journal.error
         if self._pending_start is not None and not self._pending_start.done():
             cause = error or "the disk is slow"
@@ -341,8 +347,8 @@ class ServerState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the server answers calls, or could start an engine that does. While the journal
-        cannot be written, no engine can be started, but a running engine continues to serve."""
+        """Whether the server answers calls or could start an engine. While the journal cannot be
+        written, no engine can be started, but a running engine continues to serve."""
         return self.engine.is_serving or self.journal.error is None
 
     def notify_loop(self) -> None:
@@ -352,10 +358,11 @@ class ServerState:
             self._loop.notify()
 
     def attached_engine(self) -> EngineClient:
-        """Return the client of an engine that answers calls or is being restarted.
+        """Return the client of the present engine, which answers calls or is being restarted.
 
-        Raises WireError (503) before the first boot has ended and after a stop. Calls are refused
-        at once then, instead of waiting for an engine.
+        Raises WireError (503) if there is no engine: before the first engine is ready, and after
+        the engine was stopped. In these cases, calls are refused at once and do not wait for an
+        engine.
         """
         if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
@@ -373,7 +380,8 @@ class ServerState:
         """Wait without a time limit until the engine answers calls, and return its client.
 
         `failed` is the client of an engine that failed a call. This client is returned only if its
-        engine is healthy again. Raises WireError (503) as `attached_engine` does.
+        engine is healthy again. Raises WireError (503) before the first engine is ready, and after
+        the engine was stopped.
         """
         while True:
             client = self.attached_engine()
@@ -401,8 +409,8 @@ class ServerState:
         self.run.folder.record_model(self.config.trainer_name, self.model)
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Return the settings with which the rollout engine and the trainer are started. The
-        server's own flags take precedence over the job's settings."""
+        """Return the settings with which the rollout engine is started, and those for the trainer.
+        The server's own flags take precedence over the job's settings."""
         config = self.config
         setting = config.model_for(job)
         if setting is None and config.trainer_name != "fake":
@@ -434,10 +442,12 @@ class ServerState:
 
 
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
-    """Close the client of an engine that has been replaced or stopped.
+    """Close the HTTP client of an engine that has been replaced or stopped.
 
-    Calls that wait at the engine's gate then look for the next engine. If the engine only got a new
-    endpoint, the gate stays the same, and calls keep waiting there.
+    Calls may be waiting at the engine's gate until a change of its weights is over. These calls
+    then look for the next engine. There is one exception: if `next_endpoint` has the same gate, the
+    engine is still the same and only its address has changed, so the calls continue to wait at the
+    gate.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

@@ -40,8 +40,8 @@ class BadArchive(Exception):
 def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
     """Unpack the zip file `raw` into a new folder inside `folder`, and return its subfolder `ajet`.
 
-    The new folder's name begins with `stamp`. If the upload fails, no file of it is left on the
-    disk. Raises BadArchive for a refused zip file, and OSError if it cannot be written.
+    The new folder's name begins with `stamp`. If the unpacking fails, the new folder is deleted.
+    Raises BadArchive if the zip file is refused, and OSError if its files cannot be written.
     """
     if not raw:
         raise BadArchive("Uploaded zip file is empty.")
@@ -56,8 +56,8 @@ def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
 def check(members: Sequence[zipfile.ZipInfo]) -> None:
     """Check the paths, types and sizes of the files in the zip file.
 
-    The declared sizes can be trusted as limits, because zipfile never unpacks more than a file
-    declares. Raises BadArchive if a check fails.
+    The sizes that the zip file declares can be trusted as limits, because zipfile never unpacks
+    more bytes than declared. Raises BadArchive if a check fails.
     """
     if len(members) > MAX_MEMBERS:
         raise BadArchive(f"The zip file has more than {MAX_MEMBERS} members.")

@@ -1,4 +1,5 @@
-"""Short messages that clients push and every client may read, for a few seconds. Pure."""
+"""Short messages that clients push and that every client may read for a few seconds. They are kept
+in memory only."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class VerboseEntry:
 
 
 class VerboseLog:
-    """The latest messages of all clients, in memory."""
+    """The latest log messages that clients have sent. They are kept in memory."""
 
     def __init__(self) -> None:
         self._entries: deque[VerboseEntry] = deque(maxlen=MAX_ENTRIES)

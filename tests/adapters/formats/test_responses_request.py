@@ -160,6 +160,135 @@ def test_the_reason_has_names_of_fields_and_no_values() -> None:
     assert str(reason.value) == "the value of metadata, temperature"
 
 
+def problem(kind: str, place: str, message: str, value: str, more: str = "") -> str:
+    """Return the text of vLLM's error with one problem."""
+    line = (
+        f"{{'type': '{kind}', 'loc': 'body.{place}', 'msg': {message!r}, 'input': {value}{more}}}"
+    )
+    return f"1 validation error:\n  {line}"
+
+
+REFUSED: list[tuple[Json, str, str]] = [
+    (
+        {"input": ...},
+        "body.input",
+        problem("missing", "input", "Field required", "'<dict of 2 items>'"),
+    ),
+    (
+        {"input": 5},
+        "body.input",
+        "2 validation errors:\n"
+        "  {'type': 'string_type', 'loc': 'body.input', 'msg': 'Input should be a valid string', "
+        "'input': 5}\n"
+        "  {'type': 'list_type', 'loc': 'body.input', 'msg': 'Input should be a valid list', "
+        "'input': 5}",
+    ),
+    (
+        {"max_output_tokens": "x"},
+        "body.max_output_tokens",
+        problem(
+            "int_parsing",
+            "max_output_tokens",
+            "Input should be a valid integer, unable to parse string as an integer",
+            "'x'",
+        ),
+    ),
+    (
+        {"metadata": {"a": 1}},
+        "body.metadata.a",
+        problem("string_type", "metadata.a", "Input should be a valid string", "1"),
+    ),
+    (
+        {"truncation": "some"},
+        "body.truncation",
+        problem(
+            "literal_error",
+            "truncation",
+            "Input should be 'auto' or 'disabled'",
+            "'some'",
+            """, 'ctx': {'expected': "'auto' or 'disabled'"}""",
+        ),
+    ),
+    (
+        {"reasoning": 5},
+        "body.reasoning",
+        problem(
+            "model_attributes_type",
+            "reasoning",
+            "Input should be a valid dictionary or object to extract fields from",
+            "5",
+        ),
+    ),
+    (
+        {"tools": [{"type": "function"}]},
+        "body.tools.0.FunctionTool.name",
+        problem("missing", "tools.0.FunctionTool.name", "Field required", "'<dict of 1 items>'"),
+    ),
+    (
+        {"input": [{"type": "function_call", "name": "look", "arguments": "{}"}]},
+        "body.input",
+        "2 validation errors:\n"
+        "  {'type': 'string_type', 'loc': 'body.input', 'msg': 'Input should be a valid string', "
+        "'input': '<list of 1 items>'}\n"
+        "  {'type': 'missing', 'loc': 'body.input.0.ResponseFunctionToolCallParam.call_id', "
+        "'msg': 'Field required', 'input': '<dict of 3 items>'}",
+    ),
+    (
+        {"tool_choice": "required"},
+        "tool_choice",
+        "Tool choice 'required' must be specified with 'tools' parameter. (parameter=tool_choice)",
+    ),
+    (
+        {"tools": [LOOK], "tool_choice": {"type": "function", "name": "other"}},
+        "tool_choice",
+        "Tool choice 'function' not found in 'tools' parameter. (parameter=tool_choice)",
+    ),
+    (
+        {"cache_salt": ""},
+        "cache_salt",
+        "Parameter 'cache_salt' must be a non-empty string if provided. (parameter=cache_salt)",
+    ),
+    ({"prompt": {"id": "p"}}, "prompt", "prompt template is not supported (parameter=prompt)"),
+    (
+        {"background": True, "store": False},
+        "background",
+        "background can only be used when `store` is true (parameter=background)",
+    ),
+    (
+        {"background": True},
+        "background",
+        "This vLLM engine does not support `store=True` and therefore does not support the "
+        "background mode. To enable these features, set the environment variable "
+        "`VLLM_ENABLE_RESPONSES_API_STORE=1` when launching the vLLM server.",
+    ),
+    (
+        {"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+        "structured_outputs",
+        "Cannot specify both structured_outputs and text.format (parameter=structured_outputs)",
+    ),
+    (
+        {"enable_response_messages": True},
+        "enable_response_messages",
+        "`enable_response_messages` is not supported by this engine. "
+        "(parameter=enable_response_messages)",
+    ),
+]
+"""Fields, and the param and message of vLLM's error. The last error is one of the engines without a
+Responses route."""
+
+
+@pytest.mark.parametrize(("fields", "param", "message"), REFUSED, ids=[str(r[0]) for r in REFUSED])
+def test_a_request_that_vllm_refuses_has_vllms_error(
+    fields: Json, param: str, message: str
+) -> None:
+    body = {"model": "m", "input": "hi"} | fields
+    with pytest.raises(NotTranslated) as reason:
+        RESPONSES.open({key: value for key, value in body.items() if value is not ...}, NEW)
+    error = reason.value.error
+    assert error is not None and error.status == 400
+    assert (error.body["error"]["param"], error.body["error"]["message"]) == (param, message)
+
+
 def test_hosted_tools_are_repeated_and_not_offered() -> None:
     chat = chat_request_of(tools=[{"type": "web_search"}, LOOK, {"type": "local_shell"}])
     function = {"name": "look", "parameters": {"type": "object"}}

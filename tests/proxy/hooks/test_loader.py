@@ -90,6 +90,12 @@ def test_a_wrong_file_is_reported_in_one_line(tmp_path: Path, text: str, expecte
     assert "broken.py" in message
 
 
+def test_the_link_that_an_editor_leaves_beside_a_hook_is_ignored(tmp_path: Path) -> None:
+    write(tmp_path, hook=REWARD)
+    (tmp_path / ".#hook.py").symlink_to("ann@machine.4711")
+    assert load_hooks(tmp_path).reward_arity == 3
+
+
 def test_a_broken_file_in_a_folder_names_its_line(tmp_path: Path) -> None:
     assert "zzz.py:2:" in failure(write(tmp_path, hook_g=REWARD, zzz="x = 1\ndef (\n"))
 

@@ -25,8 +25,7 @@ class MalformedBody(NotTranslated):
     """
 
     def __init__(self, error: WireError) -> None:
-        super().__init__(error.message)
-        self.error = error
+        super().__init__(error.message, error)
 
 
 class AnthropicContentBlock(BaseModel):
@@ -148,9 +147,10 @@ def parse(schema: type[BodyT], body: Json) -> BodyT:
 
 
 def _without_union_members(problem: Json) -> Json:
-    """Return a validation problem whose location contains only keys and indices of the body.
+    """Return a validation problem without the names of union members in its location.
 
-    Pydantic also writes the names of union members into the location. These names are removed.
+    Pydantic adds these names to the location. Without them, the location contains only keys and
+    indices of the body.
     """
     place = [part for part in problem["loc"] if part != "str" and "list[" not in str(part)]
     return problem | {"loc": place}

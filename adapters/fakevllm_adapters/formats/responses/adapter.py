@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import orjson
@@ -24,6 +24,7 @@ from fakevllm_adapters.formats.responses.items import (
     new_id,
     output_items,
 )
+from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.formats.responses.request import (
     ResponsesRequest,
     chat_request,
@@ -34,7 +35,7 @@ from fakevllm_adapters.formats.responses.resource import Resource, usage_counts
 from fakevllm_adapters.formats.responses.stream import Event, EventWriter, ItemStream
 from fakevllm_adapters.formats.sse import DONE, parse_event
 from fakevllm_adapters.formats.vllm_versions import dialect_of
-from fakevllm_adapters.protocol.errors import WireError, error_body, internal_error
+from fakevllm_adapters.protocol.errors import internal_error
 
 FAILED = "failed"
 BLANK = b" "
@@ -51,6 +52,12 @@ class ResponsesExchange:
         self.body = chat_request(request, body, tools, self._dialect)
         self.streamed = bool(request.stream)
         self.response_id = request.request_id or new_id("resp_")
+        self.on_response: Callable[[bytes], None] = _ignore
+        """Callback with the complete response object, in JSON, before the app gets its last byte.
+        The callback is not called for a response that failed or that has `store: false`. It is
+        assigned after construction, because only the caller of `open` knows where responses are
+        stored."""
+        self._is_stored = bool(request.store)
         model = engine.model or request.model or ""
         self._resource = Resource(
             self.response_id, int(time.time()), request, tools, engine, self._dialect, model
@@ -72,8 +79,8 @@ class ResponsesExchange:
             resource = self._whole(completion["choices"][0], completion.get("usage") or {})
         except (AttributeError, LookupError, TypeError) as error:
             raise ValueError(f"the answer is not a chat completion: {error!r}") from error
-        # vLLM writes 1e-05 in responses that are not streamed; orjson would write 1e-5.
-        return json.dumps(resource, ensure_ascii=False, separators=(",", ":")).encode()
+        self._store(resource)
+        return _to_json(resource)
 
     def can_show(self, answer: Answer) -> bool:
         return True
@@ -153,6 +160,7 @@ class ResponsesExchange:
         status = INCOMPLETE if is_cut else COMPLETED
         resource = self._resource.as_json(status, self._items.output, usage)
         kind = status if self._dialect.marks_incomplete else COMPLETED
+        self._store(resource)
         self._write([Event(f"response.{kind}", {"response": resource})])
         self._is_over = True
 
@@ -164,6 +172,10 @@ class ResponsesExchange:
         resource = self._resource.as_json(FAILED, self._items.output, None)
         resource["error"] = _error(error)
         self._write([Event("response.failed", {"response": resource})])
+
+    def _store(self, resource: Json) -> None:
+        if self._is_stored:
+            self.on_response(_to_json(resource))
 
     def _is_cut(self, finish_reason: object, usage: Json) -> bool:
         """Return True if the token limit cut off the answer.
@@ -199,21 +211,22 @@ class ResponsesAdapter(ChatAdapter):
     def open(
         self, body: Json, engine: EngineInfo, earlier: History | None = None
     ) -> ResponsesExchange:
-        previous = body.get("previous_response_id")
-        if earlier is None and previous is not None:
-            raise _unknown_response(previous)
         request = parse_request(body)
+        previous = request.previous_response_id
+        if earlier is None and previous is not None:
+            raise NotTranslated("previous_response_id", unknown_response(previous))
         if earlier:
             request.input = with_history(body, earlier)["input"]
         return ResponsesExchange(request, body, engine)
 
 
-def _unknown_response(response_id: object) -> NotTranslated:
-    reason = NotTranslated("previous_response_id")
-    message = f"Response with id '{response_id}' not found."
-    error = error_body(message, "invalid_request_error", 404, "response_id")
-    reason.error = WireError(404, error)
-    return reason
+def _ignore(response: bytes) -> None:
+    pass
+
+
+def _to_json(resource: Json) -> bytes:
+    # vLLM writes 1e-05 in responses that are not streamed; orjson would write 1e-5.
+    return json.dumps(resource, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _error(body: Json) -> Json:

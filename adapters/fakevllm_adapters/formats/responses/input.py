@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from fakevllm_adapters.formats.base import History, Json, NotTranslated
+from fakevllm_adapters.formats.responses.refusals import malformed
 
 NAMESPACE_SEPARATOR = "__"
 _ROLES = ("user", "system", "developer")
@@ -28,21 +29,56 @@ def messages_of(instructions: str | None, request_input: Input) -> list[Json]:
     messages: list[Json] = []
     if instructions:
         messages.append({"role": "system", "content": instructions})
-    for item in input_items(request_input):
+    for index, item in enumerate(input_items(request_input)):
         if not isinstance(item, dict):
             raise NotTranslated("an input item that is no object")
         item = cast(Json, item)
         reader = _READERS.get(_type_of(item))
         if reader is None or item.get("status") not in _STATUSES:
             raise NotTranslated(f"an input item of type {_type_of(item)!r}")
-        reader(messages, item)
+        try:
+            reader(messages, item)
+        except _MalformedItem as malformed_item:
+            raise malformed_item.refusal(request_input, index) from None
     return messages
+
+
+class _MalformedItem(NotTranslated):
+    """Error for an item with a field that is missing or has the wrong type."""
+
+    def __init__(self, item: Json, key: str, kind: str, message: str) -> None:
+        """`kind` and `message`: pydantic's name and description of the problem, if the field has a
+        wrong type."""
+        super().__init__(f"an input item of type {_type_of(item)!r} without {key}")
+        self._item = item
+        self._key = key
+        self._kind = kind
+        self._message = message
+
+    def refusal(self, request_input: Input, index: int) -> NotTranslated:
+        """Return the exception with the beginning of vLLM's error, and the line about this field.
+
+        vLLM's error has one line for each type that the item might have had.
+        """
+        place = ("input", index, _CLASS_NAMES[_type_of(self._item)], self._key)
+        text = "Input should be a valid string"
+        problems: list[Json] = [
+            {"type": "string_type", "loc": ("input",), "msg": text, "input": request_input}
+        ]
+        if self._key in self._item:
+            value: object = self._item[self._key]
+            problem: Json = {"type": self._kind, "loc": place, "msg": self._message}
+        else:
+            value = self._item
+            problem = {"type": "missing", "loc": place, "msg": "Field required"}
+        return malformed([*problems, problem | {"input": value}])
 
 
 def continues(request_input: Input) -> bool:
     """Return True if the model must continue the last message instead of answering it.
 
-    This is the case if the last input item is a message or reasoning with the status unfinished.
+    This is the case if the last input item is a message or reasoning, and its status is
+    `in_progress` or `incomplete`.
     """
     last: Any = request_input[-1] if isinstance(request_input, list) and request_input else None
     if not isinstance(last, dict):
@@ -58,7 +94,7 @@ def input_items(request_input: Input) -> list[Any]:
 
 
 def answer_as_input(message: Json) -> list[Json]:
-    """Translate an assistant message to the input items by which an app would send it back."""
+    """Translate an assistant message to input items, as an app's next request would repeat it."""
     items: list[Json] = []
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
@@ -105,7 +141,14 @@ def _type_of(item: Json) -> str:
 def _text(item: Json, key: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise NotTranslated(f"an input item of type {_type_of(item)!r} without {key}")
+        raise _MalformedItem(item, key, "string_type", "Input should be a valid string")
+    return value
+
+
+def _part_text(part: Json, key: str) -> str:
+    value = part.get(key)
+    if not isinstance(value, str):
+        raise NotTranslated(f"a part of type {part.get('type')!r} without {key}")
     return value
 
 
@@ -115,9 +158,10 @@ def _message(messages: list[Json], item: Json) -> None:
         text = content if isinstance(content, str) else _only_text(content, _ANSWER_PARTS)
         _set(messages, "content", text)
     elif role in _ROLES:
-        messages.append({"role": role, "content": _content(content)})
+        messages.append({"role": role, "content": _content(item, "content")})
     else:
-        raise NotTranslated(f"a message with the role {role!r}")
+        expected = "'user', 'assistant', 'system' or 'developer'"
+        raise _MalformedItem(item, "role", "literal_error", f"Input should be {expected}")
 
 
 def _function_call(messages: list[Json], item: Json) -> None:
@@ -133,7 +177,7 @@ def _function_call(messages: list[Json], item: Json) -> None:
 
 
 def _function_call_output(messages: list[Json], item: Json) -> None:
-    content = _content(item.get("output"))
+    content = _content(item, "output")
     messages.append({"role": "tool", "content": content, "tool_call_id": _text(item, "call_id")})
 
 
@@ -148,6 +192,12 @@ def _reasoning(messages: list[Json], item: Json) -> None:
     _set(messages, "reasoning", text)
 
 
+_CLASS_NAMES = {
+    "message": "EasyInputMessageParam",
+    "function_call": "ResponseFunctionToolCallParam",
+    "function_call_output": "FunctionCallOutput",
+}
+"""Names of vLLM's classes, which its errors quote, by type of item."""
 _READERS: dict[str, Callable[[list[Json], Json], None]] = {
     "message": _message,
     "function_call": _function_call,
@@ -169,31 +219,33 @@ def _set(messages: list[Json], key: str, text: str) -> None:
 
 
 def _only_text(parts: object, types: Sequence[str]) -> str:
-    """Return the text of the only part in a list of content parts.
+    """Return the text of a list that consists of exactly one text part.
 
-    Raises NotTranslated if the part is no text, or if the list has another number of parts. Of
-    several parts, vLLM would keep only the first.
+    Raises NotTranslated for anything else. From a list with several parts, vLLM would keep only the
+    first part.
     """
     if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
         raise NotTranslated("an assistant's item without a text, or with several")
     part: Any = cast(list[Any], parts)[0]
     if not isinstance(part, dict) or cast(Json, part).get("type") not in types:
         raise NotTranslated("an assistant's item that is no text")
-    return _text(cast(Json, part), "text")
+    return _part_text(cast(Json, part), "text")
 
 
-def _content(content: object) -> str | list[Json]:
+def _content(item: Json, key: str) -> str | list[Json]:
+    content = item.get(key)
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise NotTranslated("a content that is neither text nor a list")
+        raise _MalformedItem(item, key, "string_type", "Input should be a valid string")
     return [_part(part) for part in cast(list[Any], content)]
 
 
 def _part(part: object) -> Json:
     kind = cast(Json, part).get("type") if isinstance(part, dict) else None
     if kind == "input_text":
-        return {"type": "text", "text": _text(cast(Json, part), "text")}
+        return {"type": "text", "text": _part_text(cast(Json, part), "text")}
     if kind == "input_image":
-        return {"type": "image_url", "image_url": {"url": _text(cast(Json, part), "image_url")}}
+        url = _part_text(cast(Json, part), "image_url")
+        return {"type": "image_url", "image_url": {"url": url}}
     raise NotTranslated(f"a part of type {kind!r}")

@@ -6,14 +6,21 @@ ignores at /v1/responses is left out, even if vLLM honours the field at /v1/chat
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fakevllm_adapters.formats.base import Json, NotTranslated
 from fakevllm_adapters.formats.responses.input import Input, continues, messages_of
-from fakevllm_adapters.formats.responses.tools import Tools, tools_of
+from fakevllm_adapters.formats.responses.refusals import (
+    check_after_types,
+    check_before_types,
+    malformed,
+)
+from fakevllm_adapters.formats.responses.tools import Tools, tool_problems, tools_of
 from fakevllm_adapters.formats.vllm_versions import Dialect
+from fakevllm_adapters.protocol.errors import not_supported
 
 PASSED_ON = (
     *("model", "temperature", "top_p", "top_k", "logit_bias", "seed", "stop", "ignore_eos"),
@@ -36,12 +43,19 @@ Include = Literal[
     "reasoning.encrypted_content",
 ]
 Level = Literal["auto", "concise", "detailed"]
+Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+
+_BRANCH = re.compile(r"^(str|int|float|bool)$|\[")
+"""Names of types, which pydantic adds to the location of a problem and vLLM removes. vLLM keeps the
+names of its classes."""
 
 
 class OpenModel(BaseModel):
     """A pydantic model that keeps unknown fields."""
 
-    model_config = ConfigDict(extra="allow")
+    # With from_attributes, pydantic describes a value of another type in vLLM's words.
+    model_config = ConfigDict(extra="allow", from_attributes=True)
 
 
 class Reasoning(OpenModel):
@@ -52,11 +66,11 @@ class Reasoning(OpenModel):
     summary: Level | None = None
 
 
-class PlainFormat(OpenModel):
-    type: Literal["text", "json_object"]
+class ResponseFormatText(OpenModel):
+    type: Literal["text"]
 
 
-class SchemaFormat(OpenModel):
+class ResponseFormatTextJSONSchemaConfig(OpenModel):
     name: str
     schema_: dict[str, object] = Field(alias="schema")
     type: Literal["json_schema"]
@@ -64,8 +78,14 @@ class SchemaFormat(OpenModel):
     strict: bool | None = None
 
 
+class ResponseFormatJSONObject(OpenModel):
+    type: Literal["json_object"]
+
+
 class TextConfig(OpenModel):
-    format: PlainFormat | SchemaFormat | None = None
+    format: (
+        ResponseFormatText | ResponseFormatTextJSONSchemaConfig | ResponseFormatJSONObject | None
+    ) = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -78,44 +98,55 @@ class PromptCacheOptions(BaseModel):
 class ResponsesRequest(BaseModel):
     """The validated fields of a Responses request.
 
-    The class has three kinds of fields. Some are repeated in the response. Some decide the form of
-    the response. Others are copied to the chat request, and are here because vLLM refuses null as
-    their value.
+    The fields are in vLLM's order, because an error response lists problems in the order of fields.
+    Unknown fields are accepted and ignored.
     """
 
-    input: Input
     background: bool = False
-    frequency_penalty: float | None = None
-    ignore_eos: bool = False
     include: list[Include] | None = None
-    include_reasoning: bool = True
-    include_stop_str_in_output: bool = False
+    input: Input
     instructions: str | None = None
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
     model: str | None = None
+    logit_bias: dict[str, float] | None = None
     parallel_tool_calls: bool | None = True
-    presence_penalty: float | None = None
-    priority: int = 0
     previous_response_id: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_options: PromptCacheOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     reasoning: Reasoning | None = None
-    request_id: str = ""
-    safety_identifier: str | None = None
+    include_reasoning: bool = True
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
     store: bool | None = True
     stream: bool | None = False
     temperature: float | None = None
     text: TextConfig | None = None
-    tools: list[Any] = Field(default_factory=list[Any])
     tool_choice: Any = "auto"
+    tools: list[Any] = Field(default_factory=list[Any])
     top_logprobs: int | None = 0
     top_p: float | None = None
+    top_k: int | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
     user: str | None = None
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    safety_identifier: str | None = None
+    request_id: str = ""
+    media_io_kwargs: dict[str, dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    priority: Int64 = 0
+    enable_response_messages: bool = False
+    previous_input_messages: list[dict[str, Any]] | None = None
+    repetition_penalty: float | None = None
+    seed: Int64 | None = None
+    stop: str | list[str] | None = None
+    ignore_eos: bool = False
+    vllm_xargs: dict[str, str | int | float | list[str | int | float]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def with_logprobs(self) -> bool:
@@ -127,20 +158,35 @@ def parse_request(body: Json) -> ResponsesRequest:
     """Return the validated fields of a request body.
 
     Raises NotTranslated if vLLM would refuse the body, or if chat completions cannot express it.
+    The error of the exception is vLLM's own error, if vLLM would refuse the body.
     """
-    for name in ("background", "prompt", "enable_response_messages", "previous_input_messages"):
-        if body.get(name):
-            raise NotTranslated(name)
+    check_before_types(body)
     try:
         request = ResponsesRequest.model_validate(body)
     except ValidationError as error:
-        # The message has only the names of fields, because their values are private.
-        problems = error.errors(include_url=False, include_context=False, include_input=False)
-        names = {str(problem["loc"][0]) for problem in problems}
-        raise NotTranslated(f"the value of {', '.join(sorted(names))}") from None
-    if body.get("structured_outputs") is not None and request.text and request.text.format:
-        raise NotTranslated("structured_outputs and text.format together")
+        raise malformed(_problems(error, body)) from None
+    problems = tool_problems(request.tools)
+    if problems:
+        raise malformed(problems)
+    check_after_types(request.background, body)
+    for name in ("enable_response_messages", "previous_input_messages"):
+        if getattr(request, name):
+            raise NotTranslated(name, not_supported(name))
     return request
+
+
+def _problems(error: ValidationError, body: Json) -> list[Json]:
+    """Return the problems of a body, with locations that contain only keys and indices of the
+    body."""
+    problems: list[Json] = []
+    for problem in error.errors(include_url=False):
+        path = [part for part in problem["loc"] if not _BRANCH.search(str(part))]
+        value: Any = problem["input"]
+        if problem["type"] == "missing" and len(path) == 1 and not body.get("tools"):
+            # vLLM sets `tool_choice` in a body without tools, and its error counts the fields.
+            value = {"tool_choice": "none"} | body
+        problems.append(dict(problem) | {"loc": tuple(path), "input": value})
+    return problems
 
 
 def chat_request(request: ResponsesRequest, body: Json, tools: Tools, dialect: Dialect) -> Json:
@@ -185,9 +231,9 @@ def request_tools(request: ResponsesRequest, dialect: Dialect) -> Tools:
 
 
 def _format(text: TextConfig | None) -> Json:
-    if text is None or text.format is None or text.format.type == "text":
+    if text is None or text.format is None or isinstance(text.format, ResponseFormatText):
         return {}
-    if isinstance(text.format, PlainFormat):
+    if isinstance(text.format, ResponseFormatJSONObject):
         return {"response_format": {"type": "json_object"}}
     schema = text.format.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
     return {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -1,4 +1,5 @@
-"""The `response` object, which has the request's fields as vLLM reads them, and the answer."""
+"""The `response` object of the Responses API. It contains the answer, and the fields of the request
+with the defaults that vLLM fills in."""
 
 from __future__ import annotations
 
@@ -48,8 +49,9 @@ class Resource:
     def max_output_tokens(self) -> int | None:
         """Maximum number of output tokens, or None if it is unknown.
 
-        This is the request's own limit or the number of tokens that the context leaves, whichever
-        is lower. If only one of these limits is known, that limit is returned.
+        The number is the smaller of two limits: the request's own limit, and the length of the
+        context minus the length of the prompt. If only one of these limits is known, that limit is
+        returned.
         """
         limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from fakevllm_adapters.formats.base import Json, NotTranslated
 from fakevllm_adapters.formats.responses.input import NAMESPACE_SEPARATOR
+from fakevllm_adapters.protocol.errors import schema_error
 
 _CALLED_BY = ("allowed_callers", "async", "defer_loading", "description")
 _WEB_SEARCH = ("type", "external_web_access", "filters", "search_context_size", "user_location")
@@ -58,6 +59,21 @@ _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
     "code_interpreter": {"container": (str, dict)},
     "file_search": {"vector_store_ids": list},
 }
+_CLASS_NAMES = {
+    "function": "FunctionTool",
+    "custom": "CustomTool",
+    "namespace": "NamespaceTool",
+    "mcp": "Mcp",
+    "code_interpreter": "CodeInterpreter",
+    "file_search": "FileSearchTool",
+}
+"""Names of vLLM's classes, which its errors quote, by type of tool."""
+_TYPE_NAMES: dict[type, tuple[str, str]] = {
+    str: ("string_type", "string"),
+    dict: ("dict_type", "dictionary"),
+    list: ("list_type", "list"),
+}
+"""Pydantic's name of the problem, and its name of the type, for a value of another type."""
 _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 
@@ -71,7 +87,7 @@ class CallName:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request, in the chat format and as the response repeats them.
+    """The tools of a request in two forms: in the chat format, and as the response repeats them.
 
     >>> tools_of([{"type": "function", "name": "look"}, {"type": "web_search"}]).functions
     [{'type': 'function', 'function': {'name': 'look'}}]
@@ -84,9 +100,10 @@ class Tools:
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
-        """Return the response's name of a called function, given its name in the chat completion.
+        """Return the name and the namespace by which the response names a called function.
 
-        The chat completion's name of a function in a namespace includes the namespace.
+        The argument `name` is the function's name in the chat completion. If the function is in a
+        namespace, this name includes the namespace.
         """
         return self._names.get(name, CallName(name))
 
@@ -101,7 +118,14 @@ class Tools:
                 return {"type": "function", "function": {"name": name}}
         elif tool_choice in ("auto", "none") or (tool_choice == "required" and self.functions):
             return cast(object, tool_choice)
-        raise NotTranslated(f"tool_choice {tool_choice!r}")
+        reason = f"tool_choice {tool_choice!r}"
+        if isinstance(tool_choice, dict) and cast(Json, tool_choice):
+            raise NotTranslated(reason)
+        expected = "'none', 'auto' or 'required'"
+        problem: Json = {"type": "literal_error", "loc": ("tool_choice",)}
+        problem |= {"msg": f"Input should be {expected}", "input": tool_choice}
+        problem |= {"ctx": {"expected": expected}}
+        raise NotTranslated(reason, schema_error([problem]))
 
     def repeated_choice(self, tool_choice: object) -> object:
         """Return the field `tool_choice` for the response, which repeats the request's choice."""
@@ -128,10 +152,57 @@ def tools_of(tools: list[Any]) -> Tools:
     return Tools(functions, [_repeated(tool) for tool in tools], names)
 
 
-def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
-    """Yield the functions of a tool as pairs of function and namespace.
+def tool_problems(tools: list[Any]) -> list[Json]:
+    """Return the missing fields and the fields of wrong types in a list of tools.
 
-    The namespace is None for a function that stands alone.
+    The problems have the form of pydantic's `errors()`. vLLM reports a problem for each type that a
+    tool might have had. The returned problems are those of the type that the tool names. They are
+    those of a function if the tool names no known type.
+    """
+    return [problem for index, tool in enumerate(tools) for problem in _problems(index, tool)]
+
+
+def _problems(index: int, tool: object) -> Iterator[Json]:
+    place = ("tools", index)
+    if not isinstance(tool, dict):
+        message = "Input should be a valid dictionary or object to extract fields from"
+        of_function = (*place, _CLASS_NAMES["function"])
+        yield {"type": "model_attributes_type", "loc": of_function, "msg": message, "input": tool}
+        return
+    checked = cast(Json, tool)
+    named: object = checked.get("type")
+    kind = named if isinstance(named, str) and named in KEYS else "function"
+    place = (*place, _CLASS_NAMES.get(kind, kind))
+    for key, kinds in _REQUIRED.get(kind, {}).items():
+        if isinstance(checked.get(key), kinds):
+            continue
+        if key not in checked:
+            yield _missing((*place, key), checked)
+        else:
+            yield _mistyped((*place, key), checked[key], kinds)
+    if "type" not in checked:
+        yield _missing((*place, "type"), checked)
+    elif kind != named:
+        problem: Json = {"type": "literal_error", "loc": (*place, "type")}
+        problem |= {"msg": "Input should be 'function'", "input": named}
+        yield problem | {"ctx": {"expected": "'function'"}}
+
+
+def _missing(place: tuple[object, ...], value: object) -> Json:
+    return {"type": "missing", "loc": place, "msg": "Field required", "input": value}
+
+
+def _mistyped(place: tuple[object, ...], value: object, kinds: type | tuple[type, ...]) -> Json:
+    kind = kinds[0] if isinstance(kinds, tuple) else kinds
+    problem, noun = _TYPE_NAMES[kind]
+    message = f"Input should be a valid {noun}"
+    return {"type": problem, "loc": place, "msg": message, "input": value}
+
+
+def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
+    """Yield (function, name of its namespace) for each function of a tool.
+
+    A tool is a single function or a namespace of functions. The name is None for a single function.
     """
     checked = _checked(tool)
     if checked["type"] == "function":

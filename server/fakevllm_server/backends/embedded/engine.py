@@ -214,9 +214,10 @@ class EmbeddedEngine:
         )
 
     async def export(self, folder: Path) -> None:
-        """Write the trained model to a folder. The weights have the dtype of computation, and LoRA
-        adapters are merged into the weights. With bfloat16 the merge rounds the adapters, whereas
-        `publish` does not round adapters."""
+        """Write the trained model to a folder. The weights have the dtype in which the engine
+        computes, and LoRA adapters are merged into the weights. If this dtype is bfloat16, the
+        merged weights are rounded, so the exported model differs slightly from the model that the
+        sampler uses. The sampler keeps the adapters separate and does not round them."""
         source, dtype = self._folder.path, self._dtype
         await self._run_once(
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
@@ -231,9 +232,9 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer, and create the trainer on first use. An engine that only serves
-        therefore holds no second copy of the weights. Call this method on the engine thread,
-        because only this thread may use torch."""
+        """Return the trainer. The trainer is created by the first call of this method, because it
+        holds a second copy of the weights, which an engine that only serves does not need. Call
+        this method on the engine thread, because only this thread may use torch."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype

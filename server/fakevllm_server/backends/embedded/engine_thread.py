@@ -2,9 +2,11 @@
 
 In each iteration the thread takes new requests and tasks from its inbox, samples one token for
 every running request, and runs one part of the current task. A task is a generator for longer work,
-such as a training step or a publish. Tasks run one after another. The tokens of an iteration are
-delivered in one call per event loop. An error in a task is raised in the task's caller. An error in
-a decode iteration ends the process, because the state of the running requests is then unknown.
+such as a training step or a publish. Tasks run one after another. The requests may belong to
+several event loops. At the end of an iteration, the thread calls each of these event loops once and
+hands over all new tokens of its requests. An error in a task is raised in the task's caller. An
+error in a decode iteration ends the process, because the state of the running requests is then
+unknown.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The HTTP server of an engine's process. Clients sample by vLLM's API over a TokenEngine (the
-interface for sampling). The swarm server trains by control routes over a TrainEngine (the interface
-for training).
+"""The HTTP server of an engine's process. It has two sets of routes. vLLM's public API serves
+sampling, and calls a TokenEngine (the interface for sampling). The control routes serve training by
+the swarm server, and call a TrainEngine (the interface for training).
 
 engine_server.py       the process's HTTP server on a Unix socket
 vllm_routes.py         vLLM's public routes

@@ -35,9 +35,9 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Scanner that cuts a text at the first stop string. The scanner holds back the last
-    characters, because a stop string may begin there. Their number is one less than the length of
-    the longest stop string.
+    """Scanner that cuts a text at the first stop string. The scanner holds back the last characters
+    of the text, because they may be the beginning of a stop string. If the longest stop string has
+    n characters, the last n - 1 characters are held back.
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.push("abcE"), scanner.push("Nd"), scanner.flush()
@@ -56,8 +56,8 @@ class StopScanner:
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
         """Add `text`. Return the text that has not been returned yet, without the last characters,
-        which are held back. If `is_armed` is false, stop strings in `text` have no effect, and all
-        text is returned."""
+        which are held back. If `is_armed` is false, the scanner does not look for stop strings, and
+        returns all text at once."""
         self._pending += text
         if not is_armed:
             return self.flush()

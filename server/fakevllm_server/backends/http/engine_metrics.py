@@ -1,5 +1,5 @@
-"""Prometheus metrics of an engine, under vLLM's names. The module has those of vLLM's metrics that
-autoscalers and dashboards read."""
+"""Prometheus metrics of an engine. They have the names of vLLM's metrics, so that autoscalers and
+dashboards for vLLM work unchanged. Only the metrics that such programs read are included."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A long prompt takes seconds to tokenize. Therefore requests with short bodies and requests with long
 bodies have one thread each, so that a long prompt delays only other long prompts. Each thread
-prepares its requests in order of arrival, so equal requests stay in order.
+prepares its requests in order of arrival.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ A few random calls go through the model as a forest, and then one by one through
 model. The calls include siblings, a duplicate, and a next turn of a conversation. The
 log-probabilities, and a gradient through all layers, must agree.
 
-The check of a method runs seven short forward and backward passes. This takes 0.05 s on the demo's
-model, and on a GPU as long as a step of a thousand tokens. For FlexAttention the calls are longer,
-and the check compiles the kernels, which the first step would compile otherwise. With a large model
-on a CPU, the check reads the weights about twenty times, which still takes less time than the first
-step.
+The check of a method runs seven short forward and backward passes. On the demo's model this takes
+0.05 s. On a GPU it takes as long as a training step on a thousand tokens. For FlexAttention the
+calls are longer, and the check includes the compilation of the kernels. Without the check, the
+first step would compile them. For a large model on a CPU, the check takes as long as reading all
+weights about twenty times, which is less than the first step takes.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@ forest of some calls as tensors.
 
 Three invariants must hold for each trained token:
 
-    I1  The token's edge has the sampled token id, the node of the preceding token, the call's
-        temperature, and the set of tokens that could be sampled.
+    I1  The token's edge has the sampled token id. The edge's head has the node of the preceding
+        token, the call's temperature, and the set of tokens that could be sampled.
     I2  The node of the preceding token attends to exactly the call's preceding tokens, in order, at
         their positions.
-    I3  The loss compares the token's new log-probability with the recorded log-probability.
+    I3  The sampled log-probability that the loss reads is the recorded log-probability.
 
 The check compares the recorded calls with the tensors that a forward pass reads. It also compares
 them with the parents, subtree ends and segments from which the attention layouts are built. The
@@ -192,8 +192,9 @@ def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
 
 def _has_consistent_ancestors(plan: Plan) -> Tensor:
     """Return a mask [nodes] that is True for each node that attends to exactly its ancestors and
-    itself. The ancestors are listed in the path of the node's segment, which must be consistent.
-    The number of subtrees that contain the node must be the node's position + 1."""
+    itself. Two conditions must hold for the node. The node's segment, whose path lists the
+    ancestors, is consistent. The number of subtrees that contain the node is the node's position +
+    1, because a node is in its own subtree and in the subtree of each ancestor."""
     forest = plan.forest
     num = forest.num_nodes
     parent, tout = as_tensor(forest.parent, "cpu"), as_tensor(forest.tout, "cpu")

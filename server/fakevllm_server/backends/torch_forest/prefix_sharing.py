@@ -3,9 +3,11 @@
 If all calls share only a few first tokens, such as the token that begins every prompt, sharing
 these tokens saves almost nothing. But sharing has two costs. At a branch, every node that is not
 below the largest child needs one more partial attention. And if the tree is cut into pieces, each
-piece computes the shared tokens again. If the top of a tree (the tokens before its first branch)
-saves less than it costs, the calls of each branch get a different root key (a property that is
-equal for all calls of one tree). Calls with different root keys share no tokens. The training
+piece computes the shared tokens again.
+
+The top of a tree is the tokens before its first branch. If sharing the top costs more than it
+saves, this module splits the tree into one tree for each branch. For this it sets the root key of
+the calls. Calls with different root keys are in different trees and share no tokens. The training
 result does not change.
 """
 
@@ -46,9 +48,9 @@ def unshare_small_prefixes(calls: Sequence[CallTokens]) -> list[CallTokens]:
 
 
 def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
-    """Return the tops of trees for which sharing saves less time than it costs, by the first node
-    of the top. The top of a tree is its segment before the first branch. A tree without a branch is
-    never included."""
+    """Return the tops that cost more time to share than they save, as a dict from the first node of
+    each top to the top. The top of a tree is its segment before the first branch. A tree without a
+    branch is never included."""
     return {
         top.start: top
         for top in forest.segments
@@ -60,9 +62,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return a node that identifies the branch of a call, which is the first node of the call's
-    path after the top of its tree. If the path ends inside the top, return the first node of the
-    top."""
+    """Return the node that identifies the branch of a call. It is the first node of the call's path
+    after the top of the call's tree. A call that ends inside the top has no such node. Then the
+    first node of the top is returned."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -2,10 +2,10 @@
 corrections are importance weights and the rejection of tokens.
 
 Both corrections use `log_ratio`, which is the trainer's log-probability minus the engine's
-log-probability. Neither correction has a gradient. A sequence is a unit of the loss. Formulas and
-names are verl's (`rollout_correction`). Sources: truncated importance sampling from Yao et al.,
-"Your efficient RL framework secretly brings you off-policy RL training" (2025); importance weights
-of 0 outside the bounds from IcePop.
+log-probability. No gradient flows through either correction. A sequence is a unit of the loss.
+Formulas and names are the same as in verl's `rollout_correction`. There are two kinds of importance
+weights. Truncated weights are from Yao et al., "Your efficient RL framework secretly brings you
+off-policy RL training" (2025). Weights that are 0 outside two bounds are from IcePop.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
     all importance weights. The mean is taken over the step's tokens, or over its sequences if
     `rollout_is` is `sequence`. If all importance weights are 0, return 1.
 
-    The tensors, [tokens] each, must hold all counted tokens of the step.
+    The tensors, [tokens] each, must hold all tokens of the step that count in the loss.
     """
     if spec.rollout_is == "sequence":
         share_of_unit = 1 / unit_sum(torch.ones_like(weights), units)

@@ -9,8 +9,8 @@ For a token that the engine sampled, let d = trainer - engine and w = exp(d):
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
 The metrics are computed from sums over all tokens of the step, so they do not depend on the
-division into micro-batches. Each token is weighted by its share in the step's means
-(`token_share`). The formulas above are for equal shares.
+division into micro-batches. Each token has a weight, its `token_share`, which is its weight in
+every mean over the step's tokens. The formulas above are for tokens of equal weight.
 
 Rounding differences, and weights that changed after sampling, both increase the metrics. To measure
 only rounding differences, the metrics are taken over the tokens of calls that were sampled wholly
@@ -34,8 +34,8 @@ LARGE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Sums over some tokens from which the mismatch metrics are computed. Each token is weighted by
-    its share in the step's means."""
+    """Weighted sums over some tokens, from which the mismatch metrics are computed. The weight of a
+    token is its `token_share`, its weight in every mean over the step's tokens."""
 
     share: float = 0.0
     absolute: float = 0.0

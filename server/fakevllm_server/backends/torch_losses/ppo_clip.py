@@ -1,8 +1,11 @@
 """The clipped policy loss of PPO, with dual clip.
 
     r = exp(log_prob - old_log_prob)
-    L = max(-A r, -A clip(r, 1 - low, 1 + high))         and where A < 0
-    L = min(L, -A c)
+    L = max(-A r, -A clip(r, 1 - low, 1 + high))         if A >= 0
+    L = min(max(-A r, -A clip(r, 1 - low, 1 + high)), -A c)    if A < 0
+
+L is the loss of a token, A is its advantage, r is its importance ratio, low and high are the clip
+bounds, and c is the dual clip's bound of the ratio (`clip_ratio_c`).
 
 Sources: Schulman et al. 2017 (arXiv 1707.06347); dual clip: Ye et al. 2019 (arXiv 1912.09729);
 separate upper bound: DAPO (arXiv 2503.14476), which is this loss with high 0.28 and token-mean. The

@@ -2,10 +2,14 @@
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
-`scale` is computed from the whole step (`call_shares`), so the losses and gradients of the
-micro-batches add up to the loss and gradient of the step. A token that `rollout_rs` rejects has
-kept_t = 0, so it adds nothing to the loss. The token still counts in the denominators of the means,
-because the denominators are computed before any forward pass.
+For each token t, policy_t is the policy loss, weight_t is the importance weight, kl_t is the KL
+estimate, and H_t is the entropy. kept_t is 0 if `rollout_rs` rejects the token, else 1. scale_t is
+the token's factor in the mean or sum that `loss_agg_mode` selects.
+
+scale_t is computed from the whole step (`call_shares`), so the losses and gradients of the
+micro-batches add up to the loss and gradient of the step. A rejected token adds nothing to the
+loss. But it still counts in the denominators of the means, because the denominators are computed
+before any forward pass.
 """
 
 from __future__ import annotations

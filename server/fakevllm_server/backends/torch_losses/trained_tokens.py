@@ -121,9 +121,12 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
-    """Return the unit number of each call. A unit is a sequence in the loss. Units with a token
-    that has a weight in the loss are numbered from 0, so every unit number is below the number of
-    such tokens. All other units get the number 0."""
+    """Return a number for each call. Calls of the same unit have the same number; a unit is one or
+    more calls that the loss treats as one sequence.
+
+    Units with a token that has a weight in the loss are numbered from 0. All other units get the
+    number 0, too: they add nothing to the loss.
+    """
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
     return [numbers.get(share.unit, 0) for share in shares]
@@ -137,8 +140,8 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return True if a micro-batch contains all tokens of the step that count in the loss. In this
-    case the token shares add up to 1. The result is also True if no token of the micro-batch
-    counts, because the micro-batch then adds nothing to the step."""
+    """Return True if a micro-batch contains all tokens of the step that count in the loss. This is
+    tested by the token shares, which add up to 1 over the whole step. The result is also True if no
+    token of the micro-batch counts, because such a micro-batch adds nothing to the step."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

@@ -124,8 +124,12 @@ def _policy_and_kl_loss(
 
 def _check_supported(spec: LossSpec) -> None:
     """Check that the verl trainer supports the settings of a loss. Raises BackendError for other
-    settings. verl gets each call as a row with loss weights for a mean over tokens. A row contains
-    no information about other calls of its episode."""
+    settings.
+
+    verl gets each call as a separate row, with the weight of its tokens in a mean over tokens.
+    Other means are therefore not supported. A row contains no information about the other calls of
+    its episode. Losses that couple the calls of an episode are therefore not supported either.
+    """
     default = LossSpec()
     unsupported = [
         f"{field.name} = {str(getattr(spec, field.name)).lower()}"

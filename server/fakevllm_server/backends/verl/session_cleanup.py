@@ -33,7 +33,8 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
     of the cleanup process closes, and the cleanup begins.
 
     If the calling process is not the leader of its session, no cleanup process is started, and None
-    is returned. The session would contain processes that do not belong to the trainer.
+    is returned. Such a session also contains processes that do not belong to the trainer, and the
+    cleanup would kill them.
     """
     if os.getsid(0) != os.getpid():
         return None

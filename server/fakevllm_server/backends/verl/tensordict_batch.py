@@ -25,9 +25,10 @@ def make_tensordict(
 ) -> TensorDict:
     """Return a batch of calls as a TensorDict for verl's workers.
 
-    With this batch, verl's loss is the mean over response tokens with the loss weights of their
-    calls. The reason is that verl multiplies by `rollout_is_weights`, and divides by the sum of
-    `loss_mask` over all workers.
+    The batch makes verl compute its loss as a weighted mean over response tokens, in which a token
+    has the loss weight of its call. verl multiplies the loss of each token by `rollout_is_weights`,
+    and divides the sum by the sum of `loss_mask` over all workers. Both tensors of the batch
+    contain the loss weights.
 
     `max_tokens` is the maximum size of a micro-batch, or the length of the longest row if that is
     larger. `reference` has the reference policy's log-probabilities of each row, [response tokens].

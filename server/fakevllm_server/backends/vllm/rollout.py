@@ -196,8 +196,9 @@ class VllmRollout:
         )
 
     async def _pause(self, client: ControlClient) -> None:
-        """Pause vLLM. After a failed pause, try to resume a vLLM that still has its old weights,
-        and raise BackendError."""
+        """Pause vLLM. If the request fails, raise BackendError. vLLM may have paused although the
+        request failed. Therefore it is resumed before the error is raised, if it still has its old
+        weights."""
         self._is_changing = True
         try:
             await client.pause()

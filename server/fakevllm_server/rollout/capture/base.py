@@ -5,9 +5,10 @@ This module has the part that all wire formats share. Each wire format has a sub
 CallCapture.
 
 * The engine is asked for token ids, logprobs, weight versions and usage.
-* Fields that the app did not request are reset to null, as a plain vLLM would print them. Chunks
-  that exist only because of the capture's fields are removed.
-* Ids and logprobs are recorded as the engine reported them. They are never derived from the text.
+* Answer fields that the app did not request are reset to null, as a plain vLLM would print them.
+  Stream chunks that vLLM sends only because of the capture's request fields are removed.
+* Token ids and logprobs are recorded as the engine reported them. They are never derived from the
+  text.
 * A call with a missing id or logprob is recorded, but marked as untrainable. Missing values are
   never filled in.
 """
@@ -44,7 +45,8 @@ _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError
 
 
 class CallCapture(ABC):
-    """Capture of one LLM call: it takes the app's request body and ends with the recorded call."""
+    """Capture of one LLM call. It is created from the app's request body, and `record` returns the
+    recorded call at the end."""
 
     def __init__(
         self,
@@ -58,7 +60,8 @@ class CallCapture(ABC):
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
         `refusal` is the reason why no call of this engine may be trained on, or None.
-        `reports_allowed`: whether the engine can report the set that each token was sampled from.
+        `reports_allowed` is True if the engine can report, for each token, the set of tokens that
+        it was sampled from.
         """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
@@ -91,25 +94,30 @@ class CallCapture(ABC):
 
     @staticmethod
     def cannot_capture(body: Json) -> bool:
-        """Return whether the call must only be relayed, because no part of the call could be
-        trained on."""
+        """Return True if no part of the call could be trained on. Such a call is relayed to the
+        engine without capture."""
         return False
 
     @abstractmethod
     def _app_gets_no_logprobs(self, body: Json) -> bool:
-        """Return whether a plain vLLM would answer this body without logprobs."""
+        """Return True if a plain vLLM would answer this request body without logprobs."""
 
     @abstractmethod
     def _request_logprobs(self, body: Json) -> None:
-        """Add the field that requests logprobs to `body`, unless the app's fields forbid that."""
+        """Add the field that requests logprobs to the engine's request `body`.
+
+        The field is not added if vLLM must refuse the app's own fields, because the app must get
+        this refusal.
+        """
 
     @abstractmethod
     def _logprobs_in(self, choice: Json) -> list[Any]:
-        """Return the logprob of each token in this choice, as the engine printed it."""
+        """Return the logprob of each token in one choice of an answer, as the engine reported
+        it."""
 
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return whether a plain vLLM would have left this choice out of its stream."""
+        """Return True if a plain vLLM would not have sent this choice of a stream chunk."""
 
     # --- from the request to the record
 
@@ -129,7 +137,8 @@ class CallCapture(ABC):
         return body
 
     def answer(self, raw: bytes) -> bytes:
-        """Record a complete answer, and return the answer that the app may see."""
+        """Record a complete answer that is not a stream. Return the answer without the fields that
+        the app did not request."""
         try:
             body: Json = orjson.loads(raw)
             usage: Json = body.get("usage") or {}
@@ -141,10 +150,10 @@ class CallCapture(ABC):
             return raw
 
     def event(self, event: bytes) -> bytes:
-        """Record one event of a stream, and return the bytes that the app may see now.
+        """Record one event of a stream, and return the bytes to send to the app now.
 
-        The bytes are empty if the app must not see the event, or must not see it yet. A chunk that
-        was held back is returned before a later event.
+        The bytes are empty if the app must not see the event, or if the event is held back. An
+        event that was held back is returned together with a later event.
         """
         try:
             chunk = parse_event(event)
@@ -159,15 +168,15 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the capture's fields, and answered the app's own body
-        instead."""
+        """Record that the engine refused the request fields that the capture added, and that it
+        then answered the request without these fields."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
         """Return the recorded call, or None if the answer is incomplete.
 
         If the engine did not report a weight version for every token, the versions are taken from
-        `stamp`.
+        `stamp`, which contains the versions that were served during the call.
         """
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
@@ -231,11 +240,12 @@ class CallCapture(ABC):
         return self._release_held_chunk() + encode(chunk)
 
     def _release_held_chunk(self, fingerprint: str | None = None) -> bytes:
-        """Return the chunk that was held back, or no bytes if there is none.
+        """Return the bytes of the chunk that was held back, or no bytes if no chunk was held back.
 
-        vLLM prints the system fingerprint in the last chunk: in the usage chunk if usage is
-        requested, otherwise in the last chunk with a choice. As the capture removes the usage
-        chunk, `fingerprint` is added to the chunk before it.
+        vLLM prints the system fingerprint only in the last chunk of a stream. If usage is
+        requested, the last chunk is the usage chunk. If only the capture requested usage, the usage
+        chunk is not sent to the app. The app's last chunk is then the chunk before it, which is
+        held back for this purpose, and gets the `fingerprint` of the usage chunk.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:
@@ -252,15 +262,19 @@ class CallCapture(ABC):
             self._hide(choice)
 
     def _record_prompt(self, holder: Json) -> None:
-        """Record the prompt's token ids, and hide the ids if the app did not request them. The ids
-        are in the answer or, in the completions format, in the choice."""
+        """Record the prompt's token ids, and hide the ids if the app did not request them.
+
+        `holder` is the part of the answer that contains the ids. That is the whole answer or, in
+        the completions format, a choice.
+        """
         if holder.get("prompt_token_ids") is not None:
             self._prompt_ids = [_checked_id(id) for id in holder["prompt_token_ids"]]
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
     def _record_choice(self, choice: Json) -> None:
-        """Record ids, logprobs, finish reason, allowed tokens and weight versions of a choice."""
+        """Record token ids, logprobs, finish reason, allowed tokens and weight versions of a
+        choice."""
         self._ids.extend([_checked_id(id) for id in choice.get("token_ids") or ()])
         self._logprobs.extend(self._logprobs_in(choice))
         reason: Any = choice.get("finish_reason")
@@ -276,7 +290,7 @@ class CallCapture(ABC):
                 self._spans.append(VersionSpan(version, start, end))
 
     def _hide(self, choice: Json) -> None:
-        """Reset the fields of a choice that only the capture requested."""
+        """Hide the fields of a choice that the capture requested and the app did not request."""
         if self._hides_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if self._hides_ids and "token_ids" in choice:
@@ -287,15 +301,16 @@ class CallCapture(ABC):
 
 
 def _as_vllm_writes(body: Json) -> bytes:
-    """Return the JSON with small numbers as vLLM writes them: 1e-05, where orjson writes 1e-5."""
+    """Serialize an answer to JSON with vLLM's format of small numbers. vLLM writes 1e-05 where
+    orjson would write 1e-5."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _adds_usage(body: Json) -> bool:
-    """Return whether the capture requests usage that the app does not request.
+    """Return True if the capture must request usage (token counts), because the app does not.
 
-    The capture requests usage only for streams with one choice, because usage is the sum over all
-    choices.
+    The capture requests usage only for streams with one choice, because vLLM reports usage as the
+    sum over all choices.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False
@@ -304,7 +319,8 @@ def _adds_usage(body: Json) -> bool:
 
 
 def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
-    """Return the chunk with a system fingerprint after its choices, the position that vLLM uses."""
+    """Return the chunk with a system fingerprint inserted after `choices`, which is vLLM's
+    position."""
     extended: Json = {}
     for key, value in chunk.items():
         extended[key] = value
@@ -314,21 +330,22 @@ def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
 
 
 def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
-    """Return whether the version spans cover exactly `length` tokens without a gap."""
+    """Return True if the version spans cover exactly `length` tokens without a gap."""
     begins = [span.start for span in spans]
     ends = [span.end for span in spans]
     return bool(spans) and begins == [0, *ends[:-1]] and ends[-1] == length
 
 
 def _checked_id(value: object) -> int:
-    """Return the value if it can be an id, a position or a version. Raises ValueError otherwise."""
+    """Return the value if it is an integer from 0 to MAX_ID, so that it can be a token id, a
+    position or a weight version. Raises ValueError otherwise."""
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
 
 
 def _is_number(logprob: object) -> bool:
-    """Return whether a value is a finite logprob, and not the placeholder that vLLM prints for a
+    """Return True if `logprob` is a finite number and not the placeholder that vLLM prints for a
     missing logprob."""
     return (
         isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _MISSING_LOGPROB

@@ -1,4 +1,4 @@
-"""The capture class for each path at which the engine is called."""
+"""Table of the capture classes, by the engine's path, such as /v1/chat/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Capture of chat completions, and hiding of reasoning that the app does not want to see. Pure."""
+"""Capture of chat completions, and hiding of reasoning that the app does not want to see.
+
+The module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +55,17 @@ class ChatCapture(CallCapture):
             self._hidden_reasoning.hide(choice)
 
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return whether the choice is an empty delta that a plain vLLM would not have sent.
+        """Return True if the choice is an empty delta that a plain vLLM would not have sent.
 
         vLLM's parsers remove some tokens from the text. Such a token appears as an empty delta, but
-        only if ids or logprobs are requested.
+        only if token ids or logprobs are requested.
         """
         is_empty = choice.get("delta") == {} and choice.get("finish_reason") is None
         return is_empty and self._hides_all
 
 
 def _needs_own_logprobs(body: Json) -> bool:
-    """Return whether vLLM refuses the body because it has `top_logprobs` or `logprob_token_ids`
+    """Return True if vLLM refuses the body, because it has `top_logprobs` or `logprob_token_ids`
     without `logprobs`. The app must get this refusal, so the capture must not add `logprobs`."""
     return not body.get("logprobs") and bool(
         body.get("top_logprobs") or body.get("logprob_token_ids")
@@ -74,17 +77,19 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
 class HiddenReasoning:
-    """Removes the reasoning from one answer, complete or streamed, in the same way as vLLM.
+    """Removes the reasoning from one answer in the same way as vLLM does. The answer may be
+    complete or streamed.
 
-    With `include_reasoning: false`, vLLM hides the reasoning and also its ids and logprobs.
-    Therefore the capture requests the reasoning from vLLM and hides it from the app.
+    With `include_reasoning: false`, vLLM hides the reasoning and also its token ids and logprobs,
+    which training needs. Therefore the capture requests the reasoning from vLLM and hides it from
+    the app.
     """
 
     def __init__(self) -> None:
         self._has_reasoning = False
 
     def hide(self, choice: Json) -> None:
-        """Remove the reasoning from a choice of an answer or of a chunk."""
+        """Remove the reasoning from one choice of a complete answer or of a stream chunk."""
         message: Json = choice.get("message") or {}
         for name in _REASONING_FIELDS:
             if name in message:
@@ -101,7 +106,7 @@ class HiddenReasoning:
 def _without_reasoning(delta: Json) -> Json:
     """Return the delta that vLLM's reasoning parsers would send with `include_reasoning: false`.
 
-    The reasoning is null. A delta without content and tool calls is empty.
+    The field `reasoning` is set to null. If the delta has no content and no tool calls, return {}.
 
     >>> _without_reasoning({"reasoning": "hm"})
     {}

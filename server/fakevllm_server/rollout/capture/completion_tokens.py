@@ -1,4 +1,5 @@
-"""Capture of text completions: one prompt, one choice, with ids and logprobs in the choice."""
+"""Capture of text completions with one prompt and one choice. The choice contains the token ids and
+logprobs."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class CompletionsCapture(CallCapture):
 
 
 def _num_prompts(prompt: object) -> int:
-    """Return the number of prompts in the field `prompt`; 0 if it is not a prompt."""
+    """Return the number of prompts in the request field `prompt`. Return 0 if the field is neither
+    a text nor a list."""
     if isinstance(prompt, str):
         return 1
     if not isinstance(prompt, list):

@@ -34,20 +34,20 @@ _MODEL_PATHS = ("/v1/", "/e/")
 
 
 def caller_of(state: ServerState, scope: Scope) -> str:
-    """Return the owner of the API key that a request sends, or "" if the server requires no keys.
-    An owner may use the episodes that were claimed with the owner's key."""
+    """Return the name of the owner of the API key that a request sends, or "" if the server
+    requires no keys. An owner may use the episodes that were claimed with the owner's key."""
     return state.config.keys.owner_of(api_key_of(header_map(scope)))
 
 
 def is_admin(state: ServerState, scope: Scope) -> bool:
-    """Return whether the request's key has the role admin, or the server requires no keys."""
+    """Return True if the request's key has the role admin, or if the server requires no keys."""
     return state.config.keys.is_admin(api_key_of(header_map(scope)))
 
 
 def is_key_of_episode(state: ServerState, key: str | None, path: str) -> bool:
-    """Return whether `key` is the key of a claimed episode and `path` calls the model.
+    """Return True if `key` is the key of a claimed episode and `path` calls the model.
 
-    An episode's key stops working when the key that claimed the episode is revoked.
+    An episode's key stops working when the API key that claimed the episode is revoked.
     """
     episode = state.episodes.find_by_key(key)
     return (
@@ -58,8 +58,8 @@ def is_key_of_episode(state: ServerState, key: str | None, path: str) -> bool:
 
 
 def invalid_key_error(state: ServerState, key: str | None, path: str) -> WireError:
-    """Return the error for an invalid key: 401, or 404 for a model call with the key of an episode
-    that has ended. A server without keys answers such a call with the same 404."""
+    """Return the error for an invalid key. The status is 404 if the request calls the model with
+    the key of an episode that is no longer claimed. Otherwise the status is 401."""
     is_late = (
         key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_MODEL_PATHS)
     )
@@ -74,5 +74,5 @@ def unclaimed_key() -> WireError:
 
 
 def not_found(message: str) -> WireError:
-    """Return a 404 in vLLM's error format."""
+    """Return an error with status 404 in vLLM's error format."""
     return WireError(404, error_body(message, "NotFoundError", 404))

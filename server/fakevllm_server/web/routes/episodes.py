@@ -1,6 +1,8 @@
 """Routes for the episodes of active clients: claim, renew, end, abort.
 
-Clients match parts of the messages, so these parts have the same words as in AgentJet.
+The server speaks the protocol of AgentJet, a framework for training agents. Clients that were
+written for AgentJet search the messages for certain words. Therefore these words are the same as in
+AgentJet.
 """
 
 from __future__ import annotations
@@ -145,7 +147,7 @@ def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
 
 
 def _claim_refusal(state: ServerState, request: ClaimEpisodeRequest) -> str | None:
-    """Return the reason why the episode cannot be claimed now; None if it can be claimed.
+    """Return the reason why the episode cannot be claimed now, or None if it can be claimed.
 
     Raises HTTPException (400) for a request that can never succeed.
     """

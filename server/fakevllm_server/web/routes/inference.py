@@ -1,8 +1,8 @@
 """Calls to the model: endpoints of the wire formats, and small engine routes that are relayed.
 
-A header names the sibling to which a call belongs. The call's path or key names a claimed episode.
-Other calls belong to neither. Calls of siblings and episodes are captured for training. Calls that
-belong to neither are only answered.
+A call belongs to a sibling if a header names the sibling. A call belongs to a claimed episode if
+its path or its key names the episode. These calls are captured for training. All other calls are
+only answered.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
 from fakevllm_adapters.formats.base import Adapter, Json
+from fakevllm_adapters.formats.responses.refusals import unknown_response
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
     ClientDisconnected,
@@ -33,9 +34,10 @@ from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
+from fakevllm_adapters.http.response_ids import previous_response_id_of
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
-from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX
+from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX, fingerprint
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
@@ -66,19 +68,32 @@ _ENGINE_FAILED = "The engine did not answer; it is being started again."
 
 
 def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
-    """Return the ASGI endpoint of the adapter's wire format. If the adapter is None, return the
-    endpoint of the routes that are relayed to the engine unchanged."""
+    """Return the ASGI endpoint for calls in the wire format of `adapter`. If `adapter` is None, the
+    endpoint relays its requests to the engine unchanged."""
+
+    async def answer(scope: Scope, body: bytes, send: Send) -> None:
+        if adapter is None:
+            await relay_route(state, scope, body, send)
+        else:
+            await _answer_call(state, scope, adapter, body, send)
+
+    return engine_endpoint(state, answer)
+
+
+def engine_endpoint(
+    state: ServerState, answer: Callable[[Scope, bytes, Send], Awaitable[None]]
+) -> AsgiApp:
+    """Return an ASGI endpoint that needs the engine.
+
+    `answer` sends the answer to a request with the given body. It is cancelled if the client
+    disconnects. If it raises WireError or EngineFailed, the client gets an error.
+    """
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             state.attached_engine()
             body = await read_body(receive)
-            work = (
-                _relay_route(state, scope, body, send)
-                if adapter is None
-                else _answer_call(state, scope, adapter, body, send)
-            )
-            await _cancel_on_disconnect(receive, work)
+            await _cancel_on_disconnect(receive, answer(scope, body, send))
         except WireError as error:
             await send_error(send, error, with_reason=True)
         except ClientDisconnected:
@@ -90,21 +105,31 @@ def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
     return app
 
 
-async def _relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
+async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
     """Relay a request for a small route, such as /v1/models, to the engine. Unless the path is in
-    NEVER_WAIT, wait while the engine is restarted, and send the request once more if the engine
-    fails before anything was sent to the client."""
+    NEVER_WAIT, wait while the engine is restarted."""
     headers = header_map(scope)
-    _episode_of_call(state, scope, headers)  # refuses an episode that is not claimed
-    _check_media_urls(state, body, json_object(body))
-    path: str = scope["path"].removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
+    path = path_at_engine(state, scope)
     url = path_with_query(path, scope.get("query_string", b""))
+    _check_media_urls(state, body, json_object(body))
 
     async def attempt(engine: EngineClient) -> None:
         await engine.relay(scope["method"], url, body, engine_headers(headers), send)
 
     if path in NEVER_WAIT:
         return await attempt(state.serving_engine())
+    await attempt_when_serving(state, attempt)
+
+
+async def attempt_when_serving(
+    state: ServerState, attempt: Callable[[EngineClient], Awaitable[None]]
+) -> None:
+    """Call `attempt` with the client of an engine that answers calls. If the engine fails before
+    anything was sent to the client, wait until it answers again, and call `attempt` once more.
+
+    Raises EngineFailed if the second attempt fails too, and WireError (503) if the engine does not
+    answer in time.
+    """
     client = await _wait_until_serving(state)
     try:
         return await attempt(client)
@@ -129,6 +154,22 @@ async def _wait_until_serving(
         raise _never_ready() from None
 
 
+def path_at_engine(state: ServerState, scope: Scope) -> str:
+    """Return the path of a request, without the part that names an episode.
+
+    Raises WireError (404) if the request names an episode that is not claimed.
+    """
+    _episode_of_call(state, scope, header_map(scope))
+    path: str = scope["path"]
+    return path.removeprefix(f"/e/{scope['path_params'].get('episode_uuid')}")
+
+
+def key_fingerprint(headers: dict[bytes, bytes]) -> str:
+    """Return the fingerprint of a request's API key; "" if the request has no key."""
+    key = api_key_of(headers)
+    return fingerprint(key) if key else ""
+
+
 async def _answer_call(
     state: ServerState, scope: Scope, adapter: Adapter, body: bytes, send: Send
 ) -> None:
@@ -146,7 +187,12 @@ async def _answer_call(
         job, model = state.job, state.attached_engine().info.model
         checked = _with_model(check_body(body, LIMITS), model)
     _check_media_urls(state, checked.raw, checked.body)
-    call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job)
+    store = None
+    if adapter.has_previous_response:
+        key = key_fingerprint(headers)
+        _check_previous_response(state, key, checked)
+        store = partial(state.responses.store, key)
+    call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job, store)
     if sibling is None and episode is None:
         _log_direct_call(state, headers)
         return await _attempt_twice(state, call.relay)
@@ -177,6 +223,19 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
             raise refusal
 
 
+def _check_previous_response(state: ServerState, key: str, checked: CheckedBody) -> None:
+    """Raise WireError (404) if a request refers to a response that its key has not made.
+
+    The engine must not get such an id, because it does not check keys.
+    """
+    response_id = previous_response_id_of(checked.raw, checked.body)
+    if response_id is None:
+        return
+    responses = state.responses
+    if not responses.has(key, response_id) or responses.body(key, response_id) is not None:
+        raise unknown_response(response_id)
+
+
 def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
     via = headers.get(b"via", b"").decode("latin-1")
     if not state.has_logged_direct_call and PROXY_HEADERS["Via"] not in via:
@@ -186,10 +245,10 @@ def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
 
 async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
     """Send a call to the engine. If the call fails before anything was sent to the client, wait
-    until the engine answers again, and send it once more.
+    until the engine answers again, and send the call once more.
 
-    Raises EngineFailed if the second attempt fails too, and WireError if the engine does not
-    return.
+    Raises EngineFailed if the second attempt fails too, and WireError if the engine does not answer
+    again in time.
     """
     async with _pass_gate(state) as (client, stamp):
         try:
@@ -204,11 +263,12 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait until an engine answers calls and the engine's gate is open. Count the call as running
-    while the `with` block runs.
+    """Wait until an engine answers calls and its gate is open, which means that no weights are
+    being changed. Yield the client of the engine and the call's stamp of weight versions.
 
-    `failed` is the client of the engine that failed the call before. Raises WireError (503) after
-    HOLD_S seconds.
+    The call counts as running while the `with` block runs. `failed` is the client of an engine on
+    which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or if the
+    engine is stopped.
     """
     async with AsyncExitStack() as gate:
         try:
@@ -236,8 +296,8 @@ async def _enter_gate(
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Await `work`. If the client disconnects first, cancel `work`, which ends the engine's
-    request."""
+    """Await `work`. If the client disconnects first, cancel `work`, which also ends the request to
+    the engine."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -265,9 +325,9 @@ def _episode_of_call(
 ) -> Episode | None:
     """Return the claimed episode of a call, or None if the call names no episode.
 
-    A call names an episode by the episode's key, or by its path together with the key that claimed
-    the episode. Raises WireError (404) in the protocol's words if the key or the path names an
-    episode that is not claimed, or that another key claimed.
+    A call names an episode by the episode's key. A call may also name an episode by its path and
+    send the API key that claimed the episode. Raises WireError (404) if the named episode is not
+    claimed, or was claimed with another key. The messages have the words of the swarm protocol.
     """
     key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
@@ -291,7 +351,8 @@ def _episode_of_call(
 
 
 def _with_model(checked: CheckedBody, model: str | None) -> CheckedBody:
-    """Return the body with the name of the served model, because an agent may send any name."""
+    """Return the request body with the name of the served model, because an agent may send any
+    model name."""
     if checked.body is None or model is None or checked.body.get("model") == model:
         return checked
     raw, body = rewrite_body(checked.raw, model=model), checked.body | {"model": model}

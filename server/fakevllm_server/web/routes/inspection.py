@@ -51,7 +51,8 @@ class VerboseReply(BaseModel):
 
 
 def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
-    """Return the inspection routes. `latest_call` is None if the server does not keep a call."""
+    """Return the inspection routes. `latest_call` is None if the server does not keep the latest
+    call."""
     routes = APIRouter(route_class=StrictRoute)
     for part in (_batch_routes(state), _token_routes(state), _trainer_routes()):
         routes.include_router(part)
@@ -140,8 +141,8 @@ def _token_routes(state: ServerState) -> APIRouter:
     def get_episode_tokens(episode: str) -> GroupView:
         """Return the tokens of a group or an episode.
 
-        The reply may be large. FastAPI runs this function in a thread, and it reads the journal's
-        file through its own connection, so no other request waits for it.
+        The reply may be large. FastAPI runs this function in a thread, and the function reads the
+        journal file through its own connection. Therefore no other request has to wait.
         """
         try:
             view = read_journal_file(state.run.path / "journal.sqlite", read_group_view, episode)
@@ -166,10 +167,12 @@ TRAINER_PATHS = (
 
 
 def _trainer_routes() -> APIRouter:
-    """Return the routes that AgentJet's own trainer calls on AgentJet's server.
+    """Return the routes that are only for the trainer of AgentJet, the framework whose protocol
+    this server speaks. In AgentJet, the trainer is a client that sets the engine's state and the
+    batch.
 
-    On this server, these routes refuse every call, in the protocol's format. The trainer of this
-    server is its child process, and no client may set the engine's state or the batch.
+    The trainer of this server is a child process of the server. Therefore these routes refuse every
+    request, with a reply in the protocol's format.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

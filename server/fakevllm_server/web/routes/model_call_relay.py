@@ -1,9 +1,9 @@
-"""One call of a client in its wire format, and how it is sent to the engine.
+"""One call of a client in its wire format, and how the call is sent to the engine.
 
-The engine usually gets a chat completions or completions request. In two cases, the engine gets the
-client's original request on the engine's own route for the client's format: if the request cannot
-be translated, or if the engine refused the translated request. An error message repeats parts of
-the request, so the request that is refused must be the one that the client wrote.
+The engine usually gets a chat completions or completions request. If the client's request cannot be
+translated to such a request, or if the engine refuses the translated request, the engine gets the
+client's original request on its own route for the client's format. An error message repeats parts
+of the request, so the refused request must be the one that the client wrote.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 
 from fakevllm_adapters.formats.base import Adapter, Exchange, Json, NotTranslated
 from fakevllm_adapters.formats.registry import TOKEN_COUNTERS
+from fakevllm_adapters.formats.responses.adapter import ResponsesExchange
 from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
+from fakevllm_adapters.http.response_ids import watch_response_id
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, not_served
 from fakevllm_adapters.vllm_compat.token_limits import (
@@ -42,7 +45,8 @@ _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """One call of a client. Methods send the call to the engine, and the answer to the client."""
+    """One call of a client. Its methods send the call to the engine, and the answer to the
+    client."""
 
     adapter: Adapter
     """Adapter of the client's wire format."""
@@ -55,6 +59,9 @@ class ClientCall:
     send: Send
     job: TrainJob | None = None
     """Job whose sampling settings are added to an episode's call; None for other calls."""
+    store: Callable[[str, bytes | None], None] | None = None
+    """Stores the id and the body of a response of the Responses format. The body is None if the
+    engine's own route made the response. Other formats have no such responses."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine and its answer to the client, without capture.
@@ -82,8 +89,11 @@ class ClientCall:
 
     def captured(self, save: SaveCall) -> Attempt:
         """Return a function that makes one attempt to answer the call and captures the call's
-        tokens. Each attempt captures from the start. An attempt with a complete answer passes the
-        captured call to `save`."""
+        tokens.
+
+        Each attempt captures from the start. If the answer of an attempt is complete, `save` is
+        called with the captured call.
+        """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
             if self.adapter.upstream_path not in CAPTURES:  # the route samples no tokens
@@ -139,9 +149,9 @@ class ClientCall:
         exchange: Exchange,
         request: Callable[[ErrorPredicate], Awaitable[None]],
     ) -> None:
-        """Send the request to the engine. If the engine refuses the request because prompt and
-        token limit together exceed the context, send the request once more without the token limit.
-        If the second request is refused too, the client gets the first error."""
+        """Send the request to the engine. If prompt and token limit together exceed the context,
+        the engine refuses the request. Then send the request once more without the token limit. If
+        the second request is refused too, the client gets the first error."""
         unlimited = drop_token_limits(exchange.body)
 
         def raises_refused(status: int, body: Json) -> bool:
@@ -159,9 +169,12 @@ class ClientCall:
         await self._send_refusal(engine, first)
 
     def _open(self, engine: EngineClient) -> Exchange | WireError:
-        """Return the exchange that translates the call, with the job's sampling settings and
-        without a token limit that exceeds the context. If the call cannot be translated, return an
-        error. The client gets this error only if the engine has no route for the client's format.
+        """Return the exchange, the object that translates the call to the engine's format and the
+        answer back. The exchange's request body is ready for the engine. It has the job's sampling
+        settings. In a chat request, token limits that exceed the context are removed.
+
+        If the call cannot be translated, return an error. The client gets this error only if the
+        engine has no route for the client's format.
         """
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
@@ -172,6 +185,8 @@ class ClientCall:
             return reason.error or not_served(str(reason))
         if self.job is not None and self.adapter.upstream_path in CAPTURES:
             exchange.body = with_job_sampling(exchange.body, self.job)
+        if self.store is not None and isinstance(exchange, ResponsesExchange):
+            exchange.on_response = partial(self.store, exchange.response_id)
         exchange.body = drop_limits_above_context(exchange.body, engine.endpoint.max_model_len)
         try:
             orjson.dumps(exchange.body)
@@ -184,12 +199,13 @@ class ClientCall:
         return self.adapter.path != self.adapter.upstream_path
 
     def _translation(self, exchange: Exchange) -> Exchange | None:
-        """Return the exchange that translates the answer; None if the answer needs no
+        """Return the exchange, which translates the answer, or None if the answer needs no
         translation."""
         return exchange if self._is_translated else None
 
     def _request_body(self, exchange: Exchange) -> bytes:
-        """Return the body for the engine: the client's own bytes if nothing was changed."""
+        """Return the request body for the engine. If nothing was changed, these are the client's
+        own bytes."""
         return self.raw if exchange.body is self.parsed else orjson.dumps(exchange.body)
 
     async def _send_refusal(self, engine: EngineClient, refused: Refused) -> None:
@@ -207,11 +223,14 @@ class ClientCall:
     async def _try_native_route(self, engine: EngineClient) -> bool:
         """Send the client's original request to the engine's own route for the client's format.
 
-        Return whether the engine has such a route. If so, its answer was sent to the client.
+        Return True if the engine has such a route. The client has then got the engine's answer.
+        Return False if the engine has no such route. Nothing was sent to the client then.
         """
-        path = self.adapter.path
+        path, send, store = self.adapter.path, self.send, self.store
+        if store is not None:
+            send = watch_response_id(send, lambda response_id: store(response_id, None))
         try:
-            await engine.relay("POST", path, self.raw, self.headers, self.send, _is_missing_route)
+            await engine.relay("POST", path, self.raw, self.headers, send, _is_missing_route)
         except Refused:
             return False
         return True

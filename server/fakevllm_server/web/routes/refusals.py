@@ -27,8 +27,8 @@ class _StrictRequest(Request):
     """A request whose body is limited in size and must be strict JSON."""
 
     async def body(self) -> bytes:
-        """Return the body. Raises HTTPException (413) if it is too large; without this, FastAPI
-        would answer that the body cannot be parsed."""
+        """Return the request body. Raises HTTPException (413) if the body is too large, because
+        FastAPI would otherwise answer that the body cannot be parsed."""
         try:
             return await super().body()
         except WireError as error:
@@ -38,7 +38,7 @@ class _StrictRequest(Request):
         """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
         refused, because they would break the run log or a reply.
 
-        Raises json.JSONDecodeError. The error of orjson is a subclass of this error.
+        Raises orjson.JSONDecodeError, which is a subclass of json.JSONDecodeError.
         """
         return orjson.loads(await self.body())
 
@@ -64,15 +64,15 @@ class StrictRoute(APIRoute):
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Add the responses to errors that every acknowledging route may raise: JournalError and
-    IdempotencyConflict."""
+    """Register the responses to JournalError and IdempotencyConflict, which every route that writes
+    to the journal may raise."""
     app.add_exception_handler(JournalError, _journal_unavailable)
     app.add_exception_handler(IdempotencyConflict, _conflict)
 
 
 def _journal_unavailable(_: Request, error: Exception) -> Response:
-    """Return a 503 instead of acknowledging a request that a crash could lose. The client may send
-    the request again; the repeated request counts once."""
+    """Return a 503 instead of acknowledging a request that a crash could lose. The client may
+    repeat the request, which then counts only once."""
     detail = f"The request cannot be written to the journal now ({error}). Try again later."
     return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
 

@@ -1,7 +1,8 @@
 """The route `/sync_train_code`, by which clients of the swarm protocol upload training code.
 
-In AgentJet the trainer runs this code. This server only keeps the code, and never runs it. Without
-`--allow-train-code` the server refuses the upload.
+The protocol is from AgentJet, a framework for training agents. In AgentJet the trainer runs this
+code. This server only keeps the code, and never runs it. Without `--allow-train-code` the server
+refuses the upload.
 """
 
 from __future__ import annotations

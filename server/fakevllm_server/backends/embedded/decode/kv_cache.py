@@ -128,9 +128,11 @@ class KvCache(Cache):
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
-        """Return the number of row slots and the capacity of each slot in tokens. Both are rounded
-        up to a power of two, but not above `max_rows` and `max_length`. Short rows get at least
-        MIN_SLOTS slots. For long rows there is no minimum, because each slot needs much memory."""
+        """Return the size of buffers that hold `num_rows` rows of `length` tokens, as (number of
+        slots for rows, capacity of a slot in tokens). Both numbers are rounded up to a power of
+        two, but not above `max_rows` and `max_length`. The capacity is at least MIN_CAPACITY. If
+        the capacity is MIN_CAPACITY, there are at least MIN_SLOTS slots. Slots with a larger
+        capacity need more memory, so their number has no minimum."""
         capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
         least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
         slots = max(least, 1 << (num_rows - 1).bit_length())

@@ -34,9 +34,10 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of each bad word as it is tokenized at the start of a text. A word may
-    be tokenized differently after a space. These ids are returned as well if their first id differs
-    and their number is the same."""
+    """Return the token id sequences of bad words. A word has one sequence at the start of a text,
+    and may have another sequence after a space. The first sequence is always returned. The second
+    sequence is returned as well if it has the same number of ids as the first but begins with
+    another id. Empty sequences are left out."""
     spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)

@@ -255,9 +255,8 @@ def _reply_loss(
 
 
 def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model folder. The weights are in bfloat16, which takes half the space of float32
-    weights in the Python package. The success rate that `main` prints is measured with the written
-    model."""
+    """Write the model folder. The weights are in bfloat16, so that they take less space in the
+    Python package. Writing converts the weights of `model` itself to bfloat16."""
     shutil.rmtree(folder, ignore_errors=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     weights: Any = model

@@ -1,7 +1,8 @@
 """Choose the fastest attention method that gives the same results as the unchanged model.
 
-Each method is checked once, before anything is trained or served. After a boot that changes how the
-model computes, the methods are checked again.
+Each method is checked once, before its first use in training. If the settings of a new job change
+how the model computes, for example by adapters or gradient checkpointing, the methods are checked
+again.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@ runs no code.
 
     weights.safetensors     float32; with LoRA only the adapters
     optimizer.safetensors   AdamW's moments and step counts, by the names `<weight>.<slot>`
-    state.json              random state; with LoRA also its settings and the model's fingerprint
+    state.json              random state; with LoRA also LoRA's settings and the model's fingerprint
 
-A checkpoint contains no other settings of the job, so a run may continue from a checkpoint with
-other settings.
+A checkpoint contains no other settings of the job. A run may therefore change these other settings,
+such as the learning rate, when it continues from a checkpoint.
 """
 
 from __future__ import annotations

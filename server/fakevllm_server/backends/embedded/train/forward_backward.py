@@ -41,7 +41,7 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """What some pieces contribute to the metrics of a step."""
+    """The contribution of some pieces to the metrics of a step."""
 
     metrics: StepMetrics
     """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
@@ -162,8 +162,9 @@ def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
     """Return metrics of the difference between the trainer's and the engine's log-probabilities.
-    `approx_kl`, `ppo_kl` and `entropy` are the contributions of these tokens to the step's means.
-    `prob_diff_max` is the largest difference of probabilities."""
+    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step. The returned values
+    are the parts that `tokens` contribute to these means. `prob_diff_max` is the largest difference
+    of probabilities in `tokens`."""
     sampled = tokens.sampled_log_prob
     means = {
         "approx_kl": k3(sampled, log_prob),

@@ -1,8 +1,9 @@
 """Gradient checkpointing, which saves memory because a layer keeps only its input. The layer's
 activations are computed again in the backward pass.
 
-The switch in transformers works only in training mode, which also enables dropout. The switch in
-this module works in evaluation mode too.
+The gradient checkpointing of transformers works only while a model is in training mode, which also
+enables dropout. The trainer keeps its model in evaluation mode. Therefore this module has an
+implementation of its own, which works in both modes.
 """
 
 from __future__ import annotations

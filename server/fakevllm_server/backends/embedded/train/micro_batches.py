@@ -32,7 +32,7 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class StepPieces:
-    """All pieces of a step, which is one training step on a batch of calls."""
+    """All pieces of one training step. Each call of the step's batch is in exactly one piece."""
 
     pieces: Sequence[StepPiece]
     whole: TrainedTokens | None
@@ -100,9 +100,10 @@ def cut_into_pieces(
     """Cut a step's calls into pieces of at most `max_tokens` nodes, and return all pieces. A node
     is a token that is computed once, even if several calls share the token.
 
-    If the longest call alone exceeds the limit, the length of this call is added to the limit. The
-    call needs this much memory in any case, and the other calls of its group share most of its
-    tokens.
+    If the longest call alone exceeds `max_tokens`, the limit becomes `max_tokens` plus the length
+    of this call. A piece then has room for the long call and for other calls. The long call needs
+    its memory in any case, and other calls of its group add few nodes, because they share most of
+    its tokens.
 
     Calls of one group stay in one piece if they fit. If the loss couples tokens, the calls of one
     unit (which the loss treats as one sequence) stay together instead. `version` is the version of

@@ -58,8 +58,9 @@ class PolicyTrainer:
     ) -> None:
         """Create a trainer of `model`. `load_reference` returns a model with the starting weights.
         The trainer calls this function when a KL term first needs these weights. If only adapters
-        train, the function is never called. `dtype` is the dtype of computation, and the weights
-        keep their own dtype."""
+        train, the function is never called, because the model without its adapters has the starting
+        weights. `dtype` is the dtype in which the model computes. The weights keep their own
+        dtype."""
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters that train; None if all weights train."""
@@ -78,9 +79,10 @@ class PolicyTrainer:
         """Apply the job's settings, and check that the attention method gives the same results as
         the unchanged model. Return a description of the weights that train.
 
-        After a restore, a boot changes neither the weights nor the optimizer's moments. Raises
-        BackendRefused if the job contradicts an earlier boot or restore, or if the job does not fit
-        the model.
+        This method may be called again for another job, and may be called after `restore`. It then
+        changes neither the weights nor the optimizer's moments. Raises BackendRefused if the job's
+        LoRA settings differ from those of an earlier job or of the restored checkpoint, or if the
+        job does not fit the model.
         """
         self.set_lora(LoraSettings.of(job), "the job", job.seed)
         if set_gradient_checkpointing(self.model, job.gradient_checkpointing):

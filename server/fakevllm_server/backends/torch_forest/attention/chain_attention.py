@@ -116,8 +116,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Group chains of similar lengths into batches, and yield the batches. Each batch is computed
-    in one kernel launch."""
+    """Put chains (runs of consecutive nodes) of similar lengths into common batches, and yield the
+    batches. Each batch is computed in one kernel launch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:
@@ -250,7 +250,7 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by chains. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
-    that predicts trained tokens."""
+    """Run the model with attention by chains. Return one hidden state for each head of the plan,
+    [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is
+    not an attention head."""
     return head_states(model, plan, ChainLayout(plan))

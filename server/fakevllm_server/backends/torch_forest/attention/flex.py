@@ -59,8 +59,9 @@ class FlexLayout:
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
     """Return FlexAttention's block mask of a forest. `tout` has, for each node, the end of the
     node's subtree (the first node after the subtree). `pos` has the position of each node. The
-    number of nodes is a multiple of the block size `size`. With a window, a listed block may
-    contain no pair of nodes that attend, which costs time but changes no result."""
+    number of nodes is a multiple of the block size `size`. With a `window`, the mask may list a
+    pair of blocks between which no node attends to another. Such a pair costs time but does not
+    change the result, because the mask of single nodes hides all of its pairs of nodes."""
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
@@ -113,8 +114,8 @@ def _compiled(device_type: str) -> Any:
 
 
 def flex(model: Any, plan: Plan) -> Tensor:
-    """Run the model with FlexAttention. Return the hidden states from which the LM head predicts
-    trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node that
-    predicts trained tokens."""
+    """Run the model with FlexAttention. Return one hidden state for each head of the plan, [heads,
+    hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is not an
+    attention head."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

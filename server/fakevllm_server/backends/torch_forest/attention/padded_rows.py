@@ -21,9 +21,9 @@ MAX_PADDING = 1.1
 
 
 def rows(model: Any, plan: Plan) -> Tensor:
-    """Run the model with one row for each call. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
-    that predicts trained tokens."""
+    """Run the model with one row for each call. Return one hidden state for each head of the plan,
+    [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is
+    not an attention head."""
     body = body_of(model)
     flat: list[Tensor] = []
     flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)

@@ -54,9 +54,9 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
-    """Return the name of the fastest attention method for a piece, which is a set of calls. If the
-    piece's sharing factor `rho` is at least MIN_RHO, the method is `sharing_attention`, the best
-    method that shares prefixes on this device. Otherwise the method is `rows`, which shares no
-    prefixes. Because `rows` computes `rho` times as many tokens, it may exceed the memory budget by
-    a factor of up to MIN_RHO."""
+    """Return the name of the fastest attention method for a piece, which is a set of calls.
+    `sharing_attention` is the best method that shares prefixes on this device. It is used if the
+    piece's sharing factor `rho` is at least MIN_RHO. Otherwise the method is `rows`, which shares
+    no prefixes. Pieces are cut to fit the memory budget with shared prefixes. `rows` computes `rho`
+    times as many tokens, so it may exceed the budget, but by less than a factor of MIN_RHO."""
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

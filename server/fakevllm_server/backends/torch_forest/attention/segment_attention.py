@@ -130,7 +130,7 @@ def _mask(length: int, num_ancestors: int, window: int | None, device: torch.dev
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by segments. Return the hidden states from which the LM head
-    predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan, which is a node
-    that predicts trained tokens."""
+    """Run the model with attention by segments. Return one hidden state for each head of the plan,
+    [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is
+    not an attention head."""
     return head_states(model, plan, SegmentLayout(plan))

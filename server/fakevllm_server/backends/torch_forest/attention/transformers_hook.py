@@ -89,9 +89,9 @@ def install_attention(model: Any) -> None:
 
 
 def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
-    """Run the model on the nodes of a plan with the given layout. Return the hidden states from
-    which the LM head predicts trained tokens, [heads, hidden]. A row belongs to a head of the plan,
-    which is a node that predicts trained tokens."""
+    """Run the model on the nodes of a plan with the given layout. Return one hidden state for each
+    head of the plan, [heads, hidden]. A head of the plan is a node whose hidden state predicts
+    trained tokens; it is not an attention head."""
     return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 

@@ -1,0 +1,35 @@
+"""GET /v1/models/ID, answered from the list at GET /v1/models. vLLM has only the list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from fakevllm_adapters.protocol.errors import unknown_model
+
+MODELS_PATH = "/v1/models"
+MODEL_CARD_PATHS = (f"{MODELS_PATH}/{{name}}", f"{MODELS_PATH}/{{first}}/{{rest:path}}")
+"""Path patterns of one model's card. The id of a model may contain slashes. There are two patterns,
+because a single pattern for both would also match the path without an id."""
+
+
+def model_id_of(path: str) -> str:
+    """Return the model id in the decoded path of a request.
+
+    >>> model_id_of("/v1/models/Qwen/Qwen3-0.6B")
+    'Qwen/Qwen3-0.6B'
+    """
+    return path.partition(f"{MODELS_PATH}/")[2]
+
+
+def card_in(listing: bytes, model_id: str) -> bytes:
+    """Return the card of a model from the body of a response to GET /v1/models.
+
+    Raises WireError (404) if the list has no such model.
+    """
+    cards: list[dict[str, Any]] = orjson.loads(listing)["data"]
+    for card in cards:
+        if card["id"] == model_id:
+            return orjson.dumps(card)
+    raise unknown_model(model_id, ", ".join(str(card["id"]) for card in cards))

@@ -1,0 +1,49 @@
+"""The stored responses of the Responses format, for GET, DELETE and cancel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from sqlalchemy import Connection, Engine
+
+from fakevllm.ledger import row_changes
+from fakevllm.ledger.records import StoredResponse
+from fakevllm.ledger.writer import WriteReceipt
+
+_FIND = """
+    SELECT group_id, created_at, body FROM responses
+    WHERE response_id = ? AND owner = ? AND deleted_at IS NULL
+"""
+
+
+class StoredResponses:
+    """Reader and writer of the table `responses`."""
+
+    def __init__(
+        self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
+    ) -> None:
+        """Create the reader and writer. `put` queues a change for the ledger's writer."""
+        self._read_engine = read_engine
+        self._put = put
+
+    def store(self, response: StoredResponse) -> None:
+        """Store a response. A response with the same id that the same key made earlier is
+        replaced."""
+        self._put(partial(row_changes.store_response, response=response))
+
+    def delete(self, response: StoredResponse, at: float) -> WriteReceipt:
+        """Delete a response, so that neither a GET request nor `previous_response_id` finds it.
+
+        `at` is the Unix time of the deletion. A later response may have the same id.
+        """
+        return self._put(partial(row_changes.delete_response, response=response, at=at))
+
+    def find(self, response_id: str, app_key: str | None) -> StoredResponse | None:
+        """Return the response that a key made; None if it does not exist or was deleted. Blocks.
+
+        `app_key` is the fingerprint of the app's API key.
+        """
+        with self._read_engine.connect() as db:
+            row = db.exec_driver_sql(_FIND, (response_id, app_key or "")).one_or_none()
+        return None if row is None else StoredResponse(response_id, app_key, *row)
