@@ -66,10 +66,10 @@ async def test_a_call_of_a_frozen_hook_process_fails_in_time_and_the_next_one_su
     tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "hook.py").write_text(PREFER_YES.replace("def", kind, 1))
-    worker = HookWorker(tmp_path, 0.5)
+    worker = HookWorker(tmp_path, 2.0)
     await worker.start()
     os.kill(process_id(worker), signal.SIGSTOP)
-    assert (await reward(worker, "yes")).reason == "hook_timeout: 0.5 s"
+    assert (await reward(worker, "yes")).reason == "hook_timeout: 2 s"
     assert (await reward(worker, "yes")).rewards == [1.0]
     await worker.close()
 
