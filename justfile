@@ -40,6 +40,7 @@ long:
     python -m benchmarks.forest
     python -m benchmarks.opencode_sessions --seeds 1
     python -m benchmarks.mixed_traffic
+    python -m benchmarks.soak
     python -m benchmarks.swarm_load
     python -m benchmarks.demo_kills
 

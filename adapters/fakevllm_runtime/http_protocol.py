@@ -10,7 +10,8 @@ headers until the last header arrives, which may be never. Until then, no API ke
 * A limit on the number of connections whose head is unfinished. When one more such connection is
   opened, the oldest of them is closed.
 * A limit on the number of all connections, so that file descriptors remain for databases and for
-  calls to the engine. One more connection gets a 503.
+  calls to the engine. One more connection closes the connection that has been idle longest. If no
+  connection is idle, the new one gets a 503.
 
 Nearly all requests arrive in one read of the socket. Such a request starts no timer.
 
@@ -87,6 +88,8 @@ class Connections:
     limits: ArrivalLimits
     unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
     """Connections whose request head is unfinished, the oldest first."""
+    idle: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
+    """Connections between two requests, the one that has been idle longest first."""
     throttle: LogThrottle = field(default_factory=lambda: LogThrottle(LOG_INTERVAL_S))
 
     def log_closed(self, reason: str, now: float) -> None:
@@ -120,6 +123,8 @@ if TYPE_CHECKING:
         parser: Any
         url: bytes
         headers: list[tuple[bytes, bytes]]
+        timeout_keep_alive: float
+        timeout_keep_alive_task: asyncio.TimerHandle | None
         connections: set[Any]
         loop: asyncio.AbstractEventLoop
 
@@ -134,6 +139,8 @@ if TYPE_CHECKING:
         def on_headers_complete(self) -> None: ...
         def on_body(self, body: bytes) -> None: ...
         def on_message_complete(self) -> None: ...
+        def on_response_complete(self) -> None: ...
+        def timeout_keep_alive_handler(self) -> None: ...
 else:
     _HttpTools = object
 
@@ -169,8 +176,10 @@ class LimitedProtocol(_HttpTools):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        if len(self.connections) > self.shared.limits.num_connections:
-            self.shared.log_closed("the limit on open connections is reached", self.loop.time())
+        now = self.loop.time()
+        is_full = len(self.connections) > self.shared.limits.num_connections
+        if is_full and not self._make_room(now):
+            self.shared.log_closed("the limit on open connections is reached", now)
             return self._refuse(503, "Too many connections are open. Try again shortly.")
         self._start_part()
         self._watch()
@@ -178,6 +187,7 @@ class LimitedProtocol(_HttpTools):
     def data_received(self, data: bytes) -> None:
         self._unseen_bytes += len(data)
         self._part_bytes += len(data)
+        self.shared.idle.pop(self, None)
         if self._is_idle:
             self._is_idle = False
             self._start_part(len(data))
@@ -187,15 +197,17 @@ class LimitedProtocol(_HttpTools):
             self._data, self._again = self._again, b""
             super().data_received(self._data)
         self._data = b""
-        if self._unseen_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self._unseen_bytes > MAX_HEAD_BYTES:
             self.send_400_response("Invalid HTTP request received.")
         if self._is_idle:
             self._unwatch()
+            self._await_next_request()
         elif self._timer is None and not self.transport.is_closing():
             self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unwatch()
+        self.shared.idle.pop(self, None)
         super().connection_lost(exc)
         callback = self.scope["state"].get(ON_CONNECTION_LOST) if self.scope else None
         if callback is not None:
@@ -223,7 +235,18 @@ class LimitedProtocol(_HttpTools):
 
     def on_body(self, body: bytes) -> None:
         self._unseen_bytes = 0
-        super().on_body(body)
+        try:
+            super().on_body(body)
+        except MemoryError:
+            if self.cycle.response_started:
+                self.transport.close()
+            else:
+                self._refuse(503, "There is not enough memory for this request. Try again shortly.")
+            raise  # stops the parser; uvicorn then reports a malformed request
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def on_message_complete(self) -> None:
         self._unseen_bytes = 0
@@ -249,6 +272,40 @@ class LimitedProtocol(_HttpTools):
         lines = [method + b" " + self.url + b" HTTP/" + version]
         lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self._again = b"\r\n".join([*lines, b"", b""]) + self._data[error.args[0] :]
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_next_request()
+
+    def _make_room(self, now: float) -> bool:
+        """Close another connection on which no request is being answered, and return whether there
+        was one."""
+        if self.shared.idle:
+            oldest = next(iter(self.shared.idle))
+            del self.shared.idle[oldest]
+            reason = "the limit on open connections is reached, and they were idle"
+            self.shared.log_closed(reason, now)
+            oldest.transport.close()
+            return True
+        slowest = next(iter(self.shared.unfinished), None)
+        if slowest is None or now - slowest._part_started_at <= MIN_AGE_S:
+            return False
+        slowest._close_slow("the limit on open connections is reached, and they sent no request")
+        return True
+
+    def _await_next_request(self) -> None:
+        """Register the connection as idle if its last request is answered.
+
+        If the answer was complete before the request's body had arrived, uvicorn has stopped its
+        keep-alive timer when the rest of the body came. The timer is then started again.
+        """
+        if not self._is_idle or self._is_answering or self.transport.is_closing():
+            return
+        self.shared.idle[self] = None
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def _count(self, part: bytes) -> None:
         self._unseen_bytes = 0

@@ -143,7 +143,7 @@ class GroupDraft:
             )
 
     def _add_to_session(self, placement: Placement, answer: Answer) -> None:
-        placement.served(answer.message, time.time(), self.request.response_id)
+        placement.served(answer.message, time.monotonic(), self.request.response_id)
 
     def failed(self, reason: str, status: int) -> GroupRecord:
         """Return the ledger record of a request that got an error in place of an answer."""
@@ -246,7 +246,7 @@ class GroupDraft:
     ) -> GroupRecord:
         request, place = self.request, self.place()
         if self.placement is not None:
-            self.placement.failed(time.time())  # no effect if it was served
+            self.placement.failed(time.monotonic())  # no effect if it was served
         return GroupRecord(
             group_id=request.id,
             received_at=self.received_at,

@@ -55,8 +55,8 @@ class PendingAnswer:
     has_left: bool = False
     """Whether the app of the first attempt has disconnected."""
     delivered_at: float = -math.inf
-    """Unix time at which the whole answer was last sent; -inf if the answer was streamed or not
-    sent."""
+    """Time of the cache's clock at which the whole answer was last sent; -inf if the answer was
+    streamed or not sent."""
     num_resent: int = 0
     """Number of resends that got the answer."""
     on_delivery: Callable[[], None] | None = None
@@ -91,15 +91,21 @@ class ResendCache:
     cache."""
 
     def __init__(
-        self, window_s: float, kept_answers: KeptAnswers, now: Callable[[], float] = time.time
+        self,
+        window_s: float,
+        kept_answers: KeptAnswers,
+        now: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
-        delivered again; 0 means never. `now` must be a clock in Unix seconds, because later proxy
-        processes read the times from the ledger."""
+        delivered again; 0 means never. `now` is a monotonic clock in seconds, so that a change of
+        the system clock changes no window. `unix_time` returns Unix seconds. Only these can be
+        stored in the ledger, because later proxy processes read them."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
         self._now = now
+        self._unix_time = unix_time
 
     @property
     def is_on(self) -> bool:
@@ -110,11 +116,13 @@ class ResendCache:
         """Load the answers that an earlier proxy process could not deliver."""
         if not self.is_on:
             return
-        for kept in self._kept_answers.unexpired(self._now()):
+        now, unix_now = self._now(), self._unix_time()
+        for kept in self._kept_answers.unexpired(unix_now):
             headers = [(name.encode(), value.encode("latin-1")) for name, value in kept.headers]
             response = _completed_future(SentResponse(kept.status, headers, kept.body))
             pending = PendingAnswer(kept.group_id, self._window_s, response)
-            received_at = kept.until - self._window_s
+            # An answer cannot have more than the whole window left, unless the clock was set back.
+            received_at = now - self._window_s + min(kept.until - unix_now, self._window_s)
             entry = self._attempts.begin(RequestIdentity(kept.key), pending, received_at)
             self._attempts.set_size(entry, len(kept.body))
             self._attempts.connection_lost(entry, received_at)
@@ -241,23 +249,24 @@ class ResendCache:
             return
         self._attempts.delivery_failed(entry, now)
         if not entry.num_delivered:
-            self._kept_answers.keep(_kept_answer(entry, response, now))
+            self._kept_answers.keep(_kept_answer(entry, response, self._unix_time()))
 
 
-def undelivered_answer(entry: ResendEntry, app: AppResponse, now: float) -> KeptAnswer | None:
+def undelivered_answer(entry: ResendEntry, app: AppResponse, unix_now: float) -> KeptAnswer | None:
     """Return the answer to a request if it was not delivered to anybody. Return None if the app got
-    it, in the first attempt or in a resend, or if there is no complete answer."""
+    it, in the first attempt or in a resend, or if there is no complete answer. `unix_now` is the
+    current time in Unix seconds."""
     if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
-    return _kept_answer(entry, app.complete_answer, now)
+    return _kept_answer(entry, app.complete_answer, unix_now)
 
 
-def _kept_answer(entry: ResendEntry, response: SentResponse, now: float) -> KeptAnswer:
+def _kept_answer(entry: ResendEntry, response: SentResponse, unix_now: float) -> KeptAnswer:
     pending = entry.pending
     return KeptAnswer(
         pending.group_id,
         entry.identity.key,
-        now + pending.window_s,
+        unix_now + pending.window_s,
         response.status,
         [(name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers],
         response.body,

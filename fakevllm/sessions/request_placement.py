@@ -35,7 +35,7 @@ class Placement:
     """The prompt of a body without messages."""
     hints: Hints
     received_at: float
-    """Unix seconds."""
+    """Time of a monotonic clock in seconds."""
     size: int = 0
     """Size of the body in bytes."""
     _request: IncomingRequest | None = field(default=None, init=False)
@@ -75,7 +75,7 @@ class Placement:
         """Store the message that the app gets, in the first attempt or in a retry. Only the first
         call of this method has an effect.
 
-        `at` is the time in Unix seconds.
+        `at` is the time on the same monotonic clock as `received_at`.
         """
         if self._place is None or self._is_served:
             return

@@ -78,10 +78,10 @@ class GroupNode:
     """Key of the system prompt."""
     size: int
     received_at: float
-    """Unix seconds."""
+    """Time of a monotonic clock in seconds."""
     status: GroupStatus = GroupStatus.OPEN
     ended_at: float = 0.0
-    """Unix seconds."""
+    """Time on the same clock. It has no meaning while the group is open."""
     is_repeated: bool = False
     """Whether a later request has repeated this request."""
     prompt_hash: PromptHash | None = None
@@ -95,7 +95,7 @@ class GroupNode:
     """Groups that continue this group's answer, by id."""
 
     def was_open_at(self, at: float) -> bool:
-        """Return True if the group had no answer yet at the time `at` (Unix seconds)."""
+        """Return True if the group had no answer yet at the time `at`."""
         return self.status is GroupStatus.OPEN or self.ended_at > at
 
 

@@ -136,7 +136,8 @@ class SessionTree:
     def served(
         self, group_id: str, message: Json, at: float, response_id: str | None = None
     ) -> None:
-        """Store the message that the app got at the time `at` (Unix seconds)."""
+        """Store the message that the app got at the time `at`, on the clock of the requests'
+        `received_at`."""
         group = self._index.groups.get(group_id)
         if group is None:
             return
@@ -168,29 +169,36 @@ class SessionTree:
             group.session.last_answer = _excerpt(text)
 
     def failed(self, group_id: str, at: float) -> None:
-        """Record that the app did not get a whole answer. `at` is in Unix seconds."""
+        """Record that the app did not get a whole answer. `at` is a time on the clock of
+        the requests' `received_at`."""
         group = self._index.groups.get(group_id)
         if group is not None:
             group.status, group.ended_at, group.prompt_hash = GroupStatus.FAILED, at, None
 
-    def restore(self, requests: Iterable[PlacedRequest]) -> None:
-        """Add the requests that an earlier proxy process placed, oldest first."""
+    def restore(self, requests: Iterable[PlacedRequest], *, now: float, unix_now: float) -> None:
+        """Add the requests that an earlier proxy process placed, oldest first.
+
+        `now` is the current time on the tree's clock, and `unix_now` is the current time in Unix
+        seconds. A request whose time is in the future counts as received now, because the system
+        clock was set back.
+        """
         for placed in requests:
             place = placed.place
+            received_at = now - max(0.0, unix_now - placed.received_at)
             session = self._index.session(place.session_id, placed.scope)
             session.parent_id = place.parent_session_id
             request = IncomingRequest(
                 group_id=placed.group_id,
                 scope=placed.scope,
                 history=MessageHistory(b""),
-                received_at=placed.received_at,
+                received_at=received_at,
             )
             self._add(request, session, place)
             if placed.message_json is None:
-                self.failed(placed.group_id, placed.received_at)
+                self.failed(placed.group_id, received_at)
             else:
                 message: Json = orjson.loads(placed.message_json)
-                self.served(placed.group_id, message, placed.received_at, placed.response_id)
+                self.served(placed.group_id, message, received_at, placed.response_id)
 
     def _open_session(self, request: IncomingRequest) -> SessionNode:
         """Return a session for a request whose session was not found.

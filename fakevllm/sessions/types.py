@@ -77,7 +77,7 @@ class IncomingRequest:
     """Name of the app's key. Sessions of other scopes are never found."""
     history: MessageHistory
     received_at: float
-    """Unix seconds."""
+    """Time of a monotonic clock in seconds."""
     size: int = 0
     """Size of the body in bytes. A retry has the same size."""
     hints: Hints = NO_HINTS

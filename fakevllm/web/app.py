@@ -21,7 +21,7 @@ from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import error_of_failure, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
 from fakevllm_runtime.http_server import (
     GracefulServer,
@@ -62,7 +62,12 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
             log.error("the ledger cannot be read: %s", cause)
         return passthrough.error_response(unavailable("The proxy's ledger cannot be read."))
 
+    def report_failure(_: Request, failure: Exception) -> Response:
+        """Return the error response for a failure in a route, in vLLM's form."""
+        return passthrough.error_response(error_of_failure(failure))
+
     app.add_exception_handler(DatabaseError, refuse_unread)
+    app.add_exception_handler(Exception, report_failure)
     for module in (passthrough, stored_responses, admin, feedback):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
@@ -167,7 +168,11 @@ async def open_proxy(
         _add_gauges(metrics, ledger, link, sibling_limit, slots)
         conversations = SessionTree()
         with ledger.reading():
-            conversations.restore(ledger.sessions.latest_requests(NUM_RESTORED))
+            conversations.restore(
+                ledger.sessions.latest_requests(NUM_RESTORED),
+                now=time.monotonic(),
+                unix_now=time.time(),
+            )
             # No await between these two: a group's stored feedback must be counted before the group
             # is sent.
             delivery.resend(ledger.scored_groups())

@@ -51,6 +51,17 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def freeze(pid: int) -> None:
+    """Suspend a process, and wait until all its threads have stopped."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def is_stopped() -> bool:
+        threads = Path(f"/proc/{pid}/task").glob("*/stat")
+        return all(file.read_text().rpartition(")")[2].split()[0] == "T" for file in threads)
+
+    wait_until(is_stopped, LIMIT_S, f"process {pid} to stop")
+
+
 def num_running(server: Process) -> int:
     """Return the number of calls that the engine samples at present."""
     text = httpx.get(f"{server.url}/metrics", timeout=10).text

@@ -21,6 +21,7 @@ from fakevllm.hooks.hook_runner import HookWorker
 from tests.adversary.stack_processes import (
     LIMIT_S,
     engine_pid,
+    freeze,
     hook_pid,
     kill,
     num_running,
@@ -42,7 +43,7 @@ SLOW: dict[str, Any] = HI | {
 @contextlib.contextmanager
 def frozen(pid: int) -> Generator[None]:
     """Suspend a process until the block ends."""
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         yield
     finally:
@@ -66,10 +67,10 @@ async def test_a_call_of_a_frozen_hook_process_fails_in_time_and_the_next_one_su
     tmp_path: Path, kind: str
 ) -> None:
     (tmp_path / "hook.py").write_text(PREFER_YES.replace("def", kind, 1))
-    worker = HookWorker(tmp_path, 0.5)
+    worker = HookWorker(tmp_path, 2.0)
     await worker.start()
-    os.kill(process_id(worker), signal.SIGSTOP)
-    assert (await reward(worker, "yes")).reason == "hook_timeout: 0.5 s"
+    freeze(process_id(worker))
+    assert (await reward(worker, "yes")).reason == "hook_timeout: 2 s"
     assert (await reward(worker, "yes")).rewards == [1.0]
     await worker.close()
 
@@ -79,7 +80,7 @@ async def test_a_worker_with_a_frozen_process_closes_in_time(tmp_path: Path) -> 
     worker = HookWorker(tmp_path, 60.0)
     await worker.start()
     pid = process_id(worker)
-    os.kill(pid, signal.SIGSTOP)
+    freeze(pid)
     start = time.monotonic()
     await worker.close()
     assert time.monotonic() - start < STOP_GRACE_S
@@ -140,7 +141,7 @@ def test_an_app_gets_its_answer_when_a_frozen_engine_is_killed(stack: Stack) -> 
 
 @pytest.mark.slow
 def test_with_a_frozen_hook_process_apps_get_answers_and_it_is_replaced(stack: Stack) -> None:
-    os.kill(hook_pid(stack.proxy), signal.SIGSTOP)
+    freeze(hook_pid(stack.proxy))
     for number in range(2):
         assert send_until_answered(stack.proxy, HI, f"frozen hook {number}") == [200]
     query = "SELECT state, reason FROM groups ORDER BY received_at DESC LIMIT 2"
@@ -154,7 +155,7 @@ def test_with_a_frozen_hook_process_apps_get_answers_and_it_is_replaced(stack: S
 
 @pytest.mark.slow
 def test_a_proxy_with_a_frozen_hook_process_stops_in_time(stack: Stack) -> None:
-    os.kill(hook_pid(stack.proxy), signal.SIGSTOP)
+    freeze(hook_pid(stack.proxy))
     assert stack.proxy.stop() == 0
     stack.proxy.start()
     stack.proxy.wait_until_healthy()

@@ -21,7 +21,7 @@ from tests.e2e.processes import wait_until
 from tests.proxy.hooks.hook_calls import reward, until_exists
 from tests.proxy.hooks.test_sandbox import is_running
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 2.0
 LIMIT_S = 2 * (TIMEOUT_S + ANSWER_GRACE_S) + 10.0
 """Seconds in which every call must end. A call may be sent to an old and to a new process."""
 FINE = "fine"

@@ -11,6 +11,7 @@ can forge headers. Routes that affect other clients require the key of an admin.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from urllib.parse import urlsplit
 
 from fakevllm_adapters.http.asgi import (
     AsgiApp,
+    ClientDisconnected,
     Receive,
     Scope,
     Send,
@@ -31,7 +33,7 @@ from fakevllm_adapters.http.asgi import (
 from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.protocol.credentials import credentials_in
-from fakevllm_adapters.protocol.errors import WireError, error_body, unauthorized
+from fakevllm_adapters.protocol.errors import WireError, error_body, error_of_failure, unauthorized
 from fakevllm_adapters.protocol.keys import KeyRing
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -145,14 +147,26 @@ class GuardMiddleware:
             return await send_error(send, refusal)
         receive = _bounded(receive, guard.limits.body_bytes)
         if not guard.is_counted(method, path):
-            return await self._app(scope, receive, send)
+            return await self._call_app(scope, receive, send)
         refusal = guard.open_calls.enter(key)
         if refusal is not None:
             return await send_error(send, refusal)
         try:
-            await self._app(scope, receive, send)
+            await self._call_app(scope, receive, send)
         finally:
             guard.open_calls.leave(key)
+
+    async def _call_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the app. If the app fails, send an error in vLLM's form, and raise the failure
+        again, so that the server logs it."""
+        try:
+            await self._app(scope, receive, send)
+        except ClientDisconnected:
+            raise
+        except Exception as failure:  # isolates: other requests go on
+            with contextlib.suppress(RuntimeError):  # the server has sent a response already
+                await send_error(send, error_of_failure(failure))
+            raise
 
 
 def is_loopback(host: str) -> bool:

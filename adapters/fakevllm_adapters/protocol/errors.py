@@ -91,6 +91,14 @@ def internal_error() -> WireError:
     return WireError(500, error_body("Internal server error", "InternalServerError", 500))
 
 
+def error_of_failure(failure: Exception) -> WireError:
+    """Build the response to a request whose handling failed unexpectedly: a 503 if memory was
+    refused, because a later try may succeed, and vLLM's 500 otherwise."""
+    if isinstance(failure, MemoryError):
+        return unavailable("There is not enough memory for this request. Try again shortly.")
+    return internal_error()
+
+
 def unauthorized() -> WireError:
     """Build vLLM's 401 for a missing or wrong API key."""
     return WireError(401, {"error": "Unauthorized"})

@@ -104,11 +104,11 @@ def _draft(
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.
     """
-    question, received_at = request.adapter.question(request.body), time.time()
+    question = request.adapter.question(request.body)
     prompt = "" if "messages" in request.body else question
     scope = app_key or ""
     placement = Placement(
-        proxy.conversations, request.id, scope, request.body, prompt, hints, received_at, size
+        proxy.conversations, request.id, scope, request.body, prompt, hints, time.monotonic(), size
     )
     request.ruling = proxy.traffic_gate.ruling(request, placement, key)
     opening = request.adapter.opening(request.body)
@@ -120,7 +120,7 @@ def _draft(
         app_key,
         placement=placement,
         on_answer_id=proxy.delivery.register_answer,
-        received_at=received_at,
+        received_at=time.time(),
     )
 
 

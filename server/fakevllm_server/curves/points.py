@@ -128,7 +128,8 @@ class Evaluations:
         points: list[Point] = []
         for step, group in itertools.groupby(self.evaluations, lambda one: one.step):
             of_step = list(group)
-            is_quiet = now - of_step[-1].at > QUIET_S
+            # A time in the future shows that the clock was set back.
+            is_quiet = abs(now - of_step[-1].at) > QUIET_S
             is_complete = is_last or is_quiet or step < self.served_step
             if not is_complete or step > self.charted_step:
                 break

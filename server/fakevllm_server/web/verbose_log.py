@@ -28,12 +28,15 @@ class VerboseLog:
     """The latest log messages that clients have sent. They are kept in memory."""
 
     def __init__(self) -> None:
-        self._entries: deque[VerboseEntry] = deque(maxlen=MAX_ENTRIES)
+        self._entries: deque[tuple[float, VerboseEntry]] = deque(maxlen=MAX_ENTRIES)
+        """Each message with the time of its push on the caller's monotonic clock."""
 
-    def push(self, tag: str, message: str, now: float) -> None:
-        """Add a message. `now` is in Unix seconds."""
-        self._entries.append(VerboseEntry(now, tag, message))
+    def push(self, tag: str, message: str, *, now: float, unix_now: float) -> None:
+        """Add a message. `now` is the time on a monotonic clock in seconds, and `unix_now` is the
+        time in Unix seconds, which readers are shown."""
+        self._entries.append((now, VerboseEntry(unix_now, tag, message)))
 
     def entries(self, now: float) -> list[VerboseEntry]:
-        """Return the messages of the last RETENTION_S seconds, oldest first."""
-        return [entry for entry in self._entries if now - entry.timestamp <= RETENTION_S]
+        """Return the messages of the last RETENTION_S seconds, oldest first. `now` is the time on
+        the monotonic clock."""
+        return [entry for at, entry in self._entries if now - at <= RETENTION_S]

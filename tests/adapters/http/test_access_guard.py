@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from hypothesis import given
@@ -238,3 +239,25 @@ async def test_every_response_but_the_401_has_vary_behind_vllms_cors() -> None:
     async with client_of(app_with_cors()) as app:
         assert "vary" not in (await app.get("/v1/models")).headers
         assert (await app.get("/health")).headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "kind"),
+    [
+        (MemoryError(), 503, "Service Unavailable"),
+        (ValueError("a secret"), 500, "InternalServerError"),
+    ],
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_failure_gets_an_error_in_vllms_form(
+    failure: Exception, status: int, kind: str, method: str
+) -> None:
+    async def failing(scope: Scope, receive: Receive, send: Send) -> None:
+        raise failure
+
+    app: Any = GuardMiddleware(failing, OPEN)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        reply = await client.request(method, "/v1/x")
+    assert (reply.status_code, reply.json()["error"]["type"]) == (status, kind)
+    assert "secret" not in reply.text

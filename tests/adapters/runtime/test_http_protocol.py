@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send, read_body, send_json
@@ -35,7 +36,7 @@ async def echo_app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @contextlib.asynccontextmanager
 async def connected(
-    limits: ArrivalLimits | None = None, endpoint: AsgiApp = echo_app
+    limits: ArrivalLimits | None = None, endpoint: AsgiApp = echo_app, keep_alive_s: int = 60
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         app = GuardMiddleware(endpoint, Guard())
@@ -44,6 +45,7 @@ async def connected(
             http=limited_protocol(AutoHTTPProtocol, limits),
             lifespan="off",
             log_level="critical",
+            timeout_keep_alive=keep_alive_s,
         )
         server = TestServer(settings)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -176,12 +178,83 @@ async def test_a_body_that_the_app_reads_late_is_not_counted_as_slow() -> None:
     assert received.startswith(b"HTTP/1.1 200")
 
 
+SMALL = HEAD + b"content-length: 2\r\n\r\nab"
+
+
+async def send_small(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    """Send a request with a body of two bytes, and return the head of the response."""
+    writer.write(SMALL)
+    head = await reader.readuntil(b"\r\n\r\n")
+    if head.startswith(b"HTTP/1.1 200"):
+        assert await reader.readexactly(1) == b"2"
+    return head
+
+
 async def test_beyond_the_limit_of_connections_a_new_one_gets_a_503() -> None:
     async with connected(ArrivalLimits(num_connections=1)) as (_, writer):
         reader, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
         received = await reader.read()
         other.close()
     assert received.startswith(b"HTTP/1.1 503") and b'"code": 503' in received
+
+
+async def test_beyond_the_limit_a_new_connection_closes_the_one_that_was_idle_longest() -> None:
+    async with connected(ArrivalLimits(num_connections=2)) as (reader, writer):
+        address = writer.get_extra_info("peername")
+        second_reader, second = await asyncio.open_connection(*address)
+        for pair in ((reader, writer), (second_reader, second), (reader, writer)):
+            assert (await send_small(*pair)).startswith(b"HTTP/1.1 200")
+        third_reader, third = await asyncio.open_connection(*address)
+        assert (await send_small(third_reader, third)).startswith(b"HTTP/1.1 200")
+        assert await second_reader.read() == b""
+        assert (await send_small(reader, writer)).startswith(b"HTTP/1.1 200")
+        second.close()
+        third.close()
+
+
+async def test_a_connection_with_an_open_request_is_not_closed_for_a_new_one() -> None:
+    finish = asyncio.Event()
+
+    async def slow_app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            body = await read_body(receive)
+            await finish.wait()
+            await send_json(send, 200, len(body))
+
+    async with connected(ArrivalLimits(num_connections=1), slow_app) as (reader, writer):
+        sending = asyncio.create_task(send_small(reader, writer))
+        await asyncio.sleep(0.1)
+        other_reader, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert (await other_reader.read()).startswith(b"HTTP/1.1 503")
+        other.close()
+        finish.set()
+        assert (await sending).startswith(b"HTTP/1.1 200")
+
+
+async def test_beyond_the_limit_a_new_connection_closes_one_that_sent_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fakevllm_runtime.http_protocol.MIN_AGE_S", 0.1)
+    async with connected(ArrivalLimits(num_connections=1)) as (reader, writer):
+        await asyncio.sleep(0.2)
+        other_reader, other = await asyncio.open_connection(*writer.get_extra_info("peername"))
+        assert (await send_small(other_reader, other)).startswith(b"HTTP/1.1 200")
+        assert await reader.read() == b""
+        other.close()
+
+
+async def test_a_connection_whose_body_follows_its_answer_is_closed_when_it_is_idle() -> None:
+    async def early_app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await send_json(send, 401, "no key")
+
+    async with connected(None, early_app, keep_alive_s=1) as (reader, writer):
+        writer.write(HEAD + b"content-length: 2\r\n\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401")
+        assert await reader.readexactly(8) == b'"no key"'
+        writer.write(b"ab")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
 
 
 async def test_too_many_unfinished_heads_close_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,3 +286,31 @@ async def test_bytes_that_follow_a_complete_request_do_not_cut_its_answer_off(ex
         writer.write(extra)
         received = await reader.readuntil(b"\r\n\r\n")
         assert received.startswith(b"HTTP/1.1 200") and await reader.readexactly(1) == b"2"
+
+
+async def test_a_failure_in_the_middle_of_a_response_closes_the_connection() -> None:
+    async def failing_app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"half", "more_body": True})
+            raise MemoryError
+
+    async with connected(endpoint=failing_app) as (reader, writer):
+        writer.write(SMALL)
+        received = await reader.read()
+    assert received.startswith(b"HTTP/1.1 200") and b"error" not in received
+    assert not received.endswith(b"0\r\n\r\n")
+
+
+async def test_a_body_for_which_there_is_no_memory_gets_a_503_in_vllms_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: object, body: bytes) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(HttpToolsProtocol, "on_body", refuse)
+    async with connected() as (reader, writer):
+        writer.write(SMALL)
+        received = await reader.read()
+    assert received.startswith(b"HTTP/1.1 503") and b'"code": 503' in received
+    assert received.count(b"HTTP/1.1") == 1

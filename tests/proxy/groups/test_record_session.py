@@ -68,7 +68,7 @@ async def test_the_served_answer_is_known_before_the_group_ends(policy: str) -> 
 
 async def test_an_answer_that_was_not_served_is_no_parent() -> None:
     tree = SessionTree()
-    tree.restore([])
+    tree.restore([], now=1000.0, unix_now=1000.0)
     other = placement(tree, "other", HI)
     other.place(is_side=False)
     async with staged(2, placement=placement(tree, "r1", HI)) as stage:

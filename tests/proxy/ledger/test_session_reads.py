@@ -151,7 +151,8 @@ def test_a_tree_restored_from_the_ledger_places_requests_as_before(ledger: Ledge
         rows = [replace(sibling(0, served=text is not None), message_json=text)]
         put(ledger, replace(record, siblings=rows))
     client.tree = SessionTree()
-    client.tree.restore(ledger.sessions.latest_requests(100))
+    placed_requests = ledger.sessions.latest_requests(100)
+    client.tree.restore(placed_requests, now=client.now, unix_now=2000.0)
     messages = [*history, assistant("Done."), user("and?")]
     _, again = client.turn(messages, "Well.", scope="0a1b2c3d")
     assert (again.session_id, again.parent_id, again.turn) == (one.session_id, second, 2)

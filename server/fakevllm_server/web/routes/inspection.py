@@ -78,12 +78,12 @@ def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
 
     @routes.post("/push_verbose_log")
     async def push_verbose_log(request: VerboseRequest) -> SuccessReply:
-        verbose.push(request.tag, request.message, time.time())
+        verbose.push(request.tag, request.message, now=time.monotonic(), unix_now=time.time())
         return SuccessReply(success=True)
 
     @routes.get("/get_verbose_logs")
     async def get_verbose_logs() -> VerboseReply:
-        return VerboseReply(entries=verbose.entries(time.time()))
+        return VerboseReply(entries=verbose.entries(time.monotonic()))
 
     @routes.get("/get_server_experiment_dir")
     async def get_server_experiment_dir() -> ExperimentDirReply:
