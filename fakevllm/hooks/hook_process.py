@@ -36,7 +36,7 @@ disk."""
 EXIT_TIMEOUT_S = EXIT_GRACE_S + 1.0
 MAX_REPLY_BYTES = 2**28
 """Maximum size of a reply. It exceeds the rewards and annotations of the largest group."""
-_NO_REPLY = "hook_crashed: the hook process sent something that is no reply"
+NO_REPLY = "hook_crashed: the hook process sent something that is no reply"
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -200,7 +200,7 @@ class HookProcess:
         suspects = (self._running_call.value, self._sync_id)
         self.is_dead = True
         await asyncio.to_thread(self._reap)
-        crash = f"hook_crashed: the hook {self._how_it_ended()}" if is_valid else _NO_REPLY
+        crash = f"hook_crashed: the hook {self._how_it_ended()}" if is_valid else NO_REPLY
         self.end = self.end or crash
         self._lose(crash, suspects)
 

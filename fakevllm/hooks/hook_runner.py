@@ -12,10 +12,26 @@ import asyncio
 import logging
 from dataclasses import fields
 from pathlib import Path
+from typing import cast
 
 from fakevllm.errors import HookError
-from fakevllm.hooks.hook_process import EXIT_TIMEOUT_S, HookInfo, HookProcess, LostCall
-from fakevllm.hooks.results import FeedbackValue, HookFailure, Json, RewardOutcome, SubmitPlan
+from fakevllm.hooks.hook_process import (
+    EXIT_TIMEOUT_S,
+    NO_REPLY,
+    HookInfo,
+    HookProcess,
+    LostCall,
+)
+from fakevllm.hooks.results import (
+    FeedbackValue,
+    HookFailure,
+    Json,
+    RewardOutcome,
+    SubmitPlan,
+    read_plan,
+    read_rewards,
+    read_value,
+)
 from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.hooks.spec import Feedback, Sibling, Task
 
@@ -68,9 +84,10 @@ class HookWorker:
             return SubmitPlan()
         call: Json = {"kind": "submit", "request_id": request_id, "task": task.model_dump()}
         reply = await self._shielded(call)
-        if reply["reason"] is not None:
-            return HookFailure(reply["reason"])
-        return SubmitPlan(reply["num"], reply["overrides"])
+        reason, overrides = _reason_in(reply), reply.get("overrides")
+        if reason is not None:
+            return HookFailure(reason)
+        return read_plan(reply.get("num") if overrides is None else overrides)
 
     async def reward(
         self, siblings: list[Sibling], answers: list[Json], question: str
@@ -87,12 +104,12 @@ class HookWorker:
             "question": question,
         }
         reply = await self._shielded(call)
-        return RewardOutcome(
-            rewards=reply.get("rewards"),
-            reason=reply["reason"],
-            annotations=reply.get("annotations") or [{} for _ in answers],
-            hook_hash=reply.get("content_hash", ""),
-        )
+        reason, annotations = _reason_in(reply), _annotations_in(reply, len(answers))
+        hook_hash = reply.get("content_hash", "")
+        rewards = None if reason is not None else read_rewards(reply.get("rewards"), len(answers))
+        if isinstance(rewards, HookFailure):
+            return RewardOutcome(None, rewards.reason, annotations, hook_hash)
+        return RewardOutcome(rewards, reason, annotations, hook_hash)
 
     async def feedback(self, feedback: Feedback) -> FeedbackValue | HookFailure:
         """Call the hook on_feedback and return its checked result. The caller must check with
@@ -102,9 +119,11 @@ class HookWorker:
         task: Task = values.pop("task")
         call: Json = {"kind": "feedback", "task": task.model_dump(), "feedback": values}
         reply = await self._shielded(call)
-        if reply["reason"] is not None:
-            return HookFailure(reply["reason"])
-        return FeedbackValue(reply["value"], reply["content_hash"])
+        reason = _reason_in(reply)
+        number = HookFailure(reason) if reason is not None else read_value(reply.get("value"))
+        if isinstance(number, HookFailure):
+            return number
+        return FeedbackValue(number, reply["content_hash"])
 
     async def close(self) -> None:
         """End the process. Calls without a reply fail with the reason `hook_closed`."""
@@ -168,6 +187,23 @@ def _restart_message(before: HookProcess, now: HookProcess) -> str:
     message = f"hook process ended ({before.end}), started again"
     old, new = before.info.content_hash, now.info.content_hash
     return message if old == new else f"{message}; the hooks changed on disk: {old} -> {new}"
+
+
+# A hook can write replies of its own to the connection of the hook process. Therefore the proxy
+# checks each field of a reply again.
+
+
+def _reason_in(reply: Json) -> str | None:
+    """Return the reason in a reply why the hook failed; None if the hook succeeded."""
+    reason: object = reply.get("reason", NO_REPLY)
+    return reason if reason is None or isinstance(reason, str) else NO_REPLY
+
+
+def _annotations_in(reply: Json, num: int) -> list[Json]:
+    value: object = reply.get("annotations")
+    listed = cast(list[object], value) if isinstance(value, list) else []
+    annotations = [cast(Json, item) for item in listed if isinstance(item, dict)]
+    return annotations if len(annotations) == len(listed) == num else [{} for _ in range(num)]
 
 
 def _packed(sibling: Sibling) -> Json:

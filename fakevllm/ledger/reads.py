@@ -58,7 +58,7 @@ SCORED = """
     WHERE g.state = 'scored' ORDER BY g.received_at, g.group_id, s."index"
 """
 ANSWERED = """
-    SELECT g.request_json, s.message_json
+    SELECT g.request_json, s.message_json, g.group_id
     FROM groups AS g JOIN siblings AS s USING (group_id)
     WHERE g.response_id = ? AND g.app_key IS ? AND s.served AND s.message_json IS NOT NULL
     AND NOT EXISTS (SELECT 1 FROM responses AS r WHERE r.response_id = g.response_id

@@ -107,7 +107,7 @@ class StoredResponse:
     app_key: str | None
     """Fingerprint of the API key that made the response; None if the request had no key."""
     group_id: str | None
-    """Group of the request; None for a response that was never stored and is deleted."""
+    """Group of the request. None in old ledgers, for a deleted response that was never stored."""
     created_at: float
     """Unix time in seconds."""
     body: bytes | None
@@ -277,6 +277,7 @@ class AnsweredRequest:
 
     request_json: str
     message_json: str
+    group_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,12 +75,14 @@ async def pass_on(
 
     If the engine refuses a request that the proxy has translated, the app's original request is
     sent to the engine's own route for the app's format. The reply of that route is then relayed.
+    A request without such a route gets the refusal in the app's format.
     """
     if reply.status == 200:
         await app.answer(reply)
         return reply
     is_refused = 400 <= reply.status < 500 and not reply.is_from_stream
-    if request.is_translated and is_refused and not app.is_started:
+    has_native_route = request.is_translated and request.has_native_route
+    if has_native_route and is_refused and not app.is_started:
         # A refusal quotes parts of the request. The app must see its own request quoted.
         app.stop_keep_alives()
         return await relay_native(upstream, request, app)

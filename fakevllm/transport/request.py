@@ -59,6 +59,9 @@ class Request:
     """Model name that the answer carries if it is not the served model's own name; else None."""
     app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """All headers of the app, with names in lower case."""
+    has_native_route: bool = True
+    """Whether the engine's own route for the app's format may get the request. False if the request
+    continues a response of the ledger: the engine may have another app's response with that id."""
     ruling: Ruling = TRAIN
     """Admission decision. It is set once, before it is first read. No other field ever changes."""
 

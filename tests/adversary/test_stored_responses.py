@@ -121,15 +121,17 @@ def test_a_conversation_does_not_continue_past_a_deleted_response(
     assert is_missing(send(proxy, "POST", PATH, follow_up), second["id"])
 
 
+@pytest.mark.parametrize("stored", [True, False], ids=["stored", "not stored"])
 def test_a_retry_after_a_deletion_does_not_get_the_deleted_answer(
-    started: dict[str, Process],
+    started: dict[str, Process], stored: bool
 ) -> None:
     proxy = started["proxy"]
-    again = {"Idempotency-Key": "one"}
-    made = send(proxy, "POST", PATH, BODY, **again).json()
-    assert send(proxy, "POST", PATH, BODY, **again).json() == made
-    send(proxy, "DELETE", f"{PATH}/{made['id']}")
-    assert send(proxy, "POST", PATH, BODY, **again).json()["id"] != made["id"]
+    again = {"Idempotency-Key": f"stored: {stored}"}
+    body = BODY | {"store": stored}
+    made = send(proxy, "POST", PATH, body, **again).json()
+    assert send(proxy, "POST", PATH, body, **again).json() == made
+    assert send(proxy, "DELETE", f"{PATH}/{made['id']}").status_code == 200
+    assert send(proxy, "POST", PATH, body, **again).json()["id"] != made["id"]
 
 
 def test_an_id_that_was_deleted_can_be_used_again(process: Process) -> None:
@@ -138,6 +140,14 @@ def test_an_id_that_was_deleted_can_be_used_again(process: Process) -> None:
     send(process, "DELETE", f"{PATH}/resp_mine")
     made = create(process, request_id="resp_mine", input="[[say no]]")
     assert send(process, "GET", f"{PATH}/resp_mine").json() == made
+
+
+def test_a_response_whose_id_is_no_word_can_be_retrieved_and_deleted(process: Process) -> None:
+    made = create(process, request_id="a.b")
+    assert send(process, "GET", f"{PATH}/a.b").json() == made
+    assert send(process, "POST", f"{PATH}/a.b/cancel").status_code == 400
+    assert send(process, "DELETE", f"{PATH}/a.b").status_code == 200
+    assert is_missing(send(process, "GET", f"{PATH}/a.b"), "a.b")
 
 
 def test_a_complete_response_cannot_be_cancelled(process: Process) -> None:
@@ -165,9 +175,7 @@ def test_a_query_is_checked_as_by_vllm(process: Process) -> None:
     assert reply.status_code == 400 and "Unknown response_id" in reply.text
 
 
-@pytest.mark.parametrize(
-    "path", [f"{PATH}/a.b", f"{PATH}/%2e%2e%2fmodels", f"{PATH}/r/input_items"]
-)
+@pytest.mark.parametrize("path", [f"{PATH}/%2e%2e%2fmodels", f"{PATH}/r/input_items"])
 def test_an_odd_path_leads_to_no_other_route(process: Process, path: str) -> None:
     assert send(process, "GET", path).json() == {"detail": "Not Found"}
 

@@ -38,7 +38,9 @@ def test_the_status_and_the_best_checkpoint_break_where_the_hooks_change(
     assert server.log.count("step 3: the hooks changed") == 1
     shown = run(server.folder, *SERVER, "checkpoints", "list", "--run-dir", ".").stdout
     assert "At step 3 the hooks changed." in " ".join(shown.split())
-    once = run(server.folder, "-m", "fakevllm", "overwatch", "--once", "--url", server.url).stdout
+    once = run(
+        server.folder, "-m", "fakevllm", "overwatch", "--once", "--swarm-url", server.url
+    ).stdout
     assert "step 3: the hooks changed; earlier rewards are not comparable" in once
     listing = run(server.folder, *SERVER, "checkpoints", "list", "--json", "--run-dir", ".")
     assert all(row["step"] >= 3 for row in json.loads(listing.stdout) if row["is_best"])

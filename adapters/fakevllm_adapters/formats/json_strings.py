@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-_TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"(\s*:)?|[{}\[\]]', re.DOTALL)
-"""A string (with the colon after it, if the string is a key), or a bracket."""
+_TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:(")(\s*+:)?|\\?\Z)|[{}\[\]]', re.DOTALL)
+"""A string (with the colon after it, if the string is a key), or a bracket.
+
+A string without its closing quote reaches to the end of the bytes. The quantifiers are possessive,
+because backtracking into such a string would take quadratic time.
+"""
 
 
 def find_string(raw: bytes, paths: Collection[tuple[bytes, ...]]) -> tuple[int, int] | None:
@@ -14,15 +18,16 @@ def find_string(raw: bytes, paths: Collection[tuple[bytes, ...]]) -> tuple[int, 
 
     A path is the keys that lead from the outermost object to the string. `raw` may have other bytes
     before the object, such as `data: `, and may end within the object. The result is None if there
-    is no such string.
+    is no such string, or if `raw` ends within the string. The time is linear in the size of `raw`.
 
     >>> raw = b'{"id": {"id": "no"}, "model": "demo"}'
     >>> begin, end = find_string(raw, {(b"model",)})
     >>> raw[begin:end]
     b'demo'
     """
+    max_depth = max(map(len, paths))
     outer: list[bytes] = []
-    key = b""
+    key, key_end = b"", 0
     for token in _TOKEN.finditer(raw):
         text = token[0]
         if text in (b"{", b"["):
@@ -32,8 +37,13 @@ def find_string(raw: bytes, paths: Collection[tuple[bytes, ...]]) -> tuple[int, 
             if outer:
                 outer.pop()
             key = b""
-        elif token[1]:
-            key = text[1 : text.rindex(b'"')]
-        elif key and (*outer[1:], key) in paths:
-            return token.start() + 1, token.end() - 1
+        elif token[2]:
+            key, key_end = text[1 : token.end(1) - token.start() - 1], token.end()
+        elif not token[1]:
+            return None
+        else:
+            is_value = len(outer) <= max_depth and not raw[key_end : token.start()].strip()
+            if is_value and (*outer[1:], key) in paths:
+                return token.start() + 1, token.end() - 1
+            key = b""
     return None

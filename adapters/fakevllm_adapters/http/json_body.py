@@ -43,10 +43,14 @@ def parse_json(raw: bytes) -> Any:
 
 def parse_as_vllm(raw: bytes) -> object:
     """Return the JSON value of a body as vLLM reads it, with Python's json module. vLLM accepts
-    some bodies that orjson refuses. Return None for a body that is not JSON."""
+    some bodies that orjson refuses. Return None for a body that is not JSON.
+
+    The caller must have refused bodies that nest deeper than MAX_DEPTH. vLLM may parse deeper than
+    this process, so that a check of such a body's content would prove nothing.
+    """
     try:
         return json.loads(raw)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
 
 

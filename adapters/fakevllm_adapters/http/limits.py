@@ -19,6 +19,9 @@ _SINGLE_HEADERS = frozenset({b"host", b"authorization", b"x-api-key", b"content-
 """Headers that may occur once. Programs disagree about which of two values counts, so a proxy in
 front of this one may have checked the other value."""
 
+MAX_REQUEST_ID_CHARS = 256
+"""Maximum length of `request_id`. The id is repeated in every event of a stream."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -80,6 +83,10 @@ class Limits:
         most = max(1, self.num_choices // num_siblings)
         if n > most:
             return bad_request(f"n must be at most {most}, got {n}.", "n")
+        request_id: object = body.get("request_id")
+        if isinstance(request_id, str) and len(request_id) > MAX_REQUEST_ID_CHARS:
+            message = f"`request_id` must have at most {MAX_REQUEST_ID_CHARS} characters."
+            return bad_request(message, "request_id", len(request_id))
         return self._words_refusal(body) or self._sizes_refusal(body)
 
     def _words_refusal(self, body: Json) -> WireError | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import Any, cast
+from typing import cast
 
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.http.json_body import parse_as_vllm
@@ -44,7 +44,8 @@ def media_refusal(
     the engine may fetch all media URLs of the request.
 
     `body` is the parsed request. If `body` is None, `raw` is parsed in the way that vLLM parses a
-    request, because vLLM accepts some bodies that orjson refuses. A `data:` URL is always allowed,
+    request, because vLLM accepts some bodies that orjson refuses. The caller must have refused
+    bodies that nest deeper than MAX_DEPTH of `json_body`. A `data:` URL is always allowed,
     because its content is in the URL.
     """
     request = body if body is not None else parse_as_vllm(raw)
@@ -74,12 +75,19 @@ def _refusal_text(url: str, host: str | None) -> str:
 
 def _media_urls(node: object) -> Iterator[str]:
     """Yield the media URLs in messages or content parts, in any of the wire formats."""
-    if isinstance(node, list):
-        for item in cast(list[Any], node):
-            yield from _media_urls(item)
-    if not isinstance(node, dict):
-        return
-    fields = cast(Json, node)
+    rest: list[object] = [node]  # not recursive, because orjson parses deeper than Python recurses
+    while rest:
+        node = rest.pop()
+        if isinstance(node, list):
+            rest.extend(reversed(cast(list[object], node)))
+        elif isinstance(node, dict):
+            fields = cast(Json, node)
+            yield from _own_urls(fields)
+            rest.extend(fields.get(name) for name in reversed(_NESTED_FIELDS))
+
+
+def _own_urls(fields: Json) -> Iterator[str]:
+    """Yield the media URLs of one content part, without those of the parts in it."""
     for name in _URL_FIELDS:
         value: object = fields.get(name)
         url = cast(Json, value).get("url") if isinstance(value, dict) else value
@@ -88,5 +96,3 @@ def _media_urls(node: object) -> Iterator[str]:
     source: object = fields.get("source")
     if isinstance(source, dict) and isinstance(url := cast(Json, source).get("url"), str):
         yield url
-    for name in _NESTED_FIELDS:
-        yield from _media_urls(fields.get(name))

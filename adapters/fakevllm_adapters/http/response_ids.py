@@ -25,11 +25,27 @@ def previous_response_id_of(raw: bytes, body: Json | None) -> str | None:
     >>> previous_response_id_of(b'{"previous_response_id": "resp_1", "top_p": NaN}', None)
     'resp_1'
     """
-    request = body if body is not None else parse_as_vllm(raw)
-    if not isinstance(request, dict):
-        return None
-    response_id: object = cast(Json, request).get("previous_response_id")
+    request = _request_object(raw, body)
+    response_id: object = request.get("previous_response_id") if request is not None else None
     return response_id if isinstance(response_id, str) else None
+
+
+def chooses_response_id(raw: bytes, body: Json | None) -> bool:
+    """Return whether the engine's own route may take the id of the response from the request.
+
+    vLLM takes the id from the field `request_id`, and may have a response of another client with
+    the same id. An answer with a chosen id therefore does not prove who made the response.
+
+    >>> chooses_response_id(b'{"request_id": "resp_1"}', None), chooses_response_id(b"{}", None)
+    (True, False)
+    """
+    request = _request_object(raw, body)
+    return request is None or "request_id" in request
+
+
+def _request_object(raw: bytes, body: Json | None) -> Json | None:
+    request = body if body is not None else parse_as_vllm(raw)
+    return cast(Json, request) if isinstance(request, dict) else None
 
 
 def watch_response_id(send: Send, on_response_id: Callable[[str], None]) -> Send:
@@ -45,9 +61,10 @@ def watch_response_id(send: Send, on_response_id: Callable[[str], None]) -> Send
         if message["type"] == "http.response.start":
             status = message["status"]
         elif not is_done and status == 200:
-            seen += message.get("body", b"")
+            chunk: bytes = message.get("body", b"")
+            seen += chunk[: MAX_SCANNED_BYTES - len(seen)]
             span = find_string(seen, _ID_PATHS)
-            is_done = span is not None or len(seen) > MAX_SCANNED_BYTES
+            is_done = span is not None or len(seen) >= MAX_SCANNED_BYTES
             if span is not None:
                 on_response_id(seen[slice(*span)].decode(errors="replace"))
             seen = b"" if is_done else seen

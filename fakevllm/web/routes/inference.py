@@ -36,7 +36,11 @@ from fakevllm_adapters.http.asgi import (
     send_error,
 )
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
-from fakevllm_adapters.http.response_ids import previous_response_id_of, watch_response_id
+from fakevllm_adapters.http.response_ids import (
+    chooses_response_id,
+    previous_response_id_of,
+    watch_response_id,
+)
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
@@ -81,7 +85,7 @@ def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
         draft = _draft(proxy, request, hints, key, app_key, len(raw))
         if identity is not None:
             draft.attempt = resends.begin(identity, request.id, scope)
-        if adapter.has_previous_response:
+        if adapter.has_previous_response and not chooses_response_id(raw, checked.body):
             on_id = partial(_store_native_response, proxy, request, app_key)
             send = watch_response_id(send, on_id)
         await pipeline.handle(draft, receive, send)
@@ -132,7 +136,11 @@ async def _decode(
     app_key: str | None,
 ) -> Request:
     """Return the decoded request. Its `exchange`, the parsed body, is None if the body is not valid
-    JSON or cannot be translated."""
+    JSON or cannot be translated.
+
+    Raises WireError (4xx) if the request continues a response that only the ledger has, and cannot
+    be translated: the engine may know the same id as the id of another key's response.
+    """
     raw, body = checked.raw, checked.body
     if checked.removed:
         log.info("removed fields from a request: %s", ", ".join(checked.removed))
@@ -157,6 +165,9 @@ async def _decode(
             if adapter.path != adapter.upstream_path:
                 upstream_body = orjson.dumps(exchange.body)
         except (NotTranslated, TypeError) as error:  # TypeError: numbers of more than 64 bits
+            if history is not None:
+                refusal = error.error if isinstance(error, NotTranslated) else None
+                raise refusal or unknown_response(str(body["previous_response_id"])) from None
             exchange = None
             no_exchange_reason = f"not_translated: {error}"
     return Request(
@@ -170,6 +181,7 @@ async def _decode(
         model=requested_model,
         alias=alias,
         app_headers=app_headers,
+        has_native_route=history is None,
     )
 
 

@@ -47,17 +47,13 @@ class StoredResponseHandlers:
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         try:
-            path_with_query(request.scope["path"], b"")
             query = request.scope["query_string"]
-            try:
-                check_query(query)
-            except WireError as error:
-                # The engine refuses such a query before it looks for the response.
-                reply = await self._relay(request)
-                return error_response(error) if reply.status_code == 404 else reply
             stored = await self._find(request, response_id)
-            if stored.body is None:
+            if stored is not None and stored.body is None:
                 return await self._relay(request)
+            check_query(query)  # vLLM checks the query before it looks for the response
+            if stored is None or stored.body is None:
+                raise unknown_response(response_id)
             refuse_stream(query, response_id)
             return Response(stored.body, media_type="application/json")
         except WireError as error:
@@ -67,8 +63,9 @@ class StoredResponseHandlers:
 
     async def delete(self, request: Request, response_id: str) -> Response:
         try:
-            path_with_query(request.scope["path"], b"")
             stored = await self._find(request, response_id, with_unstored=True)
+            if stored is None:
+                raise unknown_response(response_id)
             receipt = self._proxy.ledger.responses.delete(stored, time.time())
             if not await self._proxy.ledger.is_written(receipt, timeout_s=FLUSH_S):
                 raise unavailable(_NOT_DELETED)
@@ -80,8 +77,9 @@ class StoredResponseHandlers:
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         try:
-            path_with_query(request.scope["path"], b"")
             stored = await self._find(request, response_id)
+            if stored is None:
+                raise unknown_response(response_id)
             if stored.body is None:
                 return await self._relay(request)
             raise not_cancellable()
@@ -92,11 +90,12 @@ class StoredResponseHandlers:
 
     async def _find(
         self, request: Request, response_id: str, *, with_unstored: bool = False
-    ) -> StoredResponse:
-        """Return the response that the request's key made.
+    ) -> StoredResponse | None:
+        """Return the response that the request's key made, or None if the key has made no such
+        response.
 
         `with_unstored` also finds an answer with `store: false`, to which `previous_response_id`
-        may refer. Raises WireError (404) if the key has made no such response.
+        may refer.
         """
         key = api_key_of(header_map(request.scope))
         app_key = fingerprint(key) if key else None
@@ -106,9 +105,8 @@ class StoredResponseHandlers:
         if stored is None and with_unstored:
             answered = await asyncio.to_thread(ledger.answered_request, response_id, app_key)
             if answered is not None:
-                stored = StoredResponse(response_id, app_key, None, time.time(), None)
-        if stored is None:
-            raise unknown_response(response_id)
+                group_id = answered.group_id
+                stored = StoredResponse(response_id, app_key, group_id, time.time(), None)
         return stored
 
     async def _relay(self, request: Request) -> Response:

@@ -7,6 +7,9 @@ from collections import OrderedDict
 MAX_BYTES = 64 * 2**20
 """Maximum size of all stored responses. When it is exceeded, the oldest responses are removed."""
 MAX_RESPONSES = 10_000
+MAX_ID_CHARS = 256
+"""Maximum length of an id. A response with a longer id, which its client has chosen, is not
+stored."""
 
 
 class StoredResponses:
@@ -33,12 +36,14 @@ class StoredResponses:
         `key`: fingerprint of the API key that made the response, or "". `body`: the response object
         in JSON; None if only the engine has the response.
         """
+        if len(response_id) > MAX_ID_CHARS:
+            return
         self.delete(key, response_id)
         self._responses[key, response_id] = body
-        self._num_bytes += len(body or b"")
+        self._num_bytes += _size(response_id, body)
         while self._num_bytes > self._max_bytes or len(self._responses) > self._max_responses:
-            _, oldest = self._responses.popitem(last=False)
-            self._num_bytes -= len(oldest or b"")
+            (_, oldest_id), oldest = self._responses.popitem(last=False)
+            self._num_bytes -= _size(oldest_id, oldest)
 
     def has(self, key: str, response_id: str) -> bool:
         """Return whether the key has made a response with this id."""
@@ -52,5 +57,9 @@ class StoredResponses:
         """Delete a response, and return whether it was stored."""
         if not self.has(key, response_id):
             return False
-        self._num_bytes -= len(self._responses.pop((key, response_id)) or b"")
+        self._num_bytes -= _size(response_id, self._responses.pop((key, response_id)))
         return True
+
+
+def _size(response_id: str, body: bytes | None) -> int:
+    return len(response_id) + len(body or b"")

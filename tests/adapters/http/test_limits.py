@@ -17,6 +17,7 @@ from fakevllm_adapters.protocol.errors import Json, WireError
 LIMITS = Limits()
 
 TOO_MUCH: list[tuple[Json, str]] = [
+    ({"request_id": "x" * 257}, "request_id"),
     ({"n": 65}, "n"),
     ({"n": "65"}, "n"),
     ({"n": 65.0}, "n"),

@@ -28,6 +28,11 @@ def _chat(content: object) -> ANY_JSON:
     return {"messages": [{"role": "user", "content": content}]}
 
 
+def test_the_urls_of_nested_messages_are_found_without_recursion() -> None:
+    raw = b'{"messages": %s{"image_url": "%s"}%s}' % (b"[" * 1000, METADATA.encode(), b"]" * 1000)
+    assert media_refusal(raw, orjson.loads(raw), ALLOWED) is not None
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -8,7 +8,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.proxy.hooks.hook_calls import Start, reward, until_exists
+from fakevllm.hooks.results import HookFailure
+from tests.proxy.hooks.hook_calls import TASK, Start, reward, until_exists
+from tests.proxy.hooks.test_on_feedback import FEEDBACK
+
+FORGE = """
+import gc, json
+def forge(*ignored):
+    child = next(one for one in gc.get_objects() if type(one).__name__ == "_Child")
+    child.send(json.loads(%r))
+on_user_submit_new_requests = on_compute_relative_reward = on_feedback = forge
+"""
+"""Hooks that write a reply of their own to the connection to the proxy."""
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ("", "hook_crashed: "),
+        (', "reason": 5', "hook_crashed: "),
+        (', "reason": null, "rewards": ["a"], "num": "a", "value": "a"', "hook_type: "),
+        (', "reason": null, "rewards": {}, "overrides": [1], "value": []', "hook_type: "),
+        (', "reason": "hook_raised: mine", "annotations": 5', "hook_raised: mine"),
+    ],
+)
+async def test_a_malformed_reply_that_a_hook_has_written_is_a_failure_of_the_hook(
+    start: Start, fields: str, reason: str
+) -> None:
+    worker = await start(FORGE % f'{{"id": 1{fields}}}')
+    outcome = await reward(worker, "a")
+    assert outcome.rewards is None and outcome.annotations == [{}]
+    assert (outcome.reason or "").startswith(reason)
+    worker = await start(FORGE % f'{{"id": 1{fields}}}')
+    plan = await worker.submit("r", TASK)
+    assert isinstance(plan, HookFailure) and plan.reason.startswith(reason)
+    worker = await start(FORGE % f'{{"id": 1{fields}}}')
+    value = await worker.feedback(FEEDBACK)
+    assert isinstance(value, HookFailure) and value.reason.startswith(reason)
 
 
 async def test_a_late_async_hook_is_cancelled_and_the_process_stays(start: Start) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -122,6 +123,23 @@ async def test_a_refused_translation_gets_the_refusal_of_the_engines_own_route()
     received = await relay_request(server, request("messages", MESSAGES))
     assert (received.status, received.body) == (400, native_refusal)
     assert server.requests[1] == ("/v1/messages", orjson.dumps(MESSAGES))
+
+
+async def test_a_request_without_a_native_route_gets_the_refusal_of_its_translation() -> None:
+    server = AnsweringServer({CHAT: (400, b'{"error":{"message":"no"}}')})
+    app_request = replace(request("messages", MESSAGES), has_native_route=False)
+    received = await relay_request(server, app_request)
+    assert received.status == 400 and b'"message":"no"' in received.body
+    assert len(server.requests) == 1
+
+
+async def test_a_stream_of_the_engines_own_route_carries_the_alias() -> None:
+    event = encode({"type": "response.created", "response": {"id": "resp_1", "model": "m"}})
+    middle = event.index(b'"m"') + 2
+    server = AnsweringServer({"/v1/responses": (200, [event[:middle], event[middle:], DONE])})
+    body = {"input": "hi", "background": True}
+    received = await relay_request(server, replace(request("responses", body), alias="gpt"))
+    assert received.body == event.replace(b'"m"', b'"gpt"') + DONE
 
 
 async def test_a_request_that_cannot_be_translated_goes_to_the_engines_own_route() -> None:

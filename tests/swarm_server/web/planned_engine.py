@@ -19,7 +19,7 @@ from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.weight_versions import WeightGate
-from fakevllm_server.web.routes import inference
+from fakevllm_server.web.routes import inference, stored_responses
 from fakevllm_server.web.server_state import ServerState
 
 Json = dict[str, Any]
@@ -107,11 +107,15 @@ class PlannedEngine:
         """Bodies of the requests."""
         self.headers: list[dict[str, str]] = []
         self.got_request = asyncio.Event()
+        self.responses: dict[str, Json] = {}
+        """Responses that the engine's own route has stored, by id."""
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> PlannedEngine:
         app = web.Application()
         app.router.add_get("/health", self._health)
+        app.router.add_get(stored_responses.PATH, self._stored_response)
+        app.router.add_post(stored_responses.CANCEL_PATH, self._stored_response)
         app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/{path:.*}", self._post)
         self._runner = web.AppRunner(app)
@@ -133,9 +137,30 @@ class PlannedEngine:
         self.bodies.append(orjson.loads(await request.read()))
         self.headers.append({name.lower(): value for name, value in request.headers.items()})
         self.got_request.set()
+        if not self.plans and request.path == "/v1/responses":
+            return await self._make_response(request, self.bodies[-1])
         plan = self.plans.popleft()
         self.is_healthy = self.is_healthy and bool(self.plans or plan not in DEADLY)
         return await plan(request)
+
+    async def _make_response(self, request: web.Request, body: Json) -> web.StreamResponse:
+        """Answer on the engine's own route. As in vLLM, the request may choose the id, and GET
+        requests of every key get a stored response."""
+        response_id: str = body.get("request_id") or f"resp_{len(self.bodies)}"
+        response: Json = {"id": response_id, "model": "m", "output": body["input"]}
+        if body.get("store", True):
+            self.responses[response_id] = response
+        if not body.get("stream"):
+            return web.json_response(response)
+        event = encode({"type": "response.created", "response": response})
+        middle = event.index(response_id.encode()) + 3
+        return await _streamed(request, [event[:middle], event[middle:], DONE])
+
+    async def _stored_response(self, request: web.Request) -> web.StreamResponse:
+        response = self.responses.get(request.match_info["response_id"])
+        if response is None:
+            return web.json_response({"error": {"message": "not found"}}, status=404)
+        return web.json_response(response | {"path": request.path_qs})
 
 
 DEADLY = (dies, dies_in_stream, dies_before_the_stream)
@@ -156,27 +181,33 @@ class AppCall:
     def __init__(
         self,
         state: ServerState,
-        body: Json | None = None,
+        body: Json | bytes | None = None,
         *,
         method: str = "POST",
         path: str = "/v1/chat/completions",
         headers: dict[str, str] | None = None,
+        query: bytes = b"",
     ) -> None:
         self.status: int | None = None
         self.headers: dict[bytes, bytes] = {}
         self.body = b""
         self.is_ended = False
         self.disconnect = asyncio.Event()
-        self._raw: bytes | None = orjson.dumps(BODY | (body or {}))
+        raw = body if isinstance(body, bytes) else orjson.dumps(BODY | (body or {}))
+        self._raw: bytes | None = raw
         pairs = [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
         scope: MutableMapping[str, Any] = {
             "method": method,
             "path": path,
+            "query_string": query,
             "headers": pairs,
             "path_params": {},
         }
         formats = {adapter.path: adapter for adapter in ADAPTERS.values()}
         endpoint = inference.create_endpoint(state, formats.get(path))
+        if path.startswith("/v1/responses/"):
+            scope["path_params"] = {"response_id": path.split("/")[3]}
+            endpoint = stored_responses.create_endpoint(state)
         self.task = asyncio.ensure_future(endpoint(scope, self._receive, self._send))
 
     async def answered(self) -> AppCall:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from swarm_server.web.planned_engine import (
     BODY,
@@ -327,4 +328,20 @@ async def test_vllm_gets_no_media_url_of_a_host_that_is_not_allowed(
         allowed = image_at("https://images.example.com/a.png")
         assert (await AppCall(state, allowed, path=path).answered()).status == 200
         assert len(engine.bodies) == 1
+        await state.close()
+
+
+@pytest.mark.parametrize("depth", [300, 2000, 100_000])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/tokenize"])
+async def test_a_deeply_nested_body_whose_media_urls_the_server_cannot_read_is_refused(
+    tmp_path: Path, path: str, depth: int
+) -> None:
+    nested = b"[" * depth + b"]" * depth
+    fields = orjson.dumps(image_at("http://10.0.0.1/a.png") | {"input": "hi"})
+    async with PlannedEngine(tmp_path) as engine:
+        state = await start_server(tmp_path, engine, ServerConfig("vllm", tmp_path))
+        for raw in (b'{"x": %s, %s' % (nested, fields[1:]), b'{"messages": %s}' % nested):
+            refused = await AppCall(state, raw, path=path).answered()
+            assert refused.status == 400 and not engine.bodies
+            assert "nested deeper than 250 levels" in refused.json["error"]["message"]
         await state.close()

@@ -31,6 +31,7 @@ from fakevllm_adapters.http.asgi import (
     wait_for_disconnect,
 )
 from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
+from fakevllm_adapters.http.json_body import MAX_DEPTH
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
@@ -56,6 +57,9 @@ log = logging.getLogger("fakevllm.server")
 
 LIMITS = Limits()
 """Limits of the body of an episode's call."""
+_RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
+"""Limit of the nesting of all other bodies, which is above each limit that a proxy's user may set.
+vLLM parses deeper than this process, so that what it would read in a deeper body is not known."""
 HOLD_S = 300.0
 """Seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
@@ -93,6 +97,9 @@ def engine_endpoint(
         try:
             state.attached_engine()
             body = await read_body(receive)
+            refusal = _RELAYED_LIMITS.depth_refusal(body)
+            if refusal is not None:
+                raise refusal
             await _cancel_on_disconnect(receive, answer(scope, body, send))
         except WireError as error:
             await send_error(send, error, with_reason=True)

@@ -20,7 +20,7 @@ from fakevllm_adapters.formats.registry import TOKEN_COUNTERS
 from fakevllm_adapters.formats.responses.adapter import ResponsesExchange
 from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
-from fakevllm_adapters.http.response_ids import watch_response_id
+from fakevllm_adapters.http.response_ids import chooses_response_id, watch_response_id
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.errors import WireError, not_served
 from fakevllm_adapters.vllm_compat.token_limits import (
@@ -227,7 +227,7 @@ class ClientCall:
         Return False if the engine has no such route. Nothing was sent to the client then.
         """
         path, send, store = self.adapter.path, self.send, self.store
-        if store is not None:
+        if store is not None and not chooses_response_id(self.raw, self.parsed):
             send = watch_response_id(send, lambda response_id: store(response_id, None))
         try:
             await engine.relay("POST", path, self.raw, self.headers, send, _is_missing_route)
