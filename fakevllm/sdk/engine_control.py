@@ -40,6 +40,8 @@ CANNOT_CONNECT = "ENGINE.CANNOT_CONNECT"
 RUNNING = (EngineStatus.ROLLING, EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
 FIND_SERVER_S = 16.0
 """Seconds to wait for a server that is just starting."""
+RUN_SETTINGS = ("experiment_name", "model")
+"""Settings of a job that decide in which run the job is trained."""
 POOL_PATH = "/get_current_batch_rollout_pool_information"
 STEPPING = (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
 AGREE_INTERVAL_S = 2.0
@@ -174,7 +176,7 @@ def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) 
 
     A running engine keeps its own job, and the differences from this job are logged. With
     `force_restart`, a running engine is stopped first. Raises SwarmError if the engine cannot be
-    started with this job.
+    started with this job, or was started for another experiment or model of another client.
     """
     reply = yield from _find_server()
     if force_restart:
@@ -183,7 +185,9 @@ def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) 
         return (yield from _use_running_engine(job, timeout_s))
     try:
         yield from sync_job(job)
-        _warn_if_closed((yield from start(timeout_s)))
+        reply = yield from start(timeout_s)
+        yield from _check_started_job(job)
+        _warn_if_closed(reply)
     except SwarmError as error:
         # Another client, such as the same script on another machine, may have started the engine.
         if error.status != 400 or (yield from status()).engine_status is EngineStatus.OFFLINE:
@@ -210,8 +214,32 @@ def _warn_if_closed(reply: EngineStatusReply) -> None:
         log.warning("%s", describe_closed_run(reply.closed))
 
 
+def _check_started_job(job: TrainJob) -> ServerCall[None]:
+    """Compare this job with the one that the engine was started with. Log the differences.
+
+    Another client may have sent its job after this client's job, and before the start. Raises
+    SwarmError if the engine then trains another experiment or another model.
+    """
+    reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
+    if reply.status == 200 and isinstance(reply.content, dict):
+        for name in RUN_SETTINGS:
+            wanted = getattr(job, name) or None
+            running = reply.content.get(name, wanted) or None
+            if wanted != running:
+                raise SwarmError(
+                    f"Another client changed the server's job while the engine was started: "
+                    f"{name} is {running!r}, not {wanted!r}. To replace that job, use "
+                    "force_restart=True, or use another server."
+                )
+    _log_differences(job, reply)
+
+
 def _warn_of_differences(job: TrainJob) -> ServerCall[None]:
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
+    _log_differences(job, reply)
+
+
+def _log_differences(job: TrainJob, reply: ServerReply) -> None:
     differences = job_differences(job, reply)
     if differences:
         log.warning(

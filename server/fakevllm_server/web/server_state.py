@@ -74,8 +74,9 @@ class ServerState:
     run: OpenRun = field(init=False)
     """The current run. It changes only when the engine is started for a job of another run."""
     engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock held during a whole start or stop. Without it, a stop in progress could remove the
-    socket of an engine that is started meanwhile."""
+    """Lock held during a whole start or stop, and while a job is synced. Without it, a stop in
+    progress could remove the socket of an engine that is started meanwhile, and a job that is
+    synced during a start could be trained in the run of another job."""
     _lock: RunFolder = field(init=False)
     """Lock of the run directory, which is held while the server runs."""
     _runs: RunDirectory = field(init=False)
@@ -186,25 +187,26 @@ class ServerState:
         Raises ConfigError if the job's model cannot be loaded, and JournalError if the start cannot
         be recorded.
         """
-        assert self.job is not None, "sync a job first"
-        rollout, trainer = self._specs(self.job)
-        await self._change_run(self.job, rollout.model)
+        job = self.job
+        assert job is not None, "sync a job first"
+        rollout, trainer = self._specs(job)
+        await self._change_run(job, rollout.model)
         self.run.folder.check_model(self.config.trainer_name, rollout.model)
         self.model = rollout.model
         backend = open_backend(rollout, trainer, self.config.weights_dir)
-        await self._drop_other_job(self.job)
+        await self._drop_other_job(job)
         self.journal.put(
-            row_changes.meta_set(JOB, self.job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
+            row_changes.meta_set(JOB, job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
         )
         await self.journal.flush()
-        record = engine_start(self.config, self.job, self.model, fingerprint(self.model))
+        record = engine_start(self.config, job, self.model, fingerprint(self.model))
         await asyncio.to_thread(self.run.folder.record_engine_start, record)
-        self.intake.resume(self.job, time.monotonic())
+        self.intake.resume(job, time.monotonic())
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
-        save_freq = self.job.save_freq
+        save_freq = job.save_freq
         checkpointer = Checkpointer(backend.trainer, self.run.checkpoints, self.journal, save_freq)
         self._loop = TrainLoop(
-            self.job,
+            job,
             self.engine,
             self.intake,
             backend,

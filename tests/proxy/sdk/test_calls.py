@@ -219,9 +219,31 @@ def test_a_401_is_reported_with_the_ways_to_pass_a_key() -> None:
 
 def test_ensure_running_sends_the_job_and_starts_an_engine_that_is_off() -> None:
     answers = [engine_reply("OFFLINE"), OK, OK, engine_reply("BOOTING"), engine_reply("ROLLING")]
-    record = run_call(engine_control.ensure_running(TrainJob(batch_size=3), False, None), answers)
+    job = TrainJob(batch_size=3)
+    running = reply(**job.model_dump(mode="json"))
+    record = run_call(engine_control.ensure_running(job, False, None), [*answers, running])
     assert record.paths[1:3] == ["/sync_train_config", "/start_engine"]
     assert "batch_size: 3" in (record.requests[1].body or {})["yaml_as_string"]
+
+
+@pytest.mark.parametrize("change", [{"experiment_name": "b"}, {"model": "theirs"}], ids=str)
+def test_a_start_fails_if_another_client_has_meanwhile_sent_a_job_of_another_run(
+    change: dict[str, str],
+) -> None:
+    job = TrainJob(experiment_name="a", model="mine")
+    running = reply(**job.model_copy(update=change).model_dump(mode="json"))
+    answers = [engine_reply("OFFLINE"), OK, OK, engine_reply("ROLLING"), running]
+    with pytest.raises(SwarmError, match=r"Another client changed .* is '(b|theirs)', not '"):
+        run_call(engine_control.ensure_running(job, False, None), answers)
+
+
+def test_another_job_of_the_same_run_that_was_sent_before_the_start_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    running = reply(**TrainJob(experiment_name="", lr=0.5).model_dump(mode="json"))
+    answers = [engine_reply("OFFLINE"), OK, OK, engine_reply("ROLLING"), running]
+    run_call(engine_control.ensure_running(TrainJob(lr=0.1), False, None), answers)
+    assert "lr is 0.5, not 0.1" in caplog.text
 
 
 @pytest.mark.parametrize("before", [[], [OK]], ids=["before the job", "before the start"])
@@ -314,10 +336,11 @@ def test_a_forced_restart_stops_the_engine_first() -> None:
         OK,
         OK,
         engine_reply("ROLLING"),
+        reply(**TrainJob().model_dump(mode="json")),
     ]
     record = run_call(engine_control.ensure_running(TrainJob(), True, None), answers)
     paths = [path for path in record.paths if path != "/get_engine_status"]
-    assert paths == ["/stop_engine", "/sync_train_config", "/start_engine"]
+    assert paths[:3] == ["/stop_engine", "/sync_train_config", "/start_engine"]
 
 
 def test_ensure_running_waits_for_a_server_for_a_while_and_then_names_the_fix() -> None:

@@ -46,6 +46,26 @@ async def test_a_start_during_a_stop_waits_for_the_stop_and_keeps_its_socket(
     assert not list(tmp_path.glob("engine-*.sock"))
 
 
+async def test_a_job_that_is_synced_during_a_start_is_refused_and_not_trained(
+    tmp_path: Path,
+) -> None:
+    app = create_app(ServerConfig("fake", tmp_path))
+    state: ServerState = app.state.server
+    state.job = TrainJob(experiment_name="a")
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+        other = {"yaml_as_string": TrainJob(experiment_name="b").as_yaml()}
+        async with state.engine_lock:
+            sync = asyncio.create_task(http.post("/sync_train_config", json=other))
+            await asyncio.wait([sync], timeout=0.2)
+            assert not sync.done() and state.job.experiment_name == "a"
+            await state.start_engine()
+        reply = await sync
+    assert reply.status_code == 400 and "already started" in reply.json()["detail"]
+    assert (state.job.experiment_name, state.run.relative) == ("a", ".")
+    await state.close()
+
+
 async def test_a_closed_server_releases_its_run_directory(tmp_path: Path) -> None:
     await ServerState(ServerConfig("fake", tmp_path)).close()
     RunFolder(tmp_path).close()

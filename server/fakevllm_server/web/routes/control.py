@@ -95,19 +95,15 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/sync_train_config")
     async def sync_train_config(request: SyncTrainConfigRequest) -> SyncReply:
-        if state.engine.status is not EngineStatus.OFFLINE:
-            raise HTTPException(
-                400,
-                "Engine is already started. Call `stop_engine` first before syncing new training "
-                "configuration.",
-            )
-        try:
-            read = parse_job(request.yaml_as_string)
-            state.job = check_job(
-                read.job
-            )  # impossible settings are refused here, not in the first step
-        except ValueError as error:
-            return SyncReply(success=False, error=str(error))
+        _refuse_running(state)
+        async with state.engine_lock:
+            _refuse_running(state)  # the engine may have been started during the wait for the lock
+            try:
+                read = parse_job(request.yaml_as_string)
+                # Impossible settings are refused here, and not in the first step.
+                state.job = check_job(read.job)
+            except ValueError as error:
+                return SyncReply(success=False, error=str(error))
         warnings = read.warnings + job_warnings(read.job, state.config)
         for warning in warnings:
             log.warning("the job's %s", warning)
@@ -169,3 +165,13 @@ def router(state: ServerState) -> APIRouter:
         return LogReply(entries=state.runlog.entries_after(after))
 
     return routes
+
+
+def _refuse_running(state: ServerState) -> None:
+    """Raise HTTPException unless the engine is offline, because a running engine keeps its job."""
+    if state.engine.status is not EngineStatus.OFFLINE:
+        raise HTTPException(
+            400,
+            "Engine is already started. Call `stop_engine` first before syncing new training "
+            "configuration.",
+        )
