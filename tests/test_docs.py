@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import sqlite3
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import cast
 
@@ -253,6 +255,20 @@ async def test_the_access_table_has_every_route_of_the_server(tmp_path: Path) ->
         if f"{path}`" in line
     }
     assert for_admins == ADMIN_PATHS
+
+
+def test_every_docstring_of_a_constant_or_field_follows_its_own_constant_or_field() -> None:
+    """Two docstrings in a row mean that a name was inserted between another and its docstring."""
+    for folder in ("fakevllm", "server", "adapters", "reward_hooks"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text())):
+                body = node.body if isinstance(node, ast.Module | ast.ClassDef) else []
+                docstrings = [_is_docstring(statement) for statement in body]
+                assert (True, True) not in pairwise(docstrings), file
+
+
+def _is_docstring(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def test_every_module_that_the_architecture_page_names_exists() -> None:

@@ -59,7 +59,14 @@ class StockClient:
             time.sleep(POLL_S)
 
     def begin_episode(self) -> Json:
+        """Wait for ROLLING and claim an episode. Repeat both until the claim succeeds.
+
+        Raises TimeoutError where AgentJet's client would wait for ever.
+        """
+        deadline = time.monotonic() + WAIT_S
         while True:
+            while self.wire.status != ROLLING:
+                self._pause(WAITER_POLL_S, deadline)
             claimed = self.wire.post("/claim_episode", self.wire.claim_body())
             if claimed["success"]:
                 own = re.sub(r"^https?://[^/]+", self.wire.url, claimed["openai_base_url"])

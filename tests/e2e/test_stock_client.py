@@ -78,7 +78,7 @@ def test_a_stock_client_that_agreed_sees_the_step_although_the_step_is_short(
             if who == "all_clients_agree":
                 assert threads.submit(second.agree_sync_weight).result()
             wait_until(lambda: own.get_global_step() == 2, 20)
-            # The engine has gone on: fakevllm's own client sees it, and calls are served.
+            # The engine has gone on, which fakevllm's own client sees.
             wait_until(lambda: own.get_engine_status()[0] == ROLLING, 20)
             assert first.wire.status == "ENGINE.ROLLING_POST"
             assert agreed.result()

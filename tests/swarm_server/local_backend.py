@@ -35,6 +35,8 @@ class LocalBackend(FakeEngine):
         self.step_begun = asyncio.Event()
         self.may_step = asyncio.Event()
         self.may_step.set()
+        self.may_launch = asyncio.Event()
+        self.may_launch.set()
         self.dead: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     @property
@@ -49,6 +51,7 @@ class LocalBackend(FakeEngine):
         self.failures[action] = deque(failures)
 
     async def start(self) -> BackendStart:
+        await self.may_launch.wait()
         self._fail_if_planned("launch")
         if self._endpoint is not None and not self.dead.done():
             return BackendStart(self._endpoint, trainer_is_new=False)

@@ -21,12 +21,13 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
-CLIENT_HEADER = "X-Fakevllm-Client"
-"""Header of requests for the status that fakevllm's own clients send. They get the engine's status
-as it is. Other clients of a job whose steps are agreed on see the states of a step for longer,
-because AgentJet's client looks at the status only every five seconds."""
 """Header `<group id>/<index>` that assigns a call to a sibling. The first call with it opens the
 sibling's episode."""
+CLIENT_HEADER = "X-Fakevllm-Client"
+"""Header of requests for the status that fakevllm's own clients send. The reply to a request with
+this header has the engine's status as it is. Other clients of a job whose steps are agreed on see
+the states of a step for longer, because AgentJet's client looks at the status only every five
+seconds."""
 PROXY_HEADERS = {"Via": "1.1 fakevllm"}
 """Headers that a proxy adds to every call it relays, also to calls that are not trained."""
 
@@ -227,9 +228,10 @@ class EndGroupReply(BaseModel):
     calls: list[list[CapturedCall]] = []
     """Captured calls by sibling index."""
     run_id: str = ""
-    """Run to which the weight versions of the calls belong."""
+    """Run to which the weight versions of the calls belong; empty if the group was refused."""
     job_hash: str = ""
-    """Digest of the job for which the group was collected; empty from an older server."""
+    """Digest of the job for which the group was collected; empty if the group was refused, and from
+    an older server."""
 
 
 class AbortGroupRequest(BaseModel):

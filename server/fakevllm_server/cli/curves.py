@@ -33,11 +33,7 @@ def curves(
         try:
             lock = RunFolder(run_dir)
         except RunInUse:
-            raise ConfigError(
-                f"The server of {run_dir} is running and writes the curves itself: show them with "
-                f"`tensorboard --logdir {folder}`. To write all of them again, stop the server "
-                "first."
-            ) from None
+            raise ConfigError(_in_use_message(run_dir, folder)) from None
         try:
             run_curves = Curves(run_dir)
             run_curves.clear()
@@ -48,3 +44,22 @@ def curves(
         print(f"{num_points} points written; show them with `tensorboard --logdir {folder}`")
 
     run_server_command(run)
+
+
+def _in_use_message(run_dir: Path, curves_dir: Path) -> str:
+    """Return the message for a run whose folder is locked. A server locks the run directory, which
+    is also the folder of the run at the top, while it trains any of its runs."""
+    from fakevllm_server.run.run_choice import TOP
+    from fakevllm_server.run.run_directory import RunDirectory
+
+    current = RunDirectory(run_dir).current
+    if current != TOP:
+        return (
+            f"A server uses {run_dir}, and writes the curves of its current run, "
+            f"{run_dir / current}: to write those of the run at the top, stop the server first."
+        )
+    return (
+        f"A server or another command uses {run_dir}, and a running server writes the curves "
+        f"itself: show them with `tensorboard --logdir {curves_dir}`. To write all of them again, "
+        "stop the server first."
+    )

@@ -1,10 +1,11 @@
 """Decide which engine status is reported to clients that agree to training steps. This module does
 no I/O, and gets the current time as an argument.
 
-AgentJet's client agrees to a step and then waits until it sees that the step has begun. It looks at
-the status every 5 s, so it would miss a step that takes less time, and wait for ever. Therefore the
-reported status stays at ROLLING_POST, and then at WEIGHT_SYNCING, for HOLD_S each. The engine
-itself does not wait.
+AgentJet's client agrees to a step and then waits until it sees that the step has begun. Then it
+waits for ROLLING before it begins an episode. It looks at the status every 5 s, so it would miss a
+state that takes less time, and wait for ever. Therefore the reported status stays at ROLLING_POST,
+then at WEIGHT_SYNCING, and then at ROLLING, for HOLD_S each. The engine itself does not wait. Steps
+that begin meanwhile are reported together.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from __future__ import annotations
 from fakevllm_adapters.protocol.swarm import EngineStatus
 
 HOLD_S = 12.0
-"""Minimum number of seconds for which each of the two states is reported. Every 5 s, AgentJet's
-client looks at a status that is up to 1 s old. So it sees each state at least twice."""
+"""Minimum number of seconds for which each state of a step is reported, and ROLLING after the step.
+Every 5 s, AgentJet's client looks at a status that is up to 1 s old. So it sees each state at least
+twice."""
 _OFF = (EngineStatus.OFFLINE, EngineStatus.BOOTING)
 
 
 class AgreementStatus:
-    """The engine's status with both states of a step held for HOLD_S.
+    """The engine's status in which each state of a step, and ROLLING after the step, is held for
+    HOLD_S.
 
     >>> status = AgreementStatus()
     >>> status.moved(EngineStatus.ROLLING_POST, 100.0)
@@ -32,12 +35,15 @@ class AgreementStatus:
         self._forget_steps()
 
     def _forget_steps(self) -> None:
+        self._earlier_sync_until = float("-inf")
+        """Time until which WEIGHT_SYNCING is reported for the step before the latest step."""
         self._post_from = float("-inf")
-        """Time from which ROLLING_POST is reported for the latest step."""
+        """Time from which ROLLING_POST is reported for the latest step. ROLLING is reported between
+        the two steps."""
         self._sync_from = float("-inf")
         """Earliest time at which WEIGHT_SYNCING is reported for the latest step."""
         self._sync_until = float("-inf")
-        """Time until which WEIGHT_SYNCING is reported."""
+        """Time until which WEIGHT_SYNCING is reported for the latest step."""
 
     def moved(self, status: EngineStatus, now: float) -> None:
         """Record that the engine's status has changed."""
@@ -45,20 +51,25 @@ class AgreementStatus:
         if status in _OFF:
             self._forget_steps()
         elif status is EngineStatus.ROLLING_POST and now >= self._sync_from:
-            # WEIGHT_SYNCING of an earlier step is reported to its end. Further steps until
-            # `_sync_from` are reported together with this step.
-            self._post_from = max(now, self._sync_until)
+            # The earlier step, and ROLLING after it, are reported to their ends. Further steps
+            # until `_sync_from` are reported together with this step.
+            self._earlier_sync_until = self._sync_until
+            self._post_from = max(now, self._sync_until + HOLD_S)
             self._sync_from = self._post_from + HOLD_S
             self._sync_until = self._sync_from + HOLD_S
         elif before is EngineStatus.ROLLING_POST:
             self._sync_until = max(now, self._sync_from) + HOLD_S
+        elif before is EngineStatus.WEIGHT_SYNCING:  # it may have lasted longer than HOLD_S
+            self._sync_until = max(now, self._sync_until)
 
     def at(self, now: float) -> EngineStatus:
         """Return the status to report at the time `now`."""
         if self._status in _OFF:
             return self._status
-        if now < self._post_from:
+        if now < self._earlier_sync_until:
             return EngineStatus.WEIGHT_SYNCING
+        if now < self._post_from:
+            return EngineStatus.ROLLING
         if now < self._sync_from:
             return EngineStatus.ROLLING_POST
         if self._status is EngineStatus.ROLLING and now < self._sync_until:

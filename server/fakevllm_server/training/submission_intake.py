@@ -253,7 +253,8 @@ class Intake:
                 parent_id=request.parent_id,
                 hook_hash=request.hook_hash,
             )
-            reply.job_hash = self._job_hash
+            if reply.success:
+                reply.job_hash = self._job_hash
             samples = [
                 ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
                 for index, reward in enumerate(request.rewards)

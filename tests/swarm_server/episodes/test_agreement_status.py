@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Sequence
+from itertools import groupby
 
 import pytest
 
@@ -52,16 +53,31 @@ def test_a_state_that_lasts_longer_is_reported_for_as_long_as_it_lasts() -> None
     assert seen(moves, [149.0, 151.0, 249.0, 251.0]) == [POST, SYNC, SYNC, ROLLING]
 
 
-def test_short_steps_one_after_another_show_both_states_again_and_again() -> None:
+@pytest.mark.parametrize("phase", [0.0, 1.0, 2.5, 4.9])
+@pytest.mark.parametrize("interval_s", [3, 14, 25, 40])
+@pytest.mark.parametrize("sync_s", [0.1, 2.0])
+def test_short_steps_one_after_another_show_each_state_and_rolling_twice_again_and_again(
+    interval_s: int, sync_s: float, phase: float
+) -> None:
     steps = [
         move
-        for start in range(100, 200, 3)
-        for move in ((start, POST), (start + 0.1, SYNC), (start + 0.2, ROLLING))
+        for start in range(100, 400, interval_s)
+        for move in ((start, POST), (start + 0.1, SYNC), (start + 0.1 + sync_s, ROLLING))
     ]
-    reported = seen([*START, *steps], [100.0 + POLL_S * number for number in range(20)])
-    order = [one for one, before in zip(reported, [None, *reported], strict=False) if one != before]
-    assert order == [POST, SYNC, POST, SYNC, POST, SYNC, POST, SYNC][: len(order)]
-    assert len(order) > 6 and all(reported.count(one) >= 8 for one in (POST, SYNC))
+    reported = seen([*START, *steps], [100.0 + phase + POLL_S * number for number in range(60)])
+    shown = [(one, len(list(same))) for one, same in groupby(reported)]
+    order = [one for one, _ in shown]
+    assert len(order) >= 20 and order == ([POST, SYNC, ROLLING] * len(order))[: len(order)]
+    assert all(num >= 2 for _, num in shown[:-1])
+
+
+def test_rolling_is_shown_after_a_long_step_although_the_next_step_begins_at_once() -> None:
+    long = [(100.0, POST), (101.0, SYNC), (200.0, ROLLING)]
+    moves = [*START, *long, (200.1, POST), (200.2, SYNC), (200.3, ROLLING)]
+    assert seen(moves, [199.0, 201.0, 211.0, 213.0, 225.0, 237.0]) == [
+        *(SYNC, ROLLING, ROLLING),
+        *(POST, SYNC, ROLLING),
+    ]
 
 
 @pytest.mark.parametrize("off", [OFFLINE, BOOTING])

@@ -26,9 +26,11 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.post("/end_group")
     async def end_group(request: EndGroupRequest) -> EndGroupReply:
+        run_id = state.run_id  # another run may be started before the reply is complete
         reply = await state.intake.end_group(request, state.closed_reason)
         state.notify_loop()
-        return reply.model_copy(update={"run_id": state.run_id})
+        # A refused group may be of another run, whose id the proxy must keep.
+        return reply.model_copy(update={"run_id": run_id}) if reply.success else reply
 
     @routes.post("/add_sample")
     async def add_sample(request: AddSampleRequest) -> EndGroupReply:
