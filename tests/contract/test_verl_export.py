@@ -21,6 +21,7 @@ from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.run.model_identity import identify
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -36,7 +37,7 @@ async def test_a_verl_checkpoint_is_exported_by_verls_workers(tmp_path: Path) ->
     await journal.write(saved(SavedCheckpoint(1, folder, 1, digest, None)))
     journal.close()
     lock = RunFolder(run_dir)
-    lock.record_model("verl", str(DEMO_MODEL_DIR))
+    lock.record_model("verl", identify(str(DEMO_MODEL_DIR)))
     lock.close()
 
     model = tmp_path / "model"

@@ -24,8 +24,9 @@ from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders, digest
-from fakevllm_server.run.folder import RunFolder, RunInUse, fingerprint
+from fakevllm_server.run.folder import RunFolder, RunInUse
 from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.model_identity import identify, read_recorded_model
 from fakevllm_server.training.checkpointing import best_checkpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -169,29 +170,28 @@ class RunArchive:
         was when the run was started. Raises ConfigError if the model does not exist or differs from
         the run's model.
         """
-        try:
-            known = json.loads((self.run_dir / "model.json").read_bytes())
-        except FileNotFoundError:
+        known = read_recorded_model(self.run_dir)
+        if known is None:
             raise ConfigError(
                 f"{self.run_dir} has no model.json, so its model is not known: start the server "
                 "once with the run's model."
-            ) from None
-        if known["backend"] == "fake":
+            )
+        if known.trainer == "fake" or known.model is None:
             raise ConfigError(
                 f"{self.run_dir} is a run of the fake engine: there is no model to export."
             )
-        if moved_to is None and not (allow_hub or Path(known["model"]).is_dir()):
+        if moved_to is None and not (allow_hub or Path(known.model).is_dir()):
             raise ConfigError(
-                f"The model folder of this run, {known['model']}, does not exist any more: set "
+                f"The model folder of this run, {known.model}, does not exist any more: set "
                 "--model to its new path."
             )
-        model = find_model(moved_to or known["model"], allow_hub)
-        if fingerprint(model) != known["fingerprint"]:
+        model = find_model(moved_to or known.model, allow_hub)
+        if not known.is_same_model(identify(model)):
             raise ConfigError(
                 f"{model} is not the model that this run trains. The run was started with "
-                f"{known['model']}: set --model to that model."
+                f"{known.model}: set --model to that model."
             )
-        return TrainedModel(known["backend"], model, allow_hub)
+        return TrainedModel(known.trainer, model, allow_hub)
 
     def _verify_files(self, checkpoint: CheckpointInfo, on_read: OnRead) -> IntegrityReport:
         folder = self.folder(checkpoint)

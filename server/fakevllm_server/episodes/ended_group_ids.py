@@ -4,7 +4,7 @@ are not in memory are looked up by a function of the caller."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 MAX_REMEMBERED = 20_000
 """Maximum number of ids in memory. Older ids, and ids from before a restart, are looked up in the
@@ -22,6 +22,10 @@ class EndedGroupIds:
         """
         self._look_up = look_up
         self._reasons: OrderedDict[str, str] = OrderedDict()
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the ids in memory, oldest first."""
+        return iter(self._reasons)
 
     def refusal_of(self, group_id: str) -> str | None:
         """Return the reason why a group id is refused, or None if the id is new."""

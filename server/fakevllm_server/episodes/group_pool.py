@@ -103,6 +103,11 @@ class Pool:
         return len(self._open)
 
     @property
+    def known_groups(self) -> list[str]:
+        """Ids of the ended groups that are in memory, and then those of the open groups."""
+        return [*self._ended, *self._open]
+
+    @property
     def waiting(self) -> dict[str, int]:
         """Numbers of groups, tasks and tokens held in the pool."""
         finished, opened, tasks = self._finished, self._open, self._tasks

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from typing import Any, cast
 
 from fakevllm_adapters.job.model import TrainJob
 
@@ -24,53 +24,72 @@ OTHER_JOB = "other_job"
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """The settings of a job to which waiting groups and episodes belong."""
+    """The settings of a started job to which waiting groups and episodes belong."""
 
     model: str | None
+    """Fingerprint of the model that the engine loads for the job. The job's own setting `model` may
+    be overridden by the server, or name the same folder in several ways."""
     experiment_name: str | None
+    """Experiment name of the job's run. A job without a name continues a run that may have one."""
     kl_in_reward: float | None
     """Coefficient of the KL in the reward; None if the reward includes no KL."""
     length_penalty: tuple[int | None, int, float] | None
     """Maximum length of an answer, length of the buffer at its end, and largest penalty; None if
     the job has no length penalty."""
 
+    def to_json(self) -> str:
+        """Return the identity as JSON. Settings that are None are left out, so that a setting of a
+        newer version does not make an old job another one."""
+        settings = {name: value for name, value in asdict(self).items() if value is not None}
+        return json.dumps(settings, sort_keys=True)
 
-def identity_of(job: TrainJob) -> JobIdentity:
-    """Return the identity of a job."""
+    @property
+    def digest(self) -> str:
+        """Digest of the identity, which the run log and the ledger store."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:DIGEST_CHARS]
+
+
+def identity_of(job: TrainJob, model: str | None, experiment_name: str | None) -> JobIdentity:
+    """Return the identity of a job.
+
+    `model` is the fingerprint of the model that the engine loads for the job. `experiment_name` is
+    the experiment name of the job's run.
+    """
     penalty = None
     if job.overlong_buffer_len is not None:
         penalty = job.max_answer_length, job.overlong_buffer_len, job.overlong_penalty_factor
+    kl = job.kl_coef if job.use_kl_in_reward else None
+    return JobIdentity(model, experiment_name, kl, penalty)
+
+
+def parse_identity(text: str) -> JobIdentity:
+    """Return the identity that `JobIdentity.to_json` wrote. Raises ValueError if the text is
+    malformed."""
+    settings = json.loads(text)
+    if not isinstance(settings, dict):
+        raise ValueError("the identity of the job is no JSON object")
+    known = cast("dict[str, Any]", settings)
+    penalty = known.get("length_penalty")
     return JobIdentity(
-        job.model,
-        job.experiment_name,
-        job.kl_coef if job.use_kl_in_reward else None,
-        penalty,
+        known.get("model"),
+        known.get("experiment_name"),
+        known.get("kl_in_reward"),
+        None if penalty is None else tuple(penalty),
     )
 
 
-def digest_of(job: TrainJob) -> str:
-    """Return a digest of the identity of a job. Settings that are None do not change the digest, so
-    that a setting of a newer version does not make an old job another one."""
-    settings = {
-        name: value for name, value in asdict(identity_of(job)).items() if value is not None
-    }
-    text = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_CHARS]
-
-
-def changed_settings(previous: TrainJob, job: TrainJob) -> list[str]:
-    """Return the names of the settings that make `job` another job than `previous`. The list is
+def changed_settings(previous: JobIdentity, current: JobIdentity) -> list[str]:
+    """Return the names of the settings that make `current` another job than `previous`. The list is
     empty if both are the same job.
 
-    >>> changed_settings(TrainJob(experiment_name="a"), TrainJob(experiment_name="b"))
-    ['experiment_name']
-    >>> changed_settings(TrainJob(lr=1e-5), TrainJob(lr=1e-6, batch_size=32))
+    >>> before = identity_of(TrainJob(lr=1e-5), "m", "a")
+    >>> changed_settings(before, identity_of(TrainJob(lr=1e-6, batch_size=32), "m", "a"))
     []
+    >>> changed_settings(before, identity_of(TrainJob(), "m", "b"))
+    ['experiment_name']
     """
-    return list(_differences(identity_of(previous), identity_of(job)))
-
-
-def _differences(one: JobIdentity, other: JobIdentity) -> Iterator[str]:
-    for field in fields(JobIdentity):
-        if getattr(one, field.name) != getattr(other, field.name):
-            yield field.name
+    return [
+        field.name
+        for field in fields(JobIdentity)
+        if getattr(previous, field.name) != getattr(current, field.name)
+    ]

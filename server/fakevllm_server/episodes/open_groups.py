@@ -4,7 +4,7 @@ one request of an app. This module does no I/O, and gets the current time as an 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fakevllm_adapters.protocol.swarm import SiblingRef
@@ -39,6 +39,10 @@ class OpenGroups:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the ids of the groups, in the order of their last calls."""
+        return iter(self._groups)
 
     def __contains__(self, group_id: str) -> bool:
         return group_id in self._groups

@@ -40,6 +40,12 @@ CLOSE_LIMIT_S = 10.0
 JOB = "job"
 """Key of the table `meta`. Its value is the YAML of the job with which the engine was started
 last."""
+JOB_IDENTITY = "job_identity"
+"""Key of the table `meta`. Its value is the JSON of the identity of this job. Journals of older
+servers have none."""
+GROUPS_OF_OTHER_RUNS = "groups_of_other_runs"
+"""Key of the table `meta`. Its value is the JSON list of the groups that were begun in other runs
+of the server."""
 
 
 class Journal:

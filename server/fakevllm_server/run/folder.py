@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import logging
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.run.metadata import EngineStart, with_engine_start
+from fakevllm_server.run.model_identity import ModelIdentity, read_recorded_model
 
 log = logging.getLogger("fakevllm.server")
 
@@ -51,31 +50,34 @@ class RunFolder:
             os.close(self._lock)
             raise RunInUse(f"{path} is used by another server: choose another --run-dir.") from None
 
-    def check_model(self, backend: str, model: str | None) -> None:
+    def check_model(self, trainer: str, model: ModelIdentity) -> None:
         """Raise ConfigError if the run was started with another trainer or model.
 
         With another trainer or model, the run's checkpoints would be served under the wrong name,
         or could not be loaded.
         """
-        recorded = _read_model(self.path)
-        if recorded is None:
+        recorded = read_recorded_model(self.path)
+        if recorded is None or (recorded.trainer == trainer and recorded.is_same_model(model)):
             return
-        if (recorded["backend"], recorded["fingerprint"]) != (backend, fingerprint(model)):
-            raise ConfigError(
-                f"{self.path} belongs to a run of {recorded['model'] or recorded['backend']}: "
-                "choose another --run-dir."
-            )
+        is_same_folder = recorded.trainer == trainer and recorded.model == model.model
+        what = "other weights of " if is_same_folder else ""
+        raise ConfigError(
+            f"{self.path} belongs to a run of {what}{recorded.model or recorded.trainer}: "
+            "choose another --run-dir."
+        )
 
-    def record_model(self, backend: str, model: str | None) -> None:
+    def record_model(self, trainer: str, model: ModelIdentity) -> None:
         """Write trainer and model to `model.json`, which `check_model` reads at later starts. An
-        existing file is kept.
+        existing file is kept, except for the file of an older server, whose fingerprint does not
+        include the weights.
 
         Call this method only after the engine has started. Otherwise a model that cannot be loaded
         would make the directory unusable for other models.
         """
-        identity = {"backend": backend, "model": model, "fingerprint": fingerprint(model)}
-        if not self._model_file.exists():
-            write_atomically(self._model_file, json.dumps(identity))
+        recorded = read_recorded_model(self.path)
+        if recorded is None or model.fingerprint != recorded.fingerprint == model.shape:
+            content = {"backend": trainer, "model": model.model, "fingerprint": model.fingerprint}
+            write_atomically(self._model_file, json.dumps(content))
 
     def run_id(self) -> str:
         """Return the id by which proxies recognize this run. The first call creates the id.
@@ -103,39 +105,11 @@ class RunFolder:
         try:
             text = file.read_text(errors="replace") if file.exists() else None
             write_atomically(file, with_engine_start(text, self.run_id(), start, time.time()))
-        except OSError as error:
-            log.warning("%s was not written: %s", file, error.strerror)
+        except (OSError, ConfigError) as error:  # ConfigError: the file of the run's id is damaged
+            log.warning("%s was not written: %s", file, getattr(error, "strerror", error))
 
     def close(self) -> None:
         os.close(self._lock)
-
-
-def recorded_fingerprint(path: Path) -> str | None:
-    """Return the fingerprint of the model that the run in a folder trains. Return None if no engine
-    was started there yet, or if the run has no model.
-
-    Raises ConfigError if the file of the model is damaged.
-    """
-    recorded = _read_model(path)
-    return None if recorded is None else recorded["fingerprint"]
-
-
-def _read_model(path: Path) -> dict[str, Any] | None:
-    """Return the content of the `model.json` in a run's folder, or None if there is no such file.
-
-    Raises ConfigError if the file is damaged.
-    """
-    file = path / "model.json"
-    try:
-        if not file.exists():
-            return None
-        recorded = json.loads(file.read_bytes())
-        return {name: recorded[name] for name in ("backend", "model", "fingerprint")}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ConfigError(
-            f"{file} is damaged: delete it if the run was started with this model, or choose "
-            "another --run-dir."
-        ) from None
 
 
 def write_atomically(file: Path, text: str) -> None:
@@ -151,18 +125,3 @@ def write_atomically(file: Path, text: str) -> None:
         out.flush()
         os.fsync(out.fileno())
     temporary.replace(file)
-
-
-def fingerprint(model: str | None) -> str | None:
-    """Return a hash of a model folder's config and of its weight files' names and sizes.
-
-    A `model` that is not a folder, such as a hub name or None, is returned unchanged.
-    """
-    folder = Path(model) if model is not None else None
-    if folder is None or not folder.is_dir():
-        return model
-    config = folder / "config.json"
-    parts = [config.read_text() if config.exists() else ""]
-    weights = sorted(folder.glob("*.safetensors"))
-    parts += [f"{file.name} {file.stat().st_size}" for file in weights]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -35,32 +35,43 @@ class TopRun:
     """Experiment name of the jobs with which the run was started; None if they had no name."""
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenRun:
+    """The run of a job."""
+
+    folder: str
+    """Folder of the run, relative to the server's run directory."""
+    experiment_name: str | None
+    """Experiment name of the run; None for a run without a name."""
+
+
 def choose_run(
     experiment_name: str | None,
     fingerprint: str | None,
     top: TopRun | None,
-    fingerprint_of: Callable[[str], str | None],
-) -> str:
-    """Return the folder of a job's run, relative to the server's run directory.
+    trains_other_model: Callable[[str], bool],
+) -> ChosenRun:
+    """Return the run of a job.
 
     `fingerprint` is the fingerprint of the job's model. `top` is the run at the top, or None if no
-    run was started there yet. `fingerprint_of` is called with a relative folder, and returns the
-    fingerprint of the model that the run in the folder trains, or None if no run was started there
-    or the run has no model.
+    run was started there yet. `trains_other_model` is called with a relative folder, and returns
+    whether the run in the folder trains another model than the job. It returns False if no run was
+    started there or the run has no model.
 
-    >>> choose_run("a", None, None, lambda folder: None)
+    >>> choose_run("a", None, None, lambda folder: False).folder
     '.'
-    >>> choose_run("b", None, TopRun("a"), lambda folder: None)
+    >>> choose_run("b", None, TopRun("a"), lambda folder: False).folder
     'runs/b'
-    >>> choose_run(None, None, TopRun("a"), lambda folder: None)
-    '.'
+    >>> choose_run(None, None, TopRun("a"), lambda folder: False)
+    ChosenRun(folder='.', experiment_name='a')
     """
-    named = f"{RUNS}/{slug(experiment_name) if experiment_name else _NAMELESS}"
-    is_at_top = top is None or not experiment_name or experiment_name == top.experiment_name
+    name = experiment_name or None
+    named = f"{RUNS}/{slug(name) if name else _NAMELESS}"
+    is_at_top = top is None or name is None or name == top.experiment_name
     folder = TOP if is_at_top else named
-    if fingerprint is None or fingerprint_of(folder) in (None, fingerprint):
-        return folder
-    return f"{named}@{_short_hash(fingerprint)}"
+    if fingerprint is not None and trains_other_model(folder):
+        return ChosenRun(f"{named}@{_short_hash(fingerprint)}", name)
+    return ChosenRun(folder, top.experiment_name if top is not None and is_at_top else name)
 
 
 def slug(experiment_name: str) -> str:

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.model import ConfigError
+from fakevllm_server.episodes.job_identity import parse_identity
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file
-from fakevllm_server.journal.store import JOB
-from fakevllm_server.run.folder import fingerprint, recorded_fingerprint, write_atomically
+from fakevllm_server.journal.store import JOB, JOB_IDENTITY
+from fakevllm_server.run.folder import write_atomically
 from fakevllm_server.run.metadata import experiment_of, has_starts
-from fakevllm_server.run.run_choice import TOP, TopRun, choose_run, is_run_folder
+from fakevllm_server.run.model_identity import ModelIdentity, read_recorded_model
+from fakevllm_server.run.run_choice import TOP, ChosenRun, TopRun, choose_run, is_run_folder
 
 log = logging.getLogger("fakevllm.server")
 
@@ -57,23 +59,27 @@ class RunDirectory:
             )
         return folder
 
-    def choose(self, job: TrainJob, model: str | None) -> str:
-        """Return the folder of a job's run, relative to the run directory. `model` is the folder or
-        hub name of the model that the job trains.
+    def choose(self, job: TrainJob, model: ModelIdentity) -> ChosenRun:
+        """Return the run of a job. `model` is the model that the engine loads for the job.
 
-        Raises ConfigError if a symbolic link leads out of the run directory.
+        Raises ConfigError if a symbolic link leads out of the run directory, or a file of a run is
+        damaged.
         """
-        return choose_run(
-            job.experiment_name,
-            fingerprint(model),
-            self._top_run(),
-            lambda relative: recorded_fingerprint(self.folder(relative)),
-        )
+
+        def trains_other_model(relative: str) -> bool:
+            recorded = read_recorded_model(self.folder(relative))
+            if recorded is None or recorded.fingerprint is None:
+                return False
+            return not recorded.is_same_model(model)
+
+        top = self._top_run()
+        return choose_run(job.experiment_name, model.fingerprint, top, trains_other_model)
 
     def _top_run(self) -> TopRun | None:
         """Return the run at the top; None if no engine was started there.
 
-        If `run.json` is missing or unreadable, the journal's job names the run.
+        If `run.json` is missing or unreadable, the journal's job names the run. Raises ConfigError
+        if the journal is damaged.
         """
         try:
             text = (self._path / "run.json").read_text()
@@ -82,5 +88,19 @@ class RunDirectory:
         if has_starts(text):
             return TopRun(experiment_of(text))
         journal = self._path / "journal.sqlite"
-        job_yaml = read_journal_file(journal, reads.meta, JOB) if journal.is_file() else None
-        return None if job_yaml is None else TopRun(TrainJob.from_yaml(job_yaml).experiment_name)
+        if not journal.is_file():
+            return None
+        try:
+            return _run_of_journal(journal)
+        except ValueError as error:
+            raise ConfigError(f"The journal {journal} is damaged ({error}): repair it.") from None
+
+
+def _run_of_journal(journal: Path) -> TopRun | None:
+    """Return the run to which a journal belongs; None if no engine was started with it. Raises
+    ConfigError or ValueError if the journal is damaged."""
+    identity = read_journal_file(journal, reads.meta, JOB_IDENTITY)
+    if identity is not None:
+        return TopRun(parse_identity(identity).experiment_name)
+    job_yaml = read_journal_file(journal, reads.meta, JOB)
+    return None if job_yaml is None else TopRun(TrainJob.from_yaml(job_yaml).experiment_name)

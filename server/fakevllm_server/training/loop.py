@@ -64,7 +64,14 @@ class TrainLoop:
         self._log = runlog
         self._checkpointer = checkpointer
         self._steps = StepRunner(
-            job, engine, self._pool, backend.trainer, runlog, checkpointer, load_vocabulary
+            job,
+            engine,
+            self._pool,
+            backend.trainer,
+            runlog,
+            checkpointer,
+            load_vocabulary,
+            intake.job_hash,
         )
         self._publisher = Publisher(job, engine, backend, runlog, checkpointer, self._steps)
         self._on_endpoint = on_endpoint

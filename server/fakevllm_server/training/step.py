@@ -14,7 +14,6 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 from fakevllm_adapters.protocol.swarm import TrainedGroup
 from fakevllm_server.algorithms.staleness import keep_fresh
 from fakevllm_server.episodes.group_pool import Pool
-from fakevllm_server.episodes.job_identity import digest_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.journal.reads import PlannedBatch
@@ -61,15 +60,16 @@ class StepRunner:
         runlog: RunLog,
         checkpointer: Checkpointer,
         load_vocabulary: Callable[[], Vocabulary] = Vocabulary,
+        job_hash: str = "",
     ) -> None:
-        """Create a runner without planned steps.
+        """Create a runner without planned steps. `job_hash` is the digest of the job's identity.
 
         `load_vocabulary` returns the vocabulary that is needed to find out why calls do not
         continue earlier calls of their session. The function may be slow, because it runs in a
         thread.
         """
         self._job = job
-        self._job_hash = digest_of(job)
+        self._job_hash = job_hash
         self._engine = engine
         self._pool = pool
         self._trainer = trainer

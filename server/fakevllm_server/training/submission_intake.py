@@ -9,6 +9,7 @@ weights that sampled it are too old.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -25,15 +26,16 @@ from fakevllm_adapters.protocol.swarm import (
     SiblingRef,
 )
 from fakevllm_server.episodes.claim_limits import Participation
+from fakevllm_server.episodes.ended_group_ids import MAX_REMEMBERED
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRegistry, Idempotency
 from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask
-from fakevllm_server.episodes.job_identity import digest_of
+from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import Change, JournalError
 from fakevllm_server.journal.rows import PooledGroup, ScoredSample, pooled_or_dropped
-from fakevllm_server.journal.store import Journal
+from fakevllm_server.journal.store import GROUPS_OF_OTHER_RUNS, Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decision
@@ -54,19 +56,25 @@ class Intake:
         self._engine = engine
         self._acknowledger = Acknowledger(journal)
         self.episodes = EpisodeRegistry()
+        self._groups_of_other_runs: dict[str, None] = dict.fromkeys(
+            json.loads(journal.read(reads.meta, GROUPS_OF_OTHER_RUNS) or "[]")
+        )
+        """Ids of the groups that were begun in other runs, oldest first."""
         self.pool = self._new_pool(None)
-        self._job_hash = ""
-        """Digest of the job for which groups are collected; empty before the first job."""
+        self.job_hash = ""
+        """Digest of the job for which groups are collected; empty before the first job, and for a
+        job that an older server started."""
         self.participation = Participation(self.pool, engine)
 
-    def resume(self, job: TrainJob | None, now: float) -> None:
+    def resume(self, job: TrainJob | None, now: float, identity: JobIdentity | None = None) -> None:
         """Restore the episodes and the pool of groups from the journal, for use with the given job.
+        `identity` is the identity of the job, or None if it is unknown.
 
         This method is called when the server starts and when an engine starts, while no request is
         in progress.
         """
         pending = self._journal.read(reads.pending_work, now)
-        self._job_hash = "" if job is None else digest_of(job)
+        self.job_hash = "" if identity is None else identity.digest
         self.episodes = EpisodeRegistry()
         self.episodes.reopen(pending.open_episodes)
         for episode in pending.claimed:
@@ -79,7 +87,25 @@ class Intake:
         dropped |= self._give_up_corrupt(pending)
         for sample, calls in pending.samples:
             self._rejoin_task(sample, calls)
-        self._log.record_drops(self._engine.global_step, dropped)
+        self._log.record_drops(self._log.last_step + 1, dropped)
+
+    @property
+    def known_groups(self) -> list[str]:
+        """Ids of the groups that are open, that ended since the engine's start, or that were begun
+        in other runs. There are at most MAX_REMEMBERED ids, and the open groups are the last."""
+        known = dict.fromkeys([*self._groups_of_other_runs, *self.pool.known_groups])
+        return list(known)[-MAX_REMEMBERED:]
+
+    def refuse_groups(self, group_ids: Sequence[str]) -> None:
+        """Refuse groups that were begun in another run, also after a restart. Only a group that is
+        open in this run can still be completed in this run.
+
+        A proxy may complete a group after the run has changed. Without this refusal, the group
+        would be trained with answers of two models.
+        """
+        self._groups_of_other_runs = dict.fromkeys(group_ids)
+        value = json.dumps(list(group_ids))
+        self._journal.put(row_changes.meta_set(GROUPS_OF_OTHER_RUNS, value))
 
     def drop_waiting(self, reason: str) -> int:
         """Drop everything that waits to be trained, and reopen every claimed episode. Return the
@@ -100,7 +126,7 @@ class Intake:
             *self._log.unplan_batches(),
         ]
         self._log.discard_client_metrics()
-        self._log.record_drops(self._engine.global_step, dict.fromkeys(names, reason))
+        self._log.record_drops(self._log.last_step + 1, dict.fromkeys(names, reason))
         return len(names)
 
     # --- episodes
@@ -254,7 +280,7 @@ class Intake:
                 hook_hash=request.hook_hash,
             )
             if reply.success:
-                reply.job_hash = self._job_hash
+                reply.job_hash = self.job_hash
             samples = [
                 ScoredSample(SiblingRef(request.group_id, index).episode_id, index, reward)
                 for index, reward in enumerate(request.rewards)
@@ -303,7 +329,14 @@ class Intake:
     # --- the journal
 
     def _new_pool(self, job: TrainJob | None) -> Pool:
-        return Pool(job, lambda group_id: self._journal.read(reads.ended_reason, group_id))
+        return Pool(job, self._ended_reason)
+
+    def _ended_reason(self, group_id: str) -> str | None:
+        """Return the reason why the id of a group that is not in memory is refused, or None if the
+        id is new."""
+        is_of_other_run = group_id in self._groups_of_other_runs
+        ended_reason = self._journal.read(reads.ended_reason, group_id)
+        return ended_reason or (OTHER_JOB if is_of_other_run else None)
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
         """Reopen claimed episodes with damaged calls, as if the claims had expired. Drop damaged

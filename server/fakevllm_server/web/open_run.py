@@ -5,19 +5,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.curves.run_follower import Follower
+from fakevllm_server.episodes.job_identity import (
+    JobIdentity,
+    changed_settings,
+    identity_of,
+    parse_identity,
+)
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.journal import reads
-from fakevllm_server.journal.store import JOB, Journal
+from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.store import JOB, JOB_IDENTITY, Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.training.submission_intake import Intake
+
+_ENGINE_RUNS = "engine_runs"
+"""Key of the journal's `meta` table: a mark that exists from an engine's start until its stop."""
 
 
 class OpenRun:
@@ -25,8 +35,7 @@ class OpenRun:
     the server ends."""
 
     def __init__(self, relative: str, folder: RunFolder, engine: EngineLifecycle) -> None:
-        """Open a run with what waits in its journal. The engine, which must be offline, gets the
-        step of the run.
+        """Open a run with what waits in its journal. The engine must be offline. It is not changed.
 
         Raises ConfigError if the folder or the journal cannot be used. The folder is then released.
         """
@@ -34,15 +43,22 @@ class OpenRun:
         """Path of the run's folder, relative to the server's run directory."""
         self.folder = folder
         self._curves: Follower | None = None
-        try:
-            self.checkpoints = CheckpointFolders(self.path / "checkpoints")
-            self.journal = Journal(self.path / "journal.sqlite")
-            self.run_id = folder.run_id()
-            with self.journal.opening():
-                self._read_journal(engine)
-        except ConfigError:
-            self._release()
-            raise
+        with ExitStack() as on_error:
+            on_error.callback(self._release)
+            try:
+                self.checkpoints = CheckpointFolders(self.path / "checkpoints")
+                self.run_id = folder.run_id()
+                self.journal = Journal(self.path / "journal.sqlite")
+                on_error.callback(self.journal.close)
+                with self.journal.opening():
+                    self._read_journal(engine)
+            except (OSError, ValueError) as error:
+                cause = getattr(error, "strerror", None) or error
+                raise ConfigError(
+                    f"The run in {self.path} cannot be opened ({cause}): free disk space, repair "
+                    "the file, or choose another --run-dir."
+                ) from error
+            on_error.pop_all()
 
     @property
     def path(self) -> Path:
@@ -50,7 +66,6 @@ class OpenRun:
 
     def _read_journal(self, engine: EngineLifecycle) -> None:
         self.runlog = RunLog(self.journal)
-        engine.global_step = self.runlog.last_step + 1
         if not (self.runlog.version or self.checkpoints.is_empty):
             # A run that starts from the beginning would delete these checkpoints.
             raise ValueError("it has no trained steps, but the run directory has checkpoints")
@@ -58,7 +73,45 @@ class OpenRun:
         self.job = None if job_yaml is None else TrainJob.from_yaml(job_yaml)
         """Job with which the run's engine was started last; None before the first start."""
         self.intake = Intake(self.journal, self.runlog, engine)
-        self.intake.resume(self.job, time.monotonic())
+        self.intake.resume(self.job, time.monotonic(), self._read_identity())
+
+    def _read_identity(self) -> JobIdentity | None:
+        text = self.journal.read(reads.meta, JOB_IDENTITY)
+        return None if text is None else parse_identity(text)
+
+    def changed_settings(self, identity: JobIdentity) -> list[str]:
+        """Return the names of the settings that make a job another job than the one with which the
+        run's engine was started last. `identity` is the identity of the new job. The journal must
+        be flushed.
+
+        An older server stored no identity. Its job had the model and the experiment name of this
+        run.
+        """
+        previous = self._read_identity()
+        job_yaml = self.journal.read(reads.meta, JOB)
+        if job_yaml is None:
+            return []
+        if previous is None:
+            job = TrainJob.from_yaml(job_yaml)
+            previous = identity_of(job, identity.model, identity.experiment_name)
+        return changed_settings(previous, identity)
+
+    def record_start(self, job: TrainJob, identity: JobIdentity) -> None:
+        """Queue the journal's record that an engine is started with a job."""
+        self.journal.put(
+            row_changes.meta_set(JOB, job.as_yaml()),
+            row_changes.meta_set(JOB_IDENTITY, identity.to_json()),
+            row_changes.meta_set(_ENGINE_RUNS, "yes"),
+        )
+
+    def record_stop(self) -> None:
+        """Queue the journal's record that no engine runs."""
+        self.journal.put(row_changes.meta_set(_ENGINE_RUNS, None))
+
+    @property
+    def engine_runs(self) -> bool:
+        """Whether an engine was started and not stopped, according to the journal."""
+        return self.journal.read(reads.meta, _ENGINE_RUNS) is not None
 
     def follow_curves(self) -> None:
         """Write the run's curves from now on, until `close`."""

@@ -22,15 +22,15 @@ from fakevllm_server.episodes.batch_selection import batches_waiting, method_of
 from fakevllm_server.episodes.claim_limits import Participation
 from fakevllm_server.episodes.episode_registry import EpisodeRegistry
 from fakevllm_server.episodes.group_pool import Pool
-from fakevllm_server.episodes.job_identity import OTHER_JOB, changed_settings
+from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
-from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import JournalError
-from fakevllm_server.journal.store import JOB, Journal
+from fakevllm_server.journal.store import Journal
 from fakevllm_server.rollout.engine_client import EngineClient
-from fakevllm_server.run.folder import RunFolder, fingerprint
+from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.metadata import engine_start
+from fakevllm_server.run.model_identity import NO_MODEL, ModelIdentity, identify
 from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
@@ -50,10 +50,6 @@ log = logging.getLogger("fakevllm.server")
 HEALTH_CHECK_INTERVAL_S = 1.0
 """Seconds between health checks of an engine that failed a call but did not exit. No event reports
 that such an engine is healthy again."""
-
-
-_RUNS = "engine_runs"
-"""Key of the journal's `meta` table: a mark that exists from an engine's start until its stop."""
 
 
 @dataclass(slots=True)
@@ -86,8 +82,8 @@ class ServerState:
     """Whether the log already mentions a call that bypassed the proxy."""
     responses: StoredResponses = field(default_factory=StoredResponses)
     """Responses that the clients of this server process may retrieve."""
-    model: str | None = None
-    """Model folder or name. None for the fake engine, and before the first start."""
+    _model: ModelIdentity = NO_MODEL
+    """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
     _pending_start: asyncio.Task[None] | None = None
@@ -101,12 +97,13 @@ class ServerState:
             if self.config.model is not None:
                 model = find_model(self.config.model, self.config.allow_hub)
                 if self.config.models_dir is None:
-                    self._lock.check_model(self.config.trainer_name, model)
+                    self._lock.check_model(self.config.trainer_name, identify(model))
             self.run = self._open_run(self._runs.current)
-        except ConfigError:
+        except BaseException:
             self._lock.close()
             raise
         self.job = self.run.job
+        self.engine.global_step = self.runlog.last_step + 1
 
     def _open_run(self, relative: str) -> OpenRun:
         """Open the run in a folder that is relative to the run directory. Raises ConfigError."""
@@ -134,6 +131,11 @@ class ServerState:
         return self.run.run_id
 
     @property
+    def model(self) -> str | None:
+        """Model folder or name. None for the fake engine, and before the first start."""
+        return self._model.model
+
+    @property
     def episodes(self) -> EpisodeRegistry:
         return self.intake.episodes
 
@@ -147,7 +149,7 @@ class ServerState:
 
     async def resume(self) -> None:
         """Start the engine if one was running when the previous server process died."""
-        if self.job is None or self.journal.read(reads.meta, _RUNS) is None:
+        if self.job is None or not self.run.engine_runs:
             return
         log.info("resuming the run: its engine was running when the server died")
         if not await self._try_start():
@@ -190,18 +192,13 @@ class ServerState:
         job = self.job
         assert job is not None, "sync a job first"
         rollout, trainer = self._specs(job)
-        await self._change_run(job, rollout.model)
-        self.run.folder.check_model(self.config.trainer_name, rollout.model)
-        self.model = rollout.model
+        model = await asyncio.to_thread(identify, rollout.model)
         backend = open_backend(rollout, trainer, self.config.weights_dir)
-        await self._drop_other_job(job)
-        self.journal.put(
-            row_changes.meta_set(JOB, job.as_yaml()), row_changes.meta_set(_RUNS, "yes")
-        )
-        await self.journal.flush()
-        record = engine_start(self.config, job, self.model, fingerprint(self.model))
+        identity = await self._open_run_of(job, model)
+        self._model = model
+        record = engine_start(self.config, job, model.model, model.fingerprint)
         await asyncio.to_thread(self.run.folder.record_engine_start, record)
-        self.intake.resume(job, time.monotonic())
+        self.intake.resume(job, time.monotonic(), identity)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         save_freq = job.save_freq
         checkpointer = Checkpointer(backend.trainer, self.run.checkpoints, self.journal, save_freq)
@@ -213,48 +210,66 @@ class ServerState:
             self.runlog,
             checkpointer,
             self.connect,
-            cache(lambda: load_vocabulary(self.model)),
+            cache(lambda: load_vocabulary(model.model)),
         )
         self._loop_task = asyncio.create_task(self._loop.run())
         self._loop_task.add_done_callback(_log_failure)
 
-    async def _change_run(self, job: TrainJob, model: str | None) -> None:
-        """Open the run of a job instead of the current run, unless the job continues the current
-        run.
+    async def _open_run_of(self, job: TrainJob, model: ModelIdentity) -> JobIdentity:
+        """Make the run of a job current, and record in its journal that an engine is started with
+        the job. Return the identity of the job.
 
-        Raises ConfigError if the job's run cannot be opened. The current run then stays open.
+        Raises ConfigError if the job's run cannot be opened or has another model, and JournalError
+        if the start cannot be recorded. The run before then stays current, with its engine off.
         """
-        relative = await asyncio.to_thread(self._runs.choose, job, model)
-        if relative == self.run.relative:
-            return
+        chosen = await asyncio.to_thread(self._runs.choose, job, model)
+        identity = identity_of(job, model.fingerprint, chosen.experiment_name)
+        is_current = chosen.folder == self.run.relative
+        run = self.run if is_current else await asyncio.to_thread(self._open_run, chosen.folder)
         try:
-            run = await asyncio.to_thread(self._open_run, relative)
-        except ConfigError:
-            self.engine.global_step = self.runlog.last_step + 1
+            await asyncio.to_thread(run.folder.check_model, self.config.trainer_name, model)
+            if not is_current:
+                run.intake.refuse_groups(self.intake.known_groups)
+            await self._drop_other_job(run, identity)
+            run.record_start(job, identity)
+            await run.journal.flush()
+            if not is_current:
+                await asyncio.to_thread(self._make_current, run)
+        except BaseException:
+            if not is_current:
+                run.record_stop()
+                await run.close()
             raise
+        if not is_current:
+            await self._replace_run(run)
+        return identity
+
+    def _make_current(self, run: OpenRun) -> None:
+        """Record on disk that a run is current. Raises ConfigError if the disk is full."""
         try:
-            await asyncio.to_thread(self._runs.make_current, relative)
+            self._runs.make_current(run.relative)
         except OSError as error:
-            await run.close()
-            self.engine.global_step = self.runlog.last_step + 1
             raise ConfigError(
-                f"The run {relative} cannot be made the current run ({error.strerror}): free disk "
-                "space, and start the engine again."
+                f"The run {run.relative} cannot be made the current run ({error.strerror}): free "
+                "disk space, and start the engine again."
             ) from None
+
+    async def _replace_run(self, run: OpenRun) -> None:
+        """Use a run that is open instead of the current run, and close the latter."""
         previous, self.run = self.run, run
+        self.engine.global_step = run.runlog.last_step + 1
         self.engine.version = 0
         log.info("continuing the run in %s at step %d", run.path, self.engine.global_step)
         if self._follows_curves:
             run.follow_curves()
         await previous.close()
 
-    async def _drop_other_job(self, job: TrainJob) -> None:
-        """Drop what waits to be trained if it was collected for another job than `job`. Raises
-        JournalError."""
-        await self.journal.flush()
-        job_yaml = self.journal.read(reads.meta, JOB)
-        changed = changed_settings(TrainJob.from_yaml(job_yaml), job) if job_yaml else []
-        num_dropped = self.intake.drop_waiting(OTHER_JOB) if changed else 0
+    async def _drop_other_job(self, run: OpenRun, identity: JobIdentity) -> None:
+        """Drop what waits to be trained in a run if it was collected for another job than the one
+        with this identity. Raises JournalError."""
+        await run.journal.flush()
+        changed = run.changed_settings(identity)
+        num_dropped = run.intake.drop_waiting(OTHER_JOB) if changed else 0
         if num_dropped:
             log.warning(
                 "%d waiting groups belong to the previous job and are dropped (%s): the new job "
@@ -286,7 +301,7 @@ class ServerState:
             await _disconnect(client)
         self.intake.reopen_episodes()
         self.participation.is_paused = False
-        self.journal.put(row_changes.meta_set(_RUNS, None))
+        self.run.record_stop()
         if self.engine.status is not EngineStatus.OFFLINE:
             self.engine.move(EngineStatus.OFFLINE, time.monotonic())
 
@@ -408,7 +423,7 @@ class ServerState:
         previous, self.engine_client = self.engine_client, client
         if previous is not None:
             await _disconnect(previous, next_endpoint=endpoint)
-        self.run.folder.record_model(self.config.trainer_name, self.model)
+        self.run.folder.record_model(self.config.trainer_name, self._model)
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
         """Return the settings with which the rollout engine is started, and those for the trainer.

@@ -14,6 +14,7 @@ from pathlib import Path
 from sqlalchemy import Connection
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_server.episodes.job_identity import identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
@@ -82,7 +83,7 @@ class ServerProcess:
             self.engine = EngineLifecycle()
             self.log = RunLog(self.journal)
             self.intake = Intake(self.journal, self.log, self.engine)
-            self.intake.resume(job, time.monotonic())
+            self.intake.resume(job, time.monotonic(), identity_of(job, None, None))
         self.trainer = RecordingTrainer()
         self.checkpointer = Checkpointer(
             self.trainer, CheckpointFolders(folder / "checkpoints"), self.journal, job.save_freq
@@ -145,7 +146,13 @@ class ServerProcess:
 
     def _new_steps(self) -> StepRunner:
         return StepRunner(
-            self.job, self.engine, self.intake.pool, self.trainer, self.log, self.checkpointer
+            self.job,
+            self.engine,
+            self.intake.pool,
+            self.trainer,
+            self.log,
+            self.checkpointer,
+            job_hash=self.intake.job_hash,
         )
 
     async def _publish(self, version: int) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.run.model_identity import ModelIdentity, identify
 
 
 def test_a_second_server_on_the_same_folder_is_refused_until_the_first_has_closed(
@@ -23,12 +24,12 @@ def test_a_folder_that_existed_becomes_private(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def model_folder(tmp_path: Path, name: str, config: str = "{}") -> str:
+def model_folder(tmp_path: Path, name: str, config: str = "{}") -> ModelIdentity:
     folder = tmp_path / name
     folder.mkdir()
     (folder / "config.json").write_text(config)
     (folder / "model.safetensors").write_bytes(b"1234")
-    return str(folder)
+    return identify(str(folder))
 
 
 def test_a_run_continues_with_its_own_model_and_refuses_another(tmp_path: Path) -> None:
@@ -38,7 +39,7 @@ def test_a_run_continues_with_its_own_model_and_refuses_another(tmp_path: Path) 
     folder.record_model("embedded", mine)
     folder.check_model("embedded", mine)
     other = model_folder(tmp_path, "other", '{"layers": 2}')
-    for backend, model in (("embedded", other), ("fake", None), ("fake", mine)):
+    for backend, model in (("embedded", other), ("fake", identify(None)), ("fake", mine)):
         with pytest.raises(ConfigError, match=r"belongs to a run of .*mine: choose another"):
             folder.check_model(backend, model)
     folder.close()

@@ -20,7 +20,7 @@ def chosen(name: str | None, at_top: TopRun | None, **fingerprints: str) -> str:
     """Return the folder of a job whose model has the fingerprint `mine`. `fingerprints` has the
     fingerprints of the run at the top (`top`) and of the run named `b` (`b`)."""
     known = {TOP: fingerprints.get("top"), "runs/b": fingerprints.get("b")}
-    return choose_run(name, "mine", at_top, known.get)
+    return choose_run(name, "mine", at_top, lambda at: known.get(at) not in (None, "mine")).folder
 
 
 def test_the_docstring_examples_hold() -> None:
@@ -51,6 +51,23 @@ def test_another_model_is_another_run_and_its_folder_differs_from_that_of_every_
     assert len(set(folders)) == 3 and all(is_run_folder(folder) for folder in folders)
     assert not {folder.removeprefix("runs/") for folder in folders} & {slug(one) for one in NAMES}
     assert chosen("b", TopRun("a"), b="mine") == "runs/b"
+
+
+@pytest.mark.parametrize(
+    ("name", "top", "run_name"),
+    [
+        (None, TopRun("a"), "a"),
+        ("a", TopRun("a"), "a"),
+        ("b", TopRun("a"), "b"),
+        ("a", None, "a"),
+        ("", None, None),
+        ("", TopRun(None), None),
+    ],
+)
+def test_a_job_without_a_name_has_the_experiment_name_of_its_run(
+    name: str | None, top: TopRun | None, run_name: str | None
+) -> None:
+    assert choose_run(name, None, top, lambda at: False).experiment_name == run_name
 
 
 def test_different_names_have_different_folders_also_where_upper_case_is_lower_case() -> None:

@@ -24,6 +24,7 @@ from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder
+from fakevllm_server.run.model_identity import identify
 
 IDS = torch.tensor([list(range(7, 60))])
 ALL_WEIGHTS: dict[str, Any] = {"lora_rank": 0}
@@ -46,7 +47,7 @@ def run_of(run_dir: Path, model: Path, *trainers: PolicyTrainer) -> Path:
         journal.close()
 
     folder = RunFolder(run_dir)
-    folder.record_model("embedded", str(model))
+    folder.record_model("embedded", identify(str(model)))
     asyncio.run(save())
     folder.close()
     return run_dir
