@@ -258,6 +258,9 @@ class SwarmLink:
                 self.status = await self._poll_status()
                 if is_final:
                     self._started_server_id = status.server_id
+                if is_final and self.status.engine_status is not EngineStatus.OFFLINE:
+                    # Another client may have sent its job, or started the engine, meanwhile.
+                    await self._attach(status.server_id)
         elif status.server_id != self._started_server_id:
             await self._attach(status.server_id)
         await self._fetch_log(status.run_id)
@@ -311,8 +314,8 @@ class SwarmLink:
         return True
 
     async def _attach(self, server_id: str) -> None:
-        """Use an engine that is already running. The engine keeps the job with which it was
-        started. Differences from the proxy's job are logged and not applied."""
+        """Use an engine that is running. The engine keeps the job with which it was started.
+        Differences from the proxy's job are logged and not applied."""
         self._started_server_id = server_id
         async with self._http.get("/get_train_config") as response:
             running: dict[str, Any] | None = await response.json()

@@ -315,3 +315,31 @@ async def test_an_engine_that_runs_with_another_job_is_logged_key_by_key(
             await link.reached.wait()
     (message,) = [line for line in link_messages(caplog) if "job" in line]
     assert "with another job: lora_rank = 4, not 0; to apply [job], stop" in message
+
+
+class StartingSwarm(ScriptedSwarm):
+    """A server whose engine rolls as soon as somebody starts it."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path == "/start_engine":
+            self.answers["/get_engine_status"] = ROLLING
+        return await super()._answer(request)
+
+
+@pytest.mark.parametrize(
+    "start", [ACCEPTED, {"detail": "Cannot start engine when engine is not offline."}], ids=str
+)
+async def test_a_start_with_the_job_of_another_client_is_logged(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture, start: dict[str, object]
+) -> None:
+    async with StartingSwarm() as swarm:
+        swarm.answers |= {
+            "/get_engine_status": OFFLINE,
+            "/sync_train_config": ACCEPTED,
+            "/start_engine": start,
+            "/get_train_config": TrainJob(experiment_name="theirs").model_dump(),
+        }
+        async with following(swarm, ledger) as link:
+            await link.reached.wait()
+    assert swarm.calls["/start_engine"] == 1
+    assert "with another job: experiment_name = theirs, not None" in caplog.text
