@@ -11,7 +11,7 @@ from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Processes
 from tests.e2e.stack import Stack, running_stack
 
-pytest.register_assert_rewrite("tests.e2e.journal_checks")
+pytest.register_assert_rewrite("tests.e2e.journal_checks", "tests.e2e.stock_pair")
 
 
 @pytest.fixture

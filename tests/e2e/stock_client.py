@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any
 
-from tests.e2e.swarm_wire import ROLLING, Json, Wire
+from tests.e2e.swarm_wire import OFFLINE, ROLLING, Json, Wire
 
 POLL_S = 0.05
 NO_EPISODE_S = 0.05
@@ -31,8 +31,10 @@ NO_EPISODE = "No available episodes to claim."
 
 
 class StockClient:
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, speed: float = 1.0) -> None:
+        """Create a client. `speed` divides the pauses of its waits for a status."""
         self.wire = Wire(url)
+        self._speed = speed
         self.statuses: list[str] = []
         """The engine's statuses, without repetitions."""
         self.unknown: list[str] = []
@@ -58,6 +60,11 @@ class StockClient:
             was_on = was_on or status != "ENGINE.OFFLINE"
             time.sleep(POLL_S)
 
+    def stop(self) -> None:
+        """Stop the engine and wait for OFFLINE."""
+        assert self.wire.post("/stop_engine") == {"success": True, "failure_reason": ""}
+        self._wait_for((OFFLINE,), time.monotonic() + WAIT_S)
+
     def begin_episode(self) -> Json:
         """Wait for ROLLING and claim an episode. Repeat both until the claim succeeds.
 
@@ -65,8 +72,7 @@ class StockClient:
         """
         deadline = time.monotonic() + WAIT_S
         while True:
-            while self.wire.status != ROLLING:
-                self._pause(WAITER_POLL_S, deadline)
+            self._wait_for((ROLLING,), deadline)
             claimed = self.wire.post("/claim_episode", self.wire.claim_body())
             if claimed["success"]:
                 own = re.sub(r"^https?://[^/]+", self.wire.url, claimed["openai_base_url"])
@@ -97,14 +103,19 @@ class StockClient:
             if self.wire.status != ROLLING:
                 return False
             self._pause(AGREE_RETRY_S, deadline)
-        while self.wire.status not in STEPPING:
-            self._pause(WAITER_POLL_S, deadline)
+        self._wait_for(STEPPING, deadline)
         return True
+
+    def _wait_for(self, statuses: tuple[str, ...], deadline: float) -> None:
+        """Look at the engine's status at the interval of AgentJet's client until the status is one
+        of `statuses`."""
+        while self.wire.status not in statuses:
+            self._pause(WAITER_POLL_S, deadline)
 
     def _pause(self, seconds: float, deadline: float) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError("AgentJet's client would wait for ever")
-        time.sleep(seconds)
+        time.sleep(seconds / self._speed)
 
     def _poll(self) -> None:
         while not self._is_closed.wait(POLL_S):
