@@ -14,7 +14,7 @@ from typing import Protocol
 from openai import OpenAI
 
 from examples.werewolves import scripted
-from examples.werewolves.game import Act, Game, Role, Side, Turn
+from examples.werewolves.game import Act, Game, Move, Role, Side, Turn
 from examples.werewolves.prompts import build_prompt, parse_choice
 
 MAX_TOKENS = 16
@@ -81,12 +81,17 @@ def trained_side(seed: int) -> Side:
     return Side.WOLVES if seed % 2 else Side.VILLAGE
 
 
+def trained_role(side: Side) -> Role:
+    """Return the role of the side's trained players: all wolves, or the seer of the village."""
+    return Role.WOLF if side is Side.WOLVES else Role.SEER
+
+
 def assign_players(game: Game, side: Side, trained: Player, static: Player) -> dict[int, Player]:
     """Return the player for each number.
 
     The wolves or the seer, depending on `side`, are `trained`. All other players are `static`.
     """
-    role = Role.WOLF if side is Side.WOLVES else Role.SEER
+    role = trained_role(side)
     return {player: trained if own is role else static for player, own in game.roles.items()}
 
 
@@ -117,10 +122,13 @@ def aim(game: Game, side: Side) -> float:
 
     Single moves change the aim more than they change the outcome. The seer's checks do not count.
     """
-    own, target = Role.SEER, Role.WOLF
-    if side is Side.WOLVES:
-        own, target = Role.WOLF, Role.SEER
-    moves = [move for move in game.moves if game.roles[move.player] is own]
+    moves = [move for move in game.moves if game.roles[move.player] is trained_role(side)]
     moves = [move for move in moves if move.act is not Act.CHECK]
-    hits = sum(game.roles.get(move.named) is target for move in moves)
+    hits = sum(hits_target(game, move) for move in moves)
     return hits / len(moves) if moves else 0.0
+
+
+def hits_target(game: Game, move: Move) -> bool:
+    """Return whether a move of a wolf named the seer, or a move of the village named a wolf."""
+    is_wolf = game.roles[move.player] is Role.WOLF
+    return game.roles.get(move.named) is (Role.SEER if is_wolf else Role.WOLF)

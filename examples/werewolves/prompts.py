@@ -21,21 +21,29 @@ def build_prompt(game: Game, turn: Turn) -> str:
     me = turn.player
     role = game.roles[me]
     sentences = [f"You are {me}, {'the' if role is Role.SEER else 'a'} {role}."]
-    checked = {one: is_wolf for one, is_wolf in game.checked().items() if one in game.living}
     if role is Role.WOLF:
         sentences += [f"Wolves: {_listed(sorted(game.wolves))}."]
     if role is Role.SEER:
-        sentences += [
-            f"No wolf: {_listed(one for one, is_wolf in checked.items() if not is_wolf)}."
-        ]
+        sentences += [f"No wolf: {_listed(_checked(game, is_wolf=False))}."]
     accusations = [f"{move.named} by {move.player}" for move in game.accusations(game.day)]
     sentences += [f"Accused today: {', '.join(accusations) or 'nobody'}."]
     sentences += [f"{turn.act.capitalize()}: {_listed(turn.choices)}."]
     if role is Role.WOLF:
-        sentences += [f"Accused a wolf: {_listed(_accusers_of_wolves(game))}."]
+        sentences += [f"Accused a wolf: {_listed(suspects(game, role))}."]
     if role is Role.SEER:
-        sentences += [f"A wolf: {_listed(one for one, is_wolf in checked.items() if is_wolf)}."]
+        sentences += [f"A wolf: {_listed(suspects(game, role))}."]
     return " ".join(sentences)
+
+
+def suspects(game: Game, role: Role) -> list[int]:
+    """Return the living players at whom a role's prompt hints, the latest last.
+
+    For the seer they are the wolves that it has found. For a wolf they are the players who have
+    accused a wolf, because one of them may be the seer. A villager has no hint.
+    """
+    if role is Role.SEER:
+        return _checked(game, is_wolf=True)
+    return _accusers_of_wolves(game) if role is Role.WOLF else []
 
 
 def parse_choice(answer: str, choices: Sequence[int]) -> int | None:
@@ -46,6 +54,12 @@ def parse_choice(answer: str, choices: Sequence[int]) -> int | None:
     """
     numbers = (int(number) for number in re.findall(r"\d+", answer))
     return next((number for number in numbers if number in choices), None)
+
+
+def _checked(game: Game, *, is_wolf: bool) -> list[int]:
+    """Return the living players whom the seer has checked, either the wolves or the others."""
+    results = game.checked().items()
+    return [player for player, result in results if result is is_wolf and player in game.living]
 
 
 def _accusers_of_wolves(game: Game) -> list[int]:

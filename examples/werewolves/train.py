@@ -1,20 +1,27 @@
 """Train one model to play the wolves or the seer. All other players are static.
 
-An episode is one game. Its task is a seed, which also decides whether the wolves or the seer are
-trained. A game has one reward, and the repeats of a task play the same seed.
+A task is a seed, which also decides whether the wolves or the seer are trained. With the rewards
+`won` and `aim`, an episode is one game, and the repeats of a task play the same seed. With the
+reward `move`, an episode is one move of such a game, and the repeats of a task get the same prompt.
+The evaluations before and after the training are always whole games.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from examples import exit_codes
+from examples.run_log import wait_until_idle
 from examples.werewolves import players
-from examples.werewolves.game import FIVE, NINE, Game
+from examples.werewolves.game import FIVE, NINE, Game, Role
+from examples.werewolves.move_tasks import game_at_hinted_turn, move_tasks
 from fakevllm import RandomReader, SwarmClient, Task, TrainJob, run_episodes_until_all_complete
+
+R = TypeVar("R")
 
 
 class Result(NamedTuple):
@@ -22,11 +29,11 @@ class Result(NamedTuple):
     aim: float
 
 
-def play_episode(
+def play_game(
     client: SwarmClient, options: argparse.Namespace, kind: Literal["train", "eval"], task: Task
 ) -> Result:
     seed: int = task.metadata["seed"]
-    side, game = players.trained_side(seed), Game(seed, FIVE if options.small else NINE)
+    side, game = players.trained_side(seed), Game(seed, roles(options))
     with client.episode(task, episode_type=kind) as episode:
         static_player = players.static_player(options.static, options.key, seed)
         with episode.openai() as model, static_player as static:
@@ -40,6 +47,19 @@ def play_episode(
     return result
 
 
+def play_move(client: SwarmClient, options: argparse.Namespace, task: Task) -> float:
+    seed: int = task.metadata["seed"]
+    game = game_at_hinted_turn(seed, roles(options))
+    assert game is not None, "move_tasks returns only seeds with such a turn"
+    with client.episode(task) as episode:
+        with episode.openai() as model:
+            trained = players.Endpoint(model, constrained=not options.free)
+            legal = players.take_turn(game, dict.fromkeys(game.roles, trained), random.Random(seed))
+        hit = players.hits_target(game, game.moves[-1])
+        episode.end(float(hit), is_success=hit, log_metrics={"illegal": float(not legal)})
+    return float(hit)
+
+
 def main() -> None:
     options = parse_options()
     settings = vars(options).keys() & TrainJob.model_fields.keys()
@@ -47,20 +67,35 @@ def main() -> None:
     with SwarmClient(options.swarm_url, verbose=False) as client:
 
         def play(kind: Literal["train", "eval"], tasks: Iterable[Task]) -> str:
-            results = run_episodes_until_all_complete(
-                list(tasks),
-                lambda task: play_episode(client, options, kind, task),
-                options.parallel,
-            )
-            return "won {:.2f}, aim {:.2f}".format(*map(fmean, zip(*results, strict=True)))
+            results = run(tasks, lambda task: play_game(client, options, kind, task), options)
+            return "won {:.3f}, aim {:.3f}".format(*map(fmean, zip(*results, strict=True)))
+
+        def train(step: int) -> str:
+            num_tasks, seed = options.batch_size, 1000 * options.seed + 100 + step
+            if options.reward != "move":
+                return play("train", repeated(RandomReader(num_tasks, seed), options))
+            tasks = repeated(move_tasks(num_tasks, seed, roles(options)), options)
+            hits = run(tasks, lambda task: play_move(client, options, task), options)
+            return f"aim {fmean(hits):.3f}"
 
         client.auto_sync_train_config_and_start_engine(job)
         print("before:", play("eval", RandomReader(options.games, seed=1)), flush=True)
         for step in range(options.steps):
-            batch = RandomReader(options.batch_size, seed=100 + step)
-            games = [task for task in batch for _ in range(options.num_repeat)]
-            print(f"step {step + 1}:", play("train", games), flush=True)
+            print(f"step {step + 1}:", train(step), flush=True)
+        wait_until_idle(client)  # the last step is still training
         print("after: ", play("eval", RandomReader(options.games, seed=1)))
+
+
+def roles(options: argparse.Namespace) -> tuple[Role, ...]:
+    return FIVE if options.small else NINE
+
+
+def repeated(tasks: Iterable[Task], options: argparse.Namespace) -> list[Task]:
+    return [task for task in tasks for _ in range(options.num_repeat)]
+
+
+def run(tasks: Iterable[Task], play: Callable[[Task], R], options: argparse.Namespace) -> list[R]:
+    return run_episodes_until_all_complete(list(tasks), play, options.parallel)
 
 
 def parse_options() -> argparse.Namespace:
@@ -68,13 +103,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--swarm-url", default="http://127.0.0.1:10086")
     parser.add_argument("--small", action="store_true", help="five players instead of nine")
     parser.add_argument("--free", action="store_true", help="do not constrain answers to moves")
-    parser.add_argument("--reward", choices=["won", "aim"], default="won")
+    parser.add_argument("--reward", choices=["move", "aim", "won"], default="move")
     parser.add_argument("--static", help="OpenAI base URL of static players; default: scripts")
     parser.add_argument("--key", default="any", help="API key for --static")
     parser.add_argument("--control", choices=["none", "frozen"], default="none")
-    parser.add_argument("--lr", type=float, default=4e-4, help="use 1e-6 for a real model")
-    numbers = {"steps": 30, "batch_size": 8, "num_repeat": 8, "ppo_epochs": 2}
-    for name, default in (numbers | {"games": 200, "parallel": 16}).items():
+    parser.add_argument("--lr", type=float, default=5e-4, help="use 1e-6 for a real model")
+    numbers = {"steps": 30, "batch_size": 32, "num_repeat": 8, "ppo_epochs": 2}
+    for name, default in (numbers | {"games": 200, "parallel": 16, "seed": 0}).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     return parser.parse_args()
 

@@ -19,12 +19,15 @@ from starlette.testclient import TestClient
 
 from examples.werewolves import scripted
 from examples.werewolves.game import FIVE, NINE, NOBODY, Act, Game, Role, Side, Turn
+from examples.werewolves.move_tasks import game_at_hinted_turn, move_tasks
 from examples.werewolves.players import (
     Scripted,
     aim,
     assign_players,
+    hits_target,
     play_to_the_end,
     take_turn,
+    trained_role,
     trained_side,
 )
 from examples.werewolves.prompts import build_prompt, parse_choice
@@ -86,7 +89,7 @@ def test_only_seer_and_wolves_learn_roles_and_these_are_true(
 
 
 def _numbers_after(label: str, prompt: str) -> list[int]:
-    match = re.search(rf"{label}\w*: ([\d ]+)\.", prompt)
+    match = re.search(rf"(?:{label})\w*: ([\d ]+)\.", prompt)
     return [int(number) for number in match.group(1).split()] if match else []
 
 
@@ -190,6 +193,44 @@ def test_following_the_hint_wins_more_games_than_random_moves() -> None:
     assert won[True] - won[False] > 0.08
 
 
+@settings(derandomize=True, deadline=None)
+@given(FORMS, SEEDS)
+def test_a_move_task_is_a_turn_of_the_trained_side_whose_prompt_hints_at_a_legal_choice(
+    form: tuple[Role, ...], seed: int
+) -> None:
+    game = game_at_hinted_turn(seed, form)
+    if game is None:
+        return
+    turn = game.turn
+    assert turn is not None and turn.act is not Act.CHECK
+    assert game.roles[turn.player] is trained_role(trained_side(seed))
+    hinted = _numbers_after("A wolf|Accused a wolf", build_prompt(game, turn))
+    assert set(hinted) & set(turn.choices)
+
+
+def test_the_repeats_of_a_move_task_have_the_same_prompt_and_every_task_has_one() -> None:
+    for task in move_tasks(20, seed=1, roles=FIVE):
+        games = [game_at_hinted_turn(task.metadata["seed"], FIVE) for _ in range(2)]
+        prompts = {build_prompt(game, game.turn) for game in games if game and game.turn}
+        assert len(prompts) == 1
+
+
+def test_steps_have_different_move_tasks() -> None:
+    ids = [task.task_id for step in (1, 2) for task in move_tasks(8, seed=step, roles=FIVE)]
+    assert len(set(ids)) == 16
+
+
+def test_the_hint_names_the_target_more_often_than_a_random_move() -> None:
+    hits: list[bool] = []
+    for task in move_tasks(300, seed=1, roles=FIVE):
+        game = game_at_hinted_turn(task.metadata["seed"], FIVE)
+        assert game is not None and game.turn is not None
+        take_turn(game, dict.fromkeys(game.roles, Hinted(0, True)), random.Random(0))
+        hits.append(hits_target(game, game.moves[-1]))
+    print(f"the hint names the target in {fmean(hits):.2f} of {len(hits)} moves")
+    assert fmean(hits) > 0.65
+
+
 def test_the_endpoint_of_the_scripted_players_gives_their_answers() -> None:
     prompt = "You are 3, a villager. Accused today: 4 by 6. Vote: 1 2 4."
     body = {"model": "any", "seed": 1, "messages": [{"role": "user", "content": prompt}]}
@@ -199,7 +240,7 @@ def test_the_endpoint_of_the_scripted_players_gives_their_answers() -> None:
 
 
 def test_the_training_script_is_short() -> None:
-    assert len((ROOT / "examples/werewolves/train.py").read_text().splitlines()) < 90
+    assert len((ROOT / "examples/werewolves/train.py").read_text().splitlines()) < 130
 
 
 @pytest.fixture
@@ -208,11 +249,15 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
         yield started
 
 
-def test_the_training_script_plays_games_and_each_batch_is_a_step(processes: Processes) -> None:
+@pytest.mark.parametrize("reward", ["move", "aim", "won"])
+def test_the_training_script_plays_games_and_each_batch_is_a_step(
+    processes: Processes, reward: str
+) -> None:
     server = processes.server("--backend", "fake")
     command = [sys.executable, "-m", "examples.werewolves.train", "--swarm-url", server.url]
     command += ["--small", "--free", "--steps", "2", "--batch-size", "2", "--num-repeat", "2"]
-    done = subprocess.run([*command, "--games", "2"], cwd=ROOT, capture_output=True, text=True)
+    command += ["--reward", reward, "--games", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     labels = [line.split(":")[0] for line in done.stdout.splitlines()]
     assert labels == ["before", "step 1", "step 2", "after"]
