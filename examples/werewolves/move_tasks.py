@@ -1,8 +1,8 @@
 """Single moves as tasks, for training with one reward per move.
 
 The task is a seed. It stands for one turn of the trained side in which the prompt hints at a player
-who may be named. The moves before that turn are scripted, and those of the trained side are random.
-So all repeats of a task have the same prompt.
+who may be named. Up to that turn, the trained side moves at random, and the other players are
+scripted. So all repeats of a task have the same prompt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from examples.werewolves.prompts import suspects
 from fakevllm import RandomReader, Task
 
 NUM_SEEDS = 1_000_000
-"""Number of seeds among which tasks are looked for. About every third seed has a hinted turn."""
+"""Number of seeds among which tasks are looked for. About half of the seeds have a hinted turn."""
 
 
 class RandomPlayer:
