@@ -168,11 +168,22 @@ def make_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"_name_or_path": folder.name}))
 
 
+def change_weights(folder: Path) -> None:
+    """Change the weights of a model slightly, and nothing else."""
+    for file in folder.glob("*.safetensors"):
+        content = bytearray(file.read_bytes())
+        start = 8 + int.from_bytes(content[:8], "little")
+        content[start::4] = bytes(byte ^ 0xFF for byte in content[start::4])
+        file.write_bytes(content)
+
+
 def test_a_job_that_names_another_model_below_models_dir_trains_it_in_a_run_of_its_own(
     processes: Processes, tmp_path: Path
 ) -> None:
     for name in ("models/one", "models/two", "outside"):
         make_model(tmp_path / name)
+    shutil.copytree(tmp_path / "models/one", tmp_path / "models/tuned")
+    change_weights(tmp_path / "models/tuned")
     flags = ("--backend", "embedded", "--models-dir", str(tmp_path / "models"))
     server = processes.server(*flags)
 
@@ -193,6 +204,9 @@ def test_a_job_that_names_another_model_below_models_dir_trains_it_in_a_run_of_i
         assert model_and_run() == ("two", folder)
         start(client, experiment_name="a", model=str(tmp_path / "models" / "one"))
         assert model_and_run() == ("one", ".")
+        start(client, experiment_name="a", model="tuned")
+        name, tuned = model_and_run()
+        assert name == "tuned" and tuned.startswith("runs/a@") and tuned != folder
         client.stop_engine()
         client.sync_train_config(TrainJob(model=str(tmp_path / "outside")))
         with pytest.raises(SwarmError, match="is not a folder below the server's --models-dir"):
