@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gsm8k_format, learning_runs, opencode_sessions
+from benchmarks import demo_learning, gsm8k_format, learning_runs, opencode_sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,4 +71,26 @@ def test_the_opencode_table_shows_the_first_and_the_last_calls() -> None:
         "last 24": "1.000",
         "steps": "3",
         "the users saw": "2 turns",
+    }
+
+
+def test_the_table_of_the_demo_shows_both_probes_and_the_lowest_of_the_last_steps() -> None:
+    numbers = {
+        "before": 0.52,
+        "after": 0.97,
+        "policy_mean": [0.4, 0.1] + [0.9] * 49 + [0.75],
+        "wall_s": 90.0,
+        "seed": 1,
+        "control": "none",
+        "groups": {"trained": 1200, "dropped": 90},
+        "steps": 150,
+    }
+    done = demo_learning.DemoRun.from_json(numbers)
+    assert (done.seed, done.control, done.wall_s) == (1, "none", 90.0)
+    assert done.own_cells() == {
+        "lowest of the last 50": "0.75",
+        "probe before": "0.520",
+        "after": "0.970",
+        "steps": "52",
+        "groups by state": "90 dropped, 1200 trained",
     }

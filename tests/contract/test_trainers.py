@@ -154,10 +154,30 @@ async def test_all_trainers_make_the_same_step(
         assert ("kl" in metrics) == ("kl" in expected) == (job.kl_loss_coef > 0)
         if job.kl_loss_coef > 0:
             assert metrics["kl"] == pytest.approx(expected["kl"], rel=1e-3, abs=1e-6)
-        if len({call.weight for call in calls}) == 1:  # verl's means do not weight calls
-            for name in ("clip_fraction", "clip_fraction_lower", "ppo_kl"):
-                assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
+        for name in ("clip_fraction", "clip_fraction_lower", "ppo_kl"):
+            assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-6), name
     reference.assert_same_weights(await trainer.export("stepped"))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "cispo", "gpg"])
+async def test_all_trainers_report_the_same_clip_fractions_for_the_same_batch(
+    trainer: Subject, name: str
+) -> None:
+    """Calls of episodes with several calls have smaller weights. Calls of tied groups, whose
+    advantage is 0, count in the denominators."""
+    trainer.needs("arithmetic")
+    bounds = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 1.2}
+    job = TrainJob.model_validate(JOB.model_dump() | bounds | {"loss": name})
+    tied = [replace(call, advantage=0.0) for call in on_policy_calls(3, seed=1)]
+    calls = stale([*on_policy_calls(mixed=True), *tied])
+
+    await trainer.engine.boot(job)
+    metrics, expected = await trainer.step(calls, job), Reference(job).step(calls)
+
+    for metric in ("clip_fraction", "clip_fraction_lower", "ppo_kl"):
+        assert metrics[metric] == pytest.approx(expected[metric], rel=1e-3, abs=1e-6), metric
+    assert (expected["clip_fraction"] > 0) == (name != "gpg")
+    assert (expected["clip_fraction_lower"] > 0) == (name == "vanilla")
 
 
 @pytest.mark.parametrize(

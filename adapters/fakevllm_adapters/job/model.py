@@ -93,9 +93,10 @@ class TrainJob(SwarmSections):
     overlong_penalty_factor: float = Field(default=1.0, gt=0)
     """Penalty subtracted from the reward of an answer of the maximum length."""
     filter_groups: FilterGroups = "keep"
-    """Treatment of groups whose rewards are all equal. `keep` trains them, so that the KL and
-    entropy terms apply to them. `drop` drops them, and they count towards batch_size. `collect`
-    drops them, and the step waits for others. False means keep, True means collect."""
+    """Treatment of groups whose rewards are all equal. `keep` trains them. Normally their
+    advantages are 0, but they count in the denominators of the loss, as in verl. `drop` drops them,
+    and they count towards batch_size. `collect` drops them, and the step waits for others. False
+    means keep, True means collect."""
     max_num_gen_batches: int = Field(default=10, ge=1)
     """Number of batches of groups after which a step with `filter_groups = collect` stops waiting
     and trains the groups with signal that it has."""

@@ -6,7 +6,9 @@ Only the siblings with rewards are compared, because the model did not cause the
 group with a single reward is not trained. If all rewards are equal, the group has no signal, and
 the job's setting `filter_groups` decides:
 
-* `keep`: the group is trained with advantage 0, so that only its KL and entropy affect the loss.
+* `keep`: the group is trained with advantage 0. Of its own, only its KL and entropy affect the
+  loss. Its tokens count in the denominators of the loss, as in verl, so the other groups weigh
+  less than in a step without the group.
 * `drop`: the group is dropped, and the step may have fewer groups.
 * `collect`: the group is dropped, and the step waits for another group, within the limit
   `max_num_gen_batches`.

@@ -22,9 +22,6 @@ from fakevllm_server.run.trained_token_share import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
-TRAINS_TIED_GROUPS = frozenset({"reinforce_plus_plus", "reinforce_plus_plus_baseline"})
-"""Algorithms whose advantages are not 0 for a group with equal rewards."""
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
@@ -33,7 +30,7 @@ class PlannedStep:
     batch: Batch
     trained: list[TrainedGroup]
     """Every group of the step. Its field `siblings` lists the siblings in the loss. The list is
-    empty for control `frozen`, and for a tied group if only rewards produce a gradient."""
+    empty for control `frozen`, and for a feedback sample of control `shuffled`."""
     metrics: dict[str, float]
 
 
@@ -89,7 +86,7 @@ def plan_step(
             entry.index: list(_with_advantages(entry.calls, _advantages(group, entry, advantages)))
             for entry in group_entries
         }
-        if not _has_gradient(group, [entry.outcome.score for entry in group_entries], job):
+        if not _is_in_loss(group, job):
             by_sibling = {}
         trained.append(_trained_group(group.group_id, by_sibling))
         calls.extend(call for own in by_sibling.values() for call in own)
@@ -133,20 +130,17 @@ def _advantages(
     return [group.advantage] * sum(call.num_trained for call in entry.calls)
 
 
-def _has_gradient(group: FinishedGroup, scores: Sequence[float], job: TrainJob) -> bool:
-    """Return True if the group belongs in the loss.
+def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:
+    """Return True if the calls of the group belong in the loss.
 
-    In a tied group, all rewards are equal. A tied group belongs in the loss only if the loss has a
-    KL or entropy term, which has a gradient for every call, or if the algorithm gives tied groups
-    an advantage. The control run `frozen` trains no group. A feedback sample is trained in no
-    control run: the control run `shuffled` shuffles the rewards within each group, and a feedback
-    sample is its group's only answer.
+    The calls of a tied group, in which all rewards are equal, normally have advantage 0. They count
+    in the denominators of the loss, as in verl. The control run `frozen` trains no group. A
+    feedback sample is trained in no control run: the control run `shuffled` shuffles the rewards
+    within each group, and a feedback sample is its group's only answer.
     """
-    if group.is_sample:
-        return job.control == "none"
-    has_regularizer = job.kl_loss_coef > 0 or job.entropy_coeff > 0
-    trains_ties = has_regularizer or job.algorithm in TRAINS_TIED_GROUPS
-    return job.control != "frozen" and (trains_ties or not is_tied(scores))
+    if job.control == "frozen":
+        return False
+    return job.control == "none" or not group.is_sample
 
 
 def _entries(

@@ -67,19 +67,21 @@ def test_untrainable_calls_are_counted_by_reason(lacking: RecordedCall, reason: 
     assert metrics["sample_coverage"] == 1
 
 
-def test_eligible_tokens_that_are_not_trained_lower_the_coverage() -> None:
+def test_only_tokens_that_are_not_in_the_loss_lower_the_coverage() -> None:
+    """The tokens of a tied group are in the loss, with advantage 0."""
     tied = group("tied", (1.0, [call()]), (1.0, [call()]))
     unscored = group("unscored", (1.0, [call()]), (0.0, [call()]), (None, [call(ids=(1, 2, 3))]))
     metrics = step_coverage(TRAINED, tied, unscored)
 
-    assert metrics["untrained_tokens_no_signal"] == 4
+    assert metrics["untrained_tokens_no_signal"] == 0
     assert metrics["untrained_tokens_no_reward"] == 3
-    assert metrics["sample_coverage"] == 9 / 16
+    assert metrics["sample_coverage"] == 13 / 16
 
 
 def test_the_coverage_of_a_frozen_run_is_0() -> None:
     metrics = step_coverage(TRAINED, job=TrainJob(control="frozen"))
     assert (metrics["tokens_trained"], metrics["sample_coverage"]) == (0, 0)
+    assert metrics["untrained_tokens_no_signal"] == metrics["tokens_eligible"] == 5
 
 
 def test_forced_tokens_are_neither_eligible_nor_trained() -> None:
@@ -99,7 +101,7 @@ def test_a_step_without_an_update_has_no_trained_tokens_and_a_reason() -> None:
 
 def test_counts_are_summed_over_a_run_and_ratios_are_recomputed() -> None:
     tied = group("tied", (1.0, [call()]), (1.0, [call(untrainable="x"), call(ids=(1, 2, 3))]))
-    first, second = step_coverage(TRAINED), step_coverage(tied)
+    first, second = step_coverage(TRAINED), step_coverage(tied, job=TrainJob(control="frozen"))
     added = additive_metrics(first | {"reward_mean": 0.5, "branch_rate": 0.5, "branch_first": 1.0})
     for name, value in additive_metrics(
         second | {"branch_unknown": 1.0, "branch_extends": 3.0}

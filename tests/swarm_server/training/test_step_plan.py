@@ -5,8 +5,10 @@ from itertools import chain
 import pytest
 from swarm_server.samples import call
 
+from fakevllm_adapters.job.loss_spec import LossSpec
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
+from fakevllm_server.algorithms.loss_sequences import LossCall, call_shares
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus
 from fakevllm_server.training.step_plan import (
     PlannedStep,
@@ -28,13 +30,38 @@ def test_a_call_with_advantage_zero_stays_in_the_mean() -> None:
     assert plan.trained[0].siblings == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("kl_loss_coef", "siblings"), [(0.0, []), (0.1, [0, 1])])
-def test_a_tied_group_is_in_the_loss_only_with_a_kl_term(
-    kl_loss_coef: float, siblings: list[int]
+REGULARIZERS = [{}, {"kl_loss_coef": 0.1}, {"entropy_coeff": 0.1}]
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo", "opo", "grpo_passk", "gpg"])
+def test_a_kept_tied_group_is_in_the_loss_with_advantage_zero(
+    algorithm: str, regularizer: dict[str, float]
 ) -> None:
-    plan = planned([1.0, 1.0], kl_loss_coef=kl_loss_coef)
-    assert plan.trained[0].siblings == siblings
-    assert [call.advantage for call in plan.batch.calls] == [0.0] * len(siblings)
+    plan = planned([1.0, 1.0], algorithm=algorithm, **regularizer)
+    assert plan.trained[0].siblings == [0, 1]
+    assert [call.advantage for call in plan.batch.calls] == [0.0, 0.0]
+    assert plan.metrics["groups_with_signal"] == 0
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+def test_a_kept_tied_group_counts_in_the_denominators_of_the_loss(
+    regularizer: dict[str, float],
+) -> None:
+    """The tied group has as many tokens as the other one, so each token gets half the factor."""
+    job = TrainJob.model_validate(regularizer)
+    mixed, tied = (
+        group_of(*((reward, [call()]) for reward in rewards), name=name)
+        for name, rewards in (("mixed", [1.0, 0.0]), ("tied", [0.5, 0.5]))
+    )
+    kept, alone = ([*scales(groups, job)] for groups in ([mixed, tied], [mixed]))
+    assert kept == pytest.approx([scale / 2 for scale in alone * 2])
+
+
+def scales(groups: list[FinishedGroup], job: TrainJob) -> list[float]:
+    calls = plan_step(1, groups, job).batch.calls
+    counted = [LossCall(call.unit, call.weight, call.num_trained) for call in calls]
+    return [share.scale for share in call_shares(counted, LossSpec.of(job))]
 
 
 def test_a_frozen_run_has_no_call_in_the_loss() -> None:
@@ -56,14 +83,14 @@ def test_an_algorithm_with_a_baseline_of_the_whole_step_trains_tied_groups() -> 
     assert planned([1.0, 1.0], algorithm="reinforce_plus_plus").trained[0].siblings == [0, 1]
 
 
-def test_remax_trains_answers_whose_rewards_differ_from_the_greedy_answers() -> None:
+def test_remax_compares_the_sampled_answers_with_the_greedy_answer() -> None:
     greedy = replace(call(), temperature=0.0, logprobs=None, untrainable="greedy")
-    for sampled, siblings in ((1.0, [1]), (0.5, [])):
+    for sampled, advantage in ((1.0, 0.5), (0.5, 0.0)):
         episodes = [ScoredEpisode(0, 0.5, [greedy]), ScoredEpisode(1, sampled, [call()])]
         job = TrainJob(algorithm="remax")
         plan = plan_step(1, [FinishedGroup("g", episodes)], job)
-        assert plan.trained[0].siblings == siblings
-        assert [call.advantage for call in plan.batch.calls] == [0.5] * len(siblings)
+        assert plan.trained[0].siblings == [1]
+        assert [call.advantage for call in plan.batch.calls] == [advantage]
 
 
 def test_the_advantage_of_each_sibling_is_reported_with_the_group() -> None:
@@ -72,7 +99,7 @@ def test_the_advantage_of_each_sibling_is_reported_with_the_group() -> None:
     advantages = [call.advantage for call in plan.batch.calls]
     assert trained.siblings == [0, 1, 2, 3]
     assert trained.advantages == advantages
-    assert planned([1.0, 1.0]).trained[0].advantages == []
+    assert planned([1.0, 1.0]).trained[0].advantages == [0.0, 0.0]
 
 
 def test_a_step_reports_the_spread_of_rewards_advantages_and_lengths() -> None:

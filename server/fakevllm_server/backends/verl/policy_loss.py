@@ -26,10 +26,8 @@ from fakevllm_server.types.backend import BackendError, Call, LossSpec, StepMetr
 METRIC_NAMES = {
     "actor/pg_clipfrac": "clip_fraction",
     "actor/pg_clipfrac_lower": "clip_fraction_lower",
-    "actor/ppo_kl": "ppo_kl",
 }
-"""This project's name of a metric, by verl's name. verl averages these metrics over tokens and
-ignores the weights of calls."""
+"""This project's name of a metric, by verl's name."""
 UNSUPPORTED_LOSSES = ("gspo", "sapo", "geo_mean")
 SUPPORTED_SETTINGS = {
     *("name", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
@@ -76,32 +74,26 @@ class VerlPolicyLoss:
         )
         return token_mean(per_token, token_weights(rows), total_weight(rows)).item()
 
-    def metrics(
-        self, rows: Sequence[Call], log_probs: Sequence[Tensor], *, is_first: bool
-    ) -> StepMetrics:
-        """Return the clip fractions and `ppo_kl` of the whole batch.
+    def clip_fractions(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
+        """Return the clip fractions of the whole batch, which are means over response tokens,
+        weighted with the loss weights of their calls. The embedded trainer reports the same
+        numbers. For a loss that does not clip, the fractions are 0.
 
-        The metrics of the workers are not used, because these metrics are means over micro-batches.
-        `log_probs` has one tensor for each row, [response tokens]. `is_first` is true before the
-        step's first update. The metric `ppo_kl` is returned only if `is_first` is true, because it
-        compares the policy before the step with the policy that sampled the calls.
+        The metrics of the workers are not used, because these metrics are means over micro-batches
+        without weights. `log_probs` has one tensor for each row, [response tokens].
         """
-        sampled = pad_sequence([torch.tensor(list(row.logprobs)) for row in rows], True)
-        lengths = torch.tensor([len(row.response_ids) * (row.weight > 0) for row in rows])
-        mask = (torch.arange(sampled.shape[1])[None, :] < lengths[:, None]).float()
-        advantages = pad_sequence([torch.tensor(list(row.advantages)) for row in rows], True)
+        sampled = [torch.tensor(list(row.logprobs)) for row in rows]
+        advantages = [torch.tensor(list(row.advantages)) for row in rows]
+        weights = token_weights(rows).split([len(row.response_ids) for row in rows])
+        # verl takes its means with this mask, so a mask of weights makes weighted means.
         _, metrics = self._loss(
-            old_log_prob=sampled,
+            old_log_prob=pad_sequence(sampled, True),
             log_prob=pad_sequence(list(log_probs), True),
-            advantages=advantages,
-            response_mask=mask,
+            advantages=pad_sequence(advantages, True),
+            response_mask=pad_sequence(list(weights), True),
             config=_config(self.spec),
         )
-        return {
-            name: float(metrics[verl_name])
-            for verl_name, name in METRIC_NAMES.items()
-            if verl_name in metrics and (is_first or name != "ppo_kl")
-        }
+        return {name: float(metrics.get(verl_name, 0)) for verl_name, name in METRIC_NAMES.items()}
 
 
 def _policy_and_kl_loss(

@@ -33,6 +33,7 @@ def first_pass_metrics(
     total = total_weight(rows)
     per_token = {
         "approx_kl": k3(sampled, current),
+        "ppo_kl": sampled - current,
         "entropy": torch.cat(list(entropies)),
     }
     metrics = {name: token_mean(value, weights, total).item() for name, value in per_token.items()}

@@ -151,7 +151,7 @@ class VerlTrainer:
         for epoch in range(job.ppo_epochs):
             loss, output = self._workers.forward_backward(data)
             log_probs = select_responses(rows, output["log_probs"])
-            metrics = {"loss": loss} | policy_loss.metrics(rows, log_probs, is_first=epoch == 0)
+            metrics = {"loss": loss} | policy_loss.clip_fractions(rows, log_probs)
             if reference is not None:
                 metrics["kl"] = policy_loss.kl(rows, log_probs, reference)
             epochs.append(metrics)

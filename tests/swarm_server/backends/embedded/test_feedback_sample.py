@@ -59,10 +59,9 @@ def test_a_step_may_hold_an_answer_both_in_its_group_and_with_its_feedback(
     group = FinishedGroup(
         "g", [ScoredEpisode(0, 0.5, [recorded(one)]), ScoredEpisode(1, 0.5, [recorded(other)])]
     )
-    tied = plan_step(1, [group, sample("feedback:g/a", one, -1.0)], JOB)
-    assert [trained.siblings for trained in tied.trained] == [[], [0]]
-    job = JOB.model_copy(update={"kl_loss_coef": 0.1})
-    both = plan_step(1, [group, sample("feedback:g/a", one, -1.0)], job).batch.calls
+    plan = plan_step(1, [group, sample("feedback:g/a", one, -1.0)], JOB)
+    assert [trained.siblings for trained in plan.trained] == [[0, 1], [0]]
+    both = plan.batch.calls
     assert [call.advantage for call in both] == [0.0, 0.0, -1.0]
     before = logprob(trainer, one)
     train(trainer, both, lr=1e-3)

@@ -16,12 +16,17 @@ from swarm_server.backends.torch_losses.scored_calls import (
     spec_of,
     whole,
 )
+from swarm_server.samples import call as recorded
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fakevllm_adapters.job.loss_spec import AGGREGATIONS, LOSS_DEFAULTS, REJECTIONS, LossSpec
+from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.torch_losses.importance_correction import importance_weights, is_kept
 from fakevllm_server.backends.torch_losses.kl import kl_loss
+from fakevllm_server.training.step_plan import plan_step
+from fakevllm_server.types.backend import Call
+from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 
 pytestmark = pytest.mark.real
 
@@ -204,3 +209,91 @@ def test_the_whole_loss_equals_that_of_verl() -> None:
     loss -= 0.2 * agg_loss(padded([call.entropy for call in calls]), mask, "token-mean").item()
     assert whole(calls, spec)[0].loss.item() == close(loss)
     assert new_of(calls).shape == (int(mask.sum()),)
+
+
+@pytest.mark.parametrize("regularizers", [{}, {"kl_loss_coef": 0.3, "entropy_coeff": 0.2}])
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("name", ["vanilla", "cispo", "gpg"])
+def test_a_kept_tied_group_has_the_rows_that_it_has_in_verl(
+    name: str, mode: str, regularizers: dict[str, float]
+) -> None:
+    """verl leaves the rows of a tied group in its batch, with advantage 0. A step that keeps the
+    group has verl's gradient with these rows. A step that drops the group has verl's gradient
+    without them."""
+    kept, dropped = kept_and_dropped(TrainJob.model_validate(regularizers))
+    spec = spec_of(name, loss_agg_mode=mode, **regularizers)
+    assert [call.advantage for call in kept[2:]] == [0.0, 0.0]
+    gradients: list[list[float]] = []
+    for calls in (kept, dropped):
+        result, own = whole(calls, spec)
+        loss, gradient = verls_with_regularizers(calls, spec)
+        assert result.loss.item() == close(loss)
+        assert own == close(gradient)
+        gradients.append(own[: sum(len(call.new) for call in dropped)])
+    assert (gradients[0] == close(gradients[1])) == (mode == "token-sum")
+
+
+def kept_and_dropped(job: TrainJob) -> tuple[list[ScoredCall], list[ScoredCall]]:
+    """Plan one step with a tied group and one step without it. Return the calls of both, with
+    made-up log-probabilities. The calls of the tied group are the longest ones."""
+    random = Random(3)
+    numbers: dict[str, dict[str, list[float]]] = {}
+    groups = [
+        FinishedGroup(
+            group,
+            [
+                ScoredEpisode(at, reward, [recorded(ids=tuple(range(5, 5 + length)))])
+                for at, (reward, length) in enumerate(episodes)
+            ],
+        )
+        for group, episodes in {"mixed": [(1.0, 2), (0.0, 3)], "tied": [(0.5, 4), (0.5, 1)]}.items()
+    ]
+
+    def scored(call: Call) -> ScoredCall:
+        assert call.unit is not None
+        if call.unit not in numbers:
+            new = [random.uniform(-3, 0) for _ in call.response_ids]
+            numbers[call.unit] = {
+                "new": new,
+                "logprobs": [value + random.gauss(0, 0.3) for value in new],
+                "reference": [value + random.gauss(0, 0.3) for value in new],
+                "entropy": [random.uniform(0, 2) for _ in new],
+            }
+        own = numbers[call.unit]
+        return ScoredCall(
+            own["logprobs"],
+            own["new"],
+            call.advantage,
+            call.unit,
+            call.weight,
+            reference=own["reference"] if job.kl_loss_coef else None,
+            entropy=own["entropy"],
+        )
+
+    kept, dropped = (
+        [scored(call) for call in plan_step(1, chosen, job).batch.calls]
+        for chosen in (groups, groups[:1])
+    )
+    return kept, dropped
+
+
+def verls_with_regularizers(calls: list[ScoredCall], spec: LossSpec) -> tuple[float, list[float]]:
+    """Return verl's loss with KL and entropy, and the gradient of each token. The entropies have no
+    gradient here."""
+    from verl.trainer.ppo.core_algos import agg_loss, kl_penalty
+
+    loss, gradient = verls(calls, spec, padded([call.logprobs for call in calls]))
+    if spec.kl_loss_coef == 0:
+        return loss, gradient
+    mask = mask_of(calls)
+    new = padded([call.new for call in calls]).requires_grad_()
+    reference = padded([call.reference for call in calls])
+    kl = agg_loss(kl_penalty(new, reference, spec.kl_loss_type), mask, spec.loss_agg_mode)
+    entropy = agg_loss(padded([call.entropy for call in calls]), mask, spec.loss_agg_mode)
+    (spec.kl_loss_coef * kl).backward()
+    assert new.grad is not None
+    added = new.grad[mask.bool()].tolist()
+    return (
+        loss + (spec.kl_loss_coef * kl - spec.entropy_coeff * entropy).item(),
+        [first + second for first, second in zip(gradient, added, strict=True)],
+    )
