@@ -1,6 +1,6 @@
 """Run `fakevllm demo` with several seeds, each beside a frozen control.
 
-    python -m benchmarks.demo_learning [--seeds 3] [--keep FOLDER] [--write]
+    python -m benchmarks.demo_learning [--seeds 3] [--parallel 1] [--keep FOLDER] [--write]
 
 The table shows how far the demo's learning rate takes the model, and how steady the last steps are.
 """
@@ -69,12 +69,13 @@ def run(folder: Path, seed: int, control: str) -> DemoRun:
 def main() -> None:
     parser = learning_runs.create_parser(__doc__)
     parser.set_defaults(seeds=NUM_SEEDS)
+    parser.add_argument("--parallel", type=int, default=1, help="number of runs at the same time")
     parser.add_argument("--keep", type=Path, help="run in this new folder, and keep it")
     args = parser.parse_args()
     run_conditions = conditions()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
-        runs = learning_runs.run_with_controls(run, folder, args.seeds)
+        runs = learning_runs.run_with_controls(run, folder, args.seeds, args.parallel)
     learning_runs.print_table(runs)
     if args.write:
         legend = (

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -60,17 +61,16 @@ def create_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def run_with_controls(
-    run: Callable[[Path, int, str], AnyRun], folder: Path, num_seeds: int
+    run: Callable[[Path, int, str], AnyRun], folder: Path, num_seeds: int, num_parallel: int = 1
 ) -> list[AnyRun]:
     """Return the runs of all seeds, each followed by its control.
 
-    `run` is called with a folder of its own, the seed, and the control.
+    `run` is called with a folder of its own, the seed, and the control. `num_parallel` runs happen
+    at the same time.
     """
-    return [
-        run(folder / f"{control}-{seed}", seed, control)
-        for seed in range(num_seeds)
-        for control in CONTROLS
-    ]
+    chosen = [(seed, control) for seed in range(num_seeds) for control in CONTROLS]
+    with ThreadPoolExecutor(num_parallel) as pool:
+        return list(pool.map(lambda one: run(folder / f"{one[1]}-{one[0]}", *one), chosen))
 
 
 def print_table(runs: Sequence[LearningRun]) -> None:
