@@ -156,6 +156,36 @@ def test_the_shown_ledger_queries_run(tmp_path: Path) -> None:
     assert len(queries) >= 3
 
 
+@pytest.mark.parametrize(("last_step", "num_rows"), [(1, 1), (4, 4), (12, 6), (150, 5), (151, 6)])
+def test_the_shown_learning_query_has_several_rows_also_for_a_short_run(
+    last_step: int, num_rows: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "ledger.sqlite"
+    Ledger.open(file).close()
+    [query] = [
+        query
+        for query in blocks((ROOT / "docs/ledger.md").read_text(), "sql")[0].split(";\n")
+        if "policy_mean" in query
+    ]
+    with closing(sqlite3.connect(file)) as database:
+        for step in range(last_step + 1):
+            insert(database, "groups", group_id=f"g{step}", step=step, run_id="r")
+            for index in range(2):
+                insert(database, "siblings", group_id=f"g{step}", index=index, reward=index)
+        found = database.execute(query).fetchall()
+    assert len(found) == num_rows
+    assert found[0] == (1, 1, 0.5, None)
+
+
+def insert(database: sqlite3.Connection, table: str, **values: object) -> None:
+    """Insert a row. Required columns without a value get 0."""
+    columns = database.execute(f"PRAGMA table_info({table})").fetchall()
+    row = {name: 0 for _, name, _, is_required, _, _ in columns if is_required} | values
+    names = ", ".join(f'"{name}"' for name in row)
+    marks = ", ".join("?" * len(row))
+    database.execute(f"INSERT INTO {table} ({names}) VALUES ({marks})", list(row.values()))
+
+
 def test_the_quickstart_replays_a_dataset_again_with_fresh() -> None:
     played: set[str] = set()
     for dataset, flags in re.findall(r"^    fakevllm replay --dataset (\S+)(.*)", QUICKSTART, re.M):

@@ -5,6 +5,7 @@ Unlike the package `fakevllm_adapters`, this package does I/O. Its main modules 
 * `errors`: the exceptions whose message a user reads.
 * `commands`: exit codes of the command lines.
 * `http_server`: the listening socket and the uvicorn server.
+* `engines`: the packages that each engine needs, and how long its process may take to start.
 * `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
 

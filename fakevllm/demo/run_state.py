@@ -11,12 +11,15 @@ import aiohttp
 
 from fakevllm.demo.view import Snapshot
 from fakevllm.errors import FakevllmError
-from fakevllm.runtime.local_engines import EMBEDDED_READY_TIMEOUT_S, EngineChoice
+from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess
 from fakevllm.web.routes.admin import Stats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5
+FINAL_STATUS_TIMEOUT_S = 120.0
+"""Seconds to wait for the final status. In this time a proxy or server that died can be restarted,
+and the embedded engine with it."""
 EMBEDDED = EngineChoice.resolve("embedded")
 
 
@@ -124,7 +127,7 @@ async def keep_polling(run: Run) -> None:
         await asyncio.sleep(POLL_EVERY_S)
 
 
-async def wait_for_final_status(run: Run, timeout_s: float = EMBEDDED_READY_TIMEOUT_S) -> None:
+async def wait_for_final_status(run: Run, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> None:
     """Fetch the proxy's statistics until they include the status of the server.
 
     This function waits, because the server or the proxy may have died a moment ago and may be

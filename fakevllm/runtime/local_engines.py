@@ -1,16 +1,15 @@
-"""The engines that `demo` and `train` start: names, required packages, flags and startup time.
+"""The engines that `demo` and `train` start: names, flags and startup time.
 
-This module chooses the engines and checks that their packages are installed. The swarm server
-starts the engines.
+This module chooses the engines. The swarm server starts them.
 """
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fakevllm.errors import UserError
+from fakevllm_runtime.engines import boot_timeout_s, check_installed, is_installed
 
 ENGINE_PAIRS = {
     "fake": ("fake", "fake"),
@@ -20,23 +19,9 @@ ENGINE_PAIRS = {
 }
 """The server's `--backend` -> the names of its rollout engine and of its trainer."""
 
-REQUIRED_MODULES = {
-    "fake": (),
-    "embedded": ("torch", "transformers"),
-    "vllm": ("vllm",),
-    "verl": ("verl", "ray"),
-}
-"""Engine -> Python modules that must be installed."""
-
-EMBEDDED_READY_TIMEOUT_S = 120.0
-"""Seconds the fake and embedded engines may take to start."""
-GPU_READY_TIMEOUT_S = 600.0
-"""Seconds that vLLM and verl may take: they load gigabytes of libraries, and compile kernels at the
-first start."""
-
-
-def _is_installed(module: str) -> bool:
-    return importlib.util.find_spec(module) is not None
+READY_MARGIN_S = 60.0
+"""Seconds that a client waits longer than the server. The client can then show the server's message
+about an engine that did not start in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +86,9 @@ class EngineChoice:
 
     @property
     def ready_timeout_s(self) -> float:
-        needs_gpu = {"vllm", "verl"} & set(self.names)
-        return GPU_READY_TIMEOUT_S if needs_gpu else EMBEDDED_READY_TIMEOUT_S
+        """Seconds to wait until the server's engines are ready: as long as the server itself waits
+        for them, and READY_MARGIN_S."""
+        return boot_timeout_s(self.names) + READY_MARGIN_S
 
     @property
     def flags(self) -> list[str]:
@@ -113,20 +99,6 @@ class EngineChoice:
                 return [] if name == "embedded" else ["--backend", name]
         return ["--rollout", self.rollout, "--trainer", self.trainer]
 
-    def check_installed(self, is_installed: Callable[[str], bool] = _is_installed) -> None:
-        """Raise UserError if a package of one of the engines is missing. Call this method before
-        any process is started, so that no process must be stopped after the error."""
-        for name in self.names:
-            missing = [module for module in REQUIRED_MODULES[name] if not is_installed(module)]
-            if missing:
-                raise UserError(
-                    f"The {name} engine needs {' and '.join(missing)}, not installed in this "
-                    f"Python: {_install_hint(name)}"
-                )
-
-
-def _install_hint(engine: str) -> str:
-    command = f"pip install -e '.[{engine}]'"
-    if engine == "embedded":
-        return command
-    return f"{command} where there is a GPU, else server/cpu/make_environment.sh FOLDER"
+    def check_installed(self, is_installed: Callable[[str], bool] = is_installed) -> None:
+        """Raise UserError if a package of one of the engines is missing."""
+        check_installed(self.names, is_installed)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import httpx
+import pytest
 
+from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
+from fakevllm_server.backends.process.child_engine import ChildEngine
+from fakevllm_server.types.backend import BackendRefused
+from fakevllm_server.types.engine_spec import EngineSpec
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import wait_for_groups
 from tests.e2e.processes import Processes
-from tests.e2e.test_commands import run
+from tests.e2e.test_commands import assert_mistake, run
 from tests.e2e.test_traffic import HI, answered, command
 
 
@@ -75,3 +81,43 @@ def test_calls_that_bypass_the_proxy_are_logged_once(processes: Processes) -> No
     answered(server)
     answered(server)
     assert server.log.count("A model call that bypassed the proxy") == 1
+
+
+WITHOUT_TORCH = "import sys\nsys.modules['torch'] = sys.modules['vllm'] = None\n"
+"""A `sitecustomize.py` with which Python behaves as if torch and vLLM were not installed."""
+
+
+@pytest.fixture
+def without_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide torch and vLLM from the processes that the test starts."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (("--model", "demo"), "embedded engine needs torch, not installed"),
+        (("--backend", "vllm"), "vllm engine needs vllm, not installed"),
+        (("--backend", "vllm", "--rollout-url", "http://127.0.0.1:9"), "embedded engine needs"),
+    ],
+)
+def test_a_server_whose_engine_needs_a_missing_package_does_not_start(
+    flags: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    arguments = ("start", *flags, "--port", "0", "--run-dir", "run")
+    done = run(tmp_path, "-m", "fakevllm_server", *arguments)
+    assert_mistake(done, reason)
+    assert "pip install -e '.[" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("without_torch")
+async def test_an_embedded_engine_without_torch_is_refused_with_the_reason(tmp_path: Path) -> None:
+    engine = ChildEngine(EngineSpec("embedded", tmp_path, str(DEMO_MODEL_DIR), "demo"))
+    with pytest.raises(BackendRefused, match=r"cannot import a package \(.*torch.*pip install"):
+        await engine.launch()
+    await engine.close()

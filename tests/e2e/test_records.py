@@ -101,4 +101,5 @@ def test_the_curves_command_refuses_a_run_whose_server_is_running(processes: Pro
         timeout=60,
     )
     assert done.returncode == 2
-    assert "is used by another server" in done.stderr
+    assert "The server of . is running and writes the curves itself" in done.stderr
+    assert "tensorboard --logdir tensorboard" in done.stderr and "--run-dir" not in done.stderr

@@ -24,11 +24,20 @@ def curves(
         import time
 
         from fakevllm_server.cli.run_archive import RunArchive
+        from fakevllm_server.config.model import ConfigError
         from fakevllm_server.curves.run_follower import FOLDER, Curves
-        from fakevllm_server.run.folder import RunFolder
+        from fakevllm_server.run.folder import RunFolder, RunInUse
 
         RunArchive(run_dir)  # raises ConfigError if the folder has no run
-        lock = RunFolder(run_dir)
+        folder = run_dir / FOLDER
+        try:
+            lock = RunFolder(run_dir)
+        except RunInUse:
+            raise ConfigError(
+                f"The server of {run_dir} is running and writes the curves itself: show them with "
+                f"`tensorboard --logdir {folder}`. To write all of them again, stop the server "
+                "first."
+            ) from None
         try:
             run_curves = Curves(run_dir)
             run_curves.clear()
@@ -36,7 +45,6 @@ def curves(
             run_curves.close()
         finally:
             lock.close()
-        folder = run_dir / FOLDER
         print(f"{num_points} points written; show them with `tensorboard --logdir {folder}`")
 
     run_server_command(run)

@@ -144,6 +144,7 @@ def start(
     listen_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Start the server. The engine starts when a client sends a job."""
+    from fakevllm_runtime.engines import check_installed
     from fakevllm_server.config.model import ServerConfig, read_key, read_keys
     from fakevllm_server.web.http_server import serve
 
@@ -171,6 +172,7 @@ def start(
             trainer_args=_parts(trainer_arg),
             keys=read_keys(key_file),
         )
+        check_installed(settings.local_engines)
         try:
             serve(
                 settings,

@@ -165,6 +165,13 @@ class ServerConfig:
         """Name of the trainer that runs."""
         return self.trainer or PAIRS[self.backend][1]
 
+    @property
+    def local_engines(self) -> tuple[str, ...]:
+        """Names of the engines that run as processes of this server, without duplicates. A vLLM at
+        `rollout_url` is not one of them."""
+        rollout = () if self.rollout_url is not None else (self.rollout_name,)
+        return tuple(dict.fromkeys((*rollout, self.trainer_name)))
+
     def model_for(self, job_model: str | None) -> str | None:
         """Return the model that the engine loads for a job.
 

@@ -19,7 +19,8 @@ from fakevllm.runtime.local_engines import ENGINE_PAIRS, EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder
 from fakevllm.web.routes.admin import Stats, StepStats
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
-from fakevllm_server.backends.process import engine_registry
+from fakevllm_server.backends.process import child_process, engine_registry
+from fakevllm_server.backends.vllm import rollout
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm
 
 FAKE = EngineChoice.resolve("fake")
@@ -119,6 +120,14 @@ def test_a_control_run_cannot_be_resumed_as_training(tmp_path: Path) -> None:
 
 def test_the_demo_offers_the_servers_pairs_of_engines() -> None:
     assert ENGINE_PAIRS == engine_registry.PAIRS
+
+
+@pytest.mark.parametrize("backend", ENGINE_PAIRS)
+def test_the_demo_waits_longer_for_the_engines_than_the_server_does(backend: str) -> None:
+    limits = {"vllm": rollout.VLLM_BOOT_TIMEOUT_S}
+    engines = EngineChoice.resolve(backend)
+    server_limit_s = sum(limits.get(name, child_process.BOOT_TIMEOUT_S) for name in engines.names)
+    assert server_limit_s < engines.ready_timeout_s < server_limit_s + 120
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from fakevllm_server.backends.process.engine_registry import ROLLOUTS, TRAINERS
 from fakevllm_server.cli.main import app
 from fakevllm_server.config.model import ServerConfig
 
@@ -16,13 +17,16 @@ CONFIGS = sorted((Path(__file__).parents[3] / "server/configs").iterdir())
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[ServerConfig]:
-    """The configurations of servers that would have been started. No server is started."""
+    """The configurations of servers that would have been started. No server is started, so the
+    packages of its engines need not be installed."""
     settings: list[ServerConfig] = []
 
     def record(config: ServerConfig, **_: object) -> None:
         settings.append(config)
 
     monkeypatch.setattr("fakevllm_server.web.http_server.serve", record)
+    no_modules = dict.fromkeys(ROLLOUTS | TRAINERS, ())
+    monkeypatch.setattr("fakevllm_runtime.engines.REQUIRED_MODULES", no_modules)
     return settings
 
 

@@ -7,7 +7,10 @@ import argparse
 import faulthandler
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from fakevllm_runtime.engines import install_hint
+from fakevllm_server.backends.process.child_process import REFUSED_EXIT_CODE
 
 if TYPE_CHECKING:
     from fakevllm_server.backends.embedded.engine import EmbeddedEngine
@@ -36,8 +39,17 @@ def main() -> None:
             serve(engine, engine, options.socket, on_close=engine.close)
     # A configuration mistake is printed as one line, without a traceback.
     except BackendError as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        _refuse(str(error))
+    except ImportError as error:
+        _refuse(
+            f"The embedded engine cannot import a package ({error}): {install_hint('embedded')}"
+        )
+
+
+def _refuse(message: str) -> NoReturn:
+    """Print the message as the last line of the log, and exit with the code of a refused start."""
+    print(message, file=sys.stderr)
+    sys.exit(REFUSED_EXIT_CODE)
 
 
 def _engine(options: argparse.Namespace) -> EmbeddedEngine:

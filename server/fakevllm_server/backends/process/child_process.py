@@ -17,11 +17,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
+from fakevllm_runtime.engines import BOOT_TIMEOUT_S
 from fakevllm_server.types.backend import BackendError, BackendRefused
 
-BOOT_TIMEOUT_S = 600.0
-"""Seconds that a process may take until it is ready. A large model can be loaded from a slow disk
-in this time."""
 STOP_GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL."""
 PASSING_ERRORS = frozenset(

@@ -9,7 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from fakevllm_server.backends.process.child_process import BOOT_TIMEOUT_S, REFUSED_EXIT_CODE
+from fakevllm_runtime.engines import BOOT_TIMEOUT_S
+from fakevllm_server.backends.process.child_process import REFUSED_EXIT_CODE
 from fakevllm_server.backends.verl.install_check import HOW_TO_INSTALL, check_installed
 from fakevllm_server.types.backend import BackendError
 

@@ -12,6 +12,7 @@ import importlib.util
 import logging
 from pathlib import Path
 
+from fakevllm_runtime.engines import VLLM_BOOT_TIMEOUT_S
 from fakevllm_server.backends.process.child_process import ChildProcess
 from fakevllm_server.backends.vllm.capability_checks import training_refusal
 from fakevllm_server.backends.vllm.capability_probe import probe, write_report
@@ -33,8 +34,6 @@ from fakevllm_server.types.weight_versions import WeightGate
 
 log = logging.getLogger("fakevllm.server")
 
-BOOT_TIMEOUT_S = 1800.0
-"""Maximum seconds until vLLM is healthy. Loading and compiling a large model takes long."""
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
 weights."""
@@ -155,7 +154,7 @@ class VllmRollout:
         self._client = ControlClient(CHILD_URL, self._socket, {})
         log_start = _size(spec.log_file)
         try:
-            await self._process.wait_until_ready(self.health, BOOT_TIMEOUT_S)
+            await self._process.wait_until_ready(self.health, VLLM_BOOT_TIMEOUT_S)
         except BackendRefused:
             raise
         except BackendError as failure:
