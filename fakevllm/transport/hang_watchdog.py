@@ -4,16 +4,39 @@ without closing the connection."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Protocol
 
 from fakevllm.swarm.server_connection import SwarmLink
-from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import unreachable
 from fakevllm.transport.retry_policy import AbsenceTimer
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 CHECK_EVERY_S = 0.5
+
+
+class SentAnswer(Protocol):
+    """What has been sent to the app so far."""
+
+    @property
+    def num_answer_chunks(self) -> int:
+        """Number of chunks of answer data that have been sent."""
+        ...
+
+    @property
+    def has_answer_data(self) -> bool:
+        """Whether any part of an answer or an error has been sent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NothingSent:
+    """The state of a response that is sent only when it is complete."""
+
+    num_answer_chunks: int = 0
+    has_answer_data: bool = False
 
 
 class HangWatchdog:
@@ -28,7 +51,7 @@ class HangWatchdog:
     """
 
     def __init__(
-        self, link: SwarmLink, app: AppResponse, limit_s: float, *, has_fallback: bool
+        self, link: SwarmLink, app: SentAnswer, limit_s: float, *, has_fallback: bool
     ) -> None:
         self._link = link
         self._app = app

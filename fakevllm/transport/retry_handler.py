@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from fakevllm.config.model import DEFAULT_NUM_CALLS
@@ -16,7 +16,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.call_slots import CallSlots
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.fallback_server import Fallback, with_model
-from fakevllm.transport.hang_watchdog import HangWatchdog
+from fakevllm.transport.hang_watchdog import HangWatchdog, NothingSent, SentAnswer
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingPlan
 from fakevllm.transport.retry_policy import RetrySchedule, max_hold_s
@@ -125,12 +125,32 @@ class RetryHandler:
                 reason = error.reason
                 if reason is None or app.has_answer_data:
                     raise
-                is_busy = reason is OutageReason.ENGINE_BUSY
-                may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
-                pause_s = schedule.pause(reason, time.monotonic(), may_succeed=may_succeed)
+                pause_s = self._pause_s(schedule, reason, is_caused_by_siblings)
                 if pause_s is None:
                     raise
             app.postpone_start()
+            await self._pause(reason, pause_s)
+
+    async def fetch(
+        self, attempt: Callable[[], Awaitable[T]], app_headers: Mapping[bytes, bytes]
+    ) -> T:
+        """Call `attempt` until it returns a complete response of a small route, such as /v1/models,
+        and return the response. The request waits for the engine as long as a model call does, but
+        it takes no slot of the model calls and is never sent to the fallback server.
+
+        Raises the WireError of the last attempt if the retry policy gives up. `attempt` raises
+        WireError for an outage.
+        """
+        schedule = RetrySchedule(max_hold_s(self._limit_s, app_headers), time.monotonic())
+        while True:
+            try:
+                async with self._watchdog(schedule.limit_s, NothingSent()):
+                    return await attempt()
+            except WireError as error:
+                reason = error.reason
+                pause_s = None if reason is None else self._pause_s(schedule, reason, _never)
+                if reason is None or pause_s is None:
+                    raise
             await self._pause(reason, pause_s)
 
     async def use_fallback(
@@ -152,6 +172,17 @@ class RetryHandler:
                 raise
             log.warning("the fallback does not answer either: %s", fallback_error)
         raise error
+
+    def _pause_s(
+        self,
+        schedule: RetrySchedule,
+        reason: OutageReason,
+        is_caused_by_siblings: Callable[[], bool],
+    ) -> float | None:
+        """Return the seconds to wait before the next attempt, or None to give up."""
+        is_busy = reason is OutageReason.ENGINE_BUSY
+        may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
+        return schedule.pause(reason, time.monotonic(), may_succeed=may_succeed)
 
     @property
     def _may_become_ready(self) -> bool:
@@ -182,13 +213,17 @@ class RetryHandler:
         return request if served is None else with_model(request, served)
 
     def _watchdog(
-        self, limit_s: float, app: AppResponse
+        self, limit_s: float, app: SentAnswer
     ) -> contextlib.AbstractAsyncContextManager[None]:
         """Return a watchdog for one attempt. If the handler has no link to the server, the watchdog
         does nothing."""
         if self._link is None:
             return contextlib.nullcontext()
         return HangWatchdog(self._link, app, limit_s, has_fallback=self._fallback is not None)
+
+
+def _never() -> bool:
+    return False
 
 
 def failure_reason(error: WireError) -> str:

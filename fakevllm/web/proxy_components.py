@@ -78,6 +78,7 @@ class ProxyComponents:
     config: Config
     ledger: Ledger
     upstream: EngineClient
+    retry_handler: RetryHandler
     link: SwarmLink
     tasks: TaskIndex
     model_names: ModelNames
@@ -178,6 +179,7 @@ async def open_proxy(
             config=config,
             ledger=ledger,
             upstream=upstream,
+            retry_handler=retry_handler,
             link=link,
             tasks=tasks,
             model_names=model_names,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -14,7 +15,7 @@ from fakevllm_server.types.backend import BackendRefused
 from fakevllm_server.types.engine_spec import EngineSpec
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.ledgers import wait_for_groups
-from tests.e2e.processes import Processes
+from tests.e2e.processes import START_TIMEOUT_S, Processes, free_port, wait_until
 from tests.e2e.test_commands import assert_mistake, run
 from tests.e2e.test_traffic import HI, answered, command
 
@@ -81,6 +82,33 @@ def test_calls_that_bypass_the_proxy_are_logged_once(processes: Processes) -> No
     answered(server)
     answered(server)
     assert server.log.count("A model call that bypassed the proxy") == 1
+
+
+def test_the_first_request_of_a_web_chat_waits_for_a_server_that_starts_later(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    proxy = processes.proxy(url, "--hooks", str(yes_hooks), wait=False)
+    wait_until(lambda: status_of(f"{proxy.url}/health") == 503, START_TIMEOUT_S, "the proxy")
+    with ThreadPoolExecutor() as threads:
+        waiting = [
+            threads.submit(httpx.get, f"{proxy.url}{path}", timeout=60)
+            for path in ("/v1/models", "/version")
+        ]
+        assert status_of(f"{proxy.url}/metrics") == 200
+        assert not any(request.done() for request in waiting)
+        processes.server("--backend", "fake", port=port)
+        assert [request.result().status_code for request in waiting] == [200, 200]
+        assert waiting[0].result().json()["data"][0]["id"] == "fake"
+
+
+def status_of(url: str) -> int | None:
+    """Return the HTTP status, or None while nobody listens."""
+    try:
+        return httpx.get(url, timeout=5).status_code
+    except httpx.ConnectError:
+        return None
 
 
 WITHOUT_TORCH = "import sys\nsys.modules['torch'] = sys.modules['vllm'] = None\n"

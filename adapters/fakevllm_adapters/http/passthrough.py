@@ -21,6 +21,10 @@ PASSTHROUGH: dict[str, tuple[str, ...]] = {
 """Paths and their methods. `/v1/models`, `/v1/responses/ID`, `/health` and `/metrics` have routes
 of their own."""
 
+NEVER_WAIT = frozenset({"/health", "/ping", "/load", "/metrics"})
+"""Paths that are answered at once while the engine boots, because a monitor asks whether the engine
+is ready now. Requests for all other paths wait for the engine."""
+
 _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 
 

@@ -1,8 +1,13 @@
 """Routes that are relayed to the engine, such as /tokenize. Only paths on an allow-list are
-relayed."""
+relayed.
+
+While the engine boots, requests for these routes wait, as model calls do. Requests for health,
+metrics and load are answered at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -10,6 +15,7 @@ from fastapi import APIRouter, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from fakevllm.runtime.disconnect import CancelOnDisconnect
+from fakevllm.transport.relay import raise_outage
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm_adapters.http.asgi import (
     ClientDisconnected,
@@ -17,14 +23,14 @@ from fakevllm_adapters.http.asgi import (
     header_map,
     read_body,
 )
-from fakevllm_adapters.http.client_body import check_body, rewrite_body
+from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_body
 from fakevllm_adapters.http.model_cards import (
     MODEL_CARD_PATHS,
     MODELS_PATH,
     card_in,
     model_id_of,
 )
-from fakevllm_adapters.http.passthrough import PASSTHROUGH, path_with_query
+from fakevllm_adapters.http.passthrough import NEVER_WAIT, PASSTHROUGH, path_with_query
 from fakevllm_adapters.protocol.errors import WireError
 
 
@@ -35,19 +41,20 @@ def router(proxy: ProxyComponents) -> APIRouter:
         routes.include_router(part)
 
     async def relay(request: Request) -> Response:
-        headers = engine_headers(header_map(request.scope))
+        headers = header_map(request.scope)
         limits = proxy.config.limits
         try:
             raw = await read_body(request.receive, limits.body_bytes)
             checked = check_body(raw, limits.per_request, allowed=limits.allowed_fields)
             path = path_with_query(request.scope["path"], request.scope["query_string"])
-            body = checked.raw
-            model = checked.body.get("model") if checked.body is not None else None
-            served = proxy.model_names.served_name(model) if isinstance(model, str) else None
-            if served is not None:
-                body = rewrite_body(body, model=served)
-            async with CancelOnDisconnect(request.receive):
-                return await relay_to_engine(proxy, request.method, path, body, headers)
+
+            async def attempt() -> Response:
+                body = _with_served_name(proxy, checked)
+                return await relay_to_engine(
+                    proxy, request.method, path, body, engine_headers(headers)
+                )
+
+            return await _answer(proxy, request, attempt)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
@@ -60,19 +67,39 @@ def router(proxy: ProxyComponents) -> APIRouter:
     return routes
 
 
+async def _answer(
+    proxy: ProxyComponents, request: Request, attempt: Callable[[], Awaitable[Response]]
+) -> Response:
+    """Return the response of `attempt`. Unless the path is in NEVER_WAIT, call `attempt` again
+    while the engine boots, as for a model call.
+
+    Raises WireError if the engine is unavailable, and ClientDisconnected.
+    """
+    async with CancelOnDisconnect(request.receive):
+        if request.scope["path"] in NEVER_WAIT:
+            return await attempt()
+        return await proxy.retry_handler.fetch(attempt, header_map(request.scope))
+
+
 async def relay_to_engine(
     proxy: ProxyComponents, method: str, path: str, body: bytes, headers: dict[str, str]
 ) -> Response:
-    """Send a request to the engine. Return the engine's complete response, or a response with
-    status 503 if the engine is unavailable."""
-    try:
-        async with proxy.upstream.live(method, path, body, headers) as live:
-            content = b"".join([chunk async for chunk in live.chunks])
-    except WireError as error:
-        return error_response(error)
+    """Send a request to the engine and return the engine's complete response. Raises WireError if
+    the engine is unavailable."""
+    async with proxy.upstream.live(method, path, body, headers) as live:
+        await raise_outage(live)
+        content = b"".join([chunk async for chunk in live.chunks])
     response = Response(content, live.status)
     response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(content))]
     return response
+
+
+def _with_served_name(proxy: ProxyComponents, checked: CheckedBody) -> bytes:
+    """Return the body, with the served model's name in place of an alias. Raises WireError (503) if
+    the served model is not known yet."""
+    model = checked.body.get("model") if checked.body is not None else None
+    served = proxy.model_names.served_name(model) if isinstance(model, str) else None
+    return checked.raw if served is None else rewrite_body(checked.raw, model=served)
 
 
 def error_response(error: WireError) -> Response:
@@ -87,9 +114,20 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
     has a card."""
     routes = APIRouter()
 
+    async def attempt() -> Response:
+        return await relay_to_engine(proxy, "GET", MODELS_PATH, b"", {})
+
+    async def engine_listing(request: Request) -> Response:
+        try:
+            return await _answer(proxy, request, attempt)
+        except WireError as error:
+            return error_response(error)
+        except ClientDisconnected:
+            return Response(status_code=499)  # nobody receives this response
+
     @routes.get("/v1/models")
-    async def models() -> Response:
-        listing = await relay_to_engine(proxy, "GET", MODELS_PATH, b"", {})
+    async def models(request: Request) -> Response:
+        listing = await engine_listing(request)
         aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
         if listing.status_code != 200 or not aliases:
             return listing
@@ -97,7 +135,7 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
         return Response(content, media_type="application/json")
 
     async def model(request: Request) -> Response:
-        listing = await relay_to_engine(proxy, "GET", MODELS_PATH, b"", {})
+        listing = await engine_listing(request)
         if listing.status_code != 200:
             return listing
         model_id = model_id_of(request.scope["path"])
@@ -140,8 +178,12 @@ def _metrics_route(proxy: ProxyComponents) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        engine = await relay_to_engine(proxy, "GET", "/metrics", b"", {})
-        engine_metrics = bytes(engine.body) if engine.status_code == 200 else b""
+        try:
+            engine = await relay_to_engine(proxy, "GET", "/metrics", b"", {})
+            engine_metrics = bytes(engine.body) if engine.status_code == 200 else b""
+        # Isolated: the proxy has metrics of its own, also while the engine is unavailable.
+        except WireError:
+            engine_metrics = b""
         if engine_metrics and not engine_metrics.endswith(b"\n"):
             engine_metrics += b"\n"
         return Response(engine_metrics + proxy.metrics.text(), media_type=CONTENT_TYPE_LATEST)

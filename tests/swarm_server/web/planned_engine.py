@@ -116,6 +116,7 @@ class PlannedEngine:
         app.router.add_get("/health", self._health)
         app.router.add_get(stored_responses.PATH, self._stored_response)
         app.router.add_post(stored_responses.CANCEL_PATH, self._stored_response)
+        app.router.add_get("/{path:.*}", self._get)
         app.router.add_post("/{path:.*}", self._post)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
@@ -128,6 +129,9 @@ class PlannedEngine:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self.is_healthy else 503)
+
+    async def _get(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"path": request.path})
 
     async def _post(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(orjson.loads(await request.read()))

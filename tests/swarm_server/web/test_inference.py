@@ -114,10 +114,23 @@ async def test_waiting_calls_are_refused_when_the_engine_goes_offline(tmp_path: 
         assert "no such model" in call.json["error"]["message"]
 
 
-async def test_a_request_for_the_model_list_never_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["/v1/models", "/version"])
+async def test_a_request_for_the_model_list_waits_until_a_dead_engine_is_restarted(
+    path: str, tmp_path: Path
+) -> None:
     async with running(tmp_path) as (state, _):
         lose_engine(state)
-        call = await AppCall(state, method="GET", path="/v1/models").answered()
+        call = AppCall(state, method="GET", path=path)
+        async with PlannedEngine(tmp_path, name="next") as engine:
+            await connect_engine(state, engine)
+            assert (await call.answered()).status == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/load", "/ping"])
+async def test_a_request_for_metrics_never_waits(path: str, tmp_path: Path) -> None:
+    async with running(tmp_path) as (state, _):
+        lose_engine(state)
+        call = await AppCall(state, method="GET", path=path).answered()
     assert call.status == 503 and "it died" in call.json["error"]["message"]
 
 

@@ -34,7 +34,7 @@ from fakevllm_adapters.http.client_body import CheckedBody, check_body, rewrite_
 from fakevllm_adapters.http.json_body import MAX_DEPTH
 from fakevllm_adapters.http.limits import Limits
 from fakevllm_adapters.http.media_urls import media_refusal
-from fakevllm_adapters.http.passthrough import path_with_query
+from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
 from fakevllm_adapters.http.response_ids import previous_response_id_of
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
@@ -113,11 +113,41 @@ def engine_endpoint(
 
 
 async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
-    """Relay a request for a small route, such as /v1/models, to the engine."""
+    """Relay a request for a small route, such as /v1/models, to the engine. Unless the path is in
+    NEVER_WAIT, wait while the engine is restarted, and send the request once more if the engine
+    fails before anything was sent to the client."""
     headers = header_map(scope)
-    path = path_with_query(path_at_engine(state, scope), scope.get("query_string", b""))
+    path = path_at_engine(state, scope)
     _check_media_urls(state, body, json_object(body))
-    await state.serving_engine().relay(scope["method"], path, body, engine_headers(headers), send)
+    url = path_with_query(path, scope.get("query_string", b""))
+
+    async def attempt(engine: EngineClient) -> None:
+        await engine.relay(scope["method"], url, body, engine_headers(headers), send)
+
+    if path in NEVER_WAIT:
+        return await attempt(state.serving_engine())
+    client = await _wait_until_serving(state)
+    try:
+        return await attempt(client)
+    except EngineFailed:
+        failed = client
+    await attempt(await _wait_until_serving(state, failed))
+
+
+async def _wait_until_serving(
+    state: ServerState, failed: EngineClient | None = None
+) -> EngineClient:
+    """Return the client of an engine that answers calls. Unlike a model call, a request for a small
+    route does not wait at the gate while new weights are loaded.
+
+    `failed` is the client of the engine that failed the request before. Raises WireError (503)
+    after HOLD_S seconds.
+    """
+    try:
+        async with asyncio.timeout(HOLD_S):
+            return await state.wait_until_serving(failed)
+    except TimeoutError:
+        raise _never_ready() from None
 
 
 def path_at_engine(state: ServerState, scope: Scope) -> str:
@@ -241,9 +271,13 @@ async def _pass_gate(
             async with asyncio.timeout(HOLD_S):
                 engine = await _enter_gate(state, gate, failed)
         except TimeoutError:
-            message = f"The engine did not become ready within {HOLD_S:.0f} s; see the server log."
-            raise unavailable(message, OutageReason.ENGINE_FAILED) from None
+            raise _never_ready() from None
         yield engine
+
+
+def _never_ready() -> WireError:
+    message = f"The engine did not become ready within {HOLD_S:.0f} s; see the server log."
+    return unavailable(message, OutageReason.ENGINE_FAILED)
 
 
 async def _enter_gate(
