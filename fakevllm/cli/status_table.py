@@ -64,6 +64,8 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     `/fakevllm/stats`."""
     engine: Json = stats["engine"] or {}
     yield "fan-out", _fan_out(stats)
+    if message := stats.get("hooks_changed"):
+        yield "hooks", str(message)
     yield "engine", ENGINE_STATES.get(str(engine.get("engine_status")), NO_SERVER)
     if detail := engine.get("engine_status_detail"):
         yield "engine detail", str(detail)

@@ -43,8 +43,7 @@ class Hooks:
     submit: Hook | None
     feedback: Hook | None
     content_hash: str
-    """First 16 hex digits of the sha256 of the .py files in order of name, as by
-    `cat *.py | sha256sum`."""
+    """The result of the function `content_hash` when the hooks were loaded."""
 
 
 def load_hooks(path: Path) -> Hooks:
@@ -54,7 +53,7 @@ def load_hooks(path: Path) -> Hooks:
     """
     path = path.expanduser().resolve()
     files = _files(path)
-    content_hash = hashlib.sha256(b"".join(map(_read, files))).hexdigest()[:16]
+    loaded_hash = _hash(files)
     folder = files[0].parent
     with _importable(folder):
         reward = _find(REWARD, files)
@@ -70,7 +69,16 @@ def load_hooks(path: Path) -> Hooks:
         _arity(feedback, FEEDBACK, folder, {1: "(feedback)"})
     forms = {3: "(valid_results, all_answers, question)", 2: "(valid_results, all_answers)"}
     arity = _arity(reward, REWARD, folder, forms)
-    return Hooks(folder, reward, arity, submit, feedback, content_hash)
+    return Hooks(folder, reward, arity, submit, feedback, loaded_hash)
+
+
+def content_hash(path: Path) -> str:
+    """Return the first 16 hex digits of the sha256 of the .py files in order of name, as by
+    `cat *.py | sha256sum`. The files are not imported.
+
+    Raises HookError if `path` has no .py file, or if a file cannot be read.
+    """
+    return _hash(_files(path.expanduser().resolve()))
 
 
 def is_async(hook: Hook) -> bool:
@@ -98,6 +106,10 @@ def error_location(error: BaseException, folder: Path) -> str:
     if not own:
         return "unknown place"
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}"
+
+
+def _hash(files: Sequence[Path]) -> str:
+    return hashlib.sha256(b"".join(map(_read, files))).hexdigest()[:16]
 
 
 def _files(path: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_pipeline import Pipeline
 from fakevllm.groups.resend_cache import ResendCache
+from fakevllm.hooks.hook_file_watch import HookFileWatch
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.sandbox import HookSandbox
 from fakevllm.ledger.lock import LedgerLock
@@ -89,6 +90,8 @@ class ProxyComponents:
     delivery: Delivery
     feedback: FeedbackService
     metrics: Metrics
+    hook_files: HookFileWatch | None = None
+    """The watch over the hook files; None without hooks."""
 
 
 @contextlib.asynccontextmanager
@@ -113,6 +116,7 @@ async def open_proxy(
             for stored in ledger.tasks():
                 tasks.add([stored.task], stored.owner)
         hooks = await _start_hooks(config, stack)
+        hook_files = _watch_hook_files(config, hooks, stack)
         upstream = EngineClient(config.swarm.url, config.swarm.key)
         stack.push_async_callback(upstream.close)
         slots = CallSlots(min(config.limits.num_calls, files.num_calls))
@@ -190,6 +194,7 @@ async def open_proxy(
             delivery=delivery,
             feedback=feedback,
             metrics=metrics,
+            hook_files=hook_files,
         )
 
 
@@ -266,6 +271,17 @@ async def _start_hooks(config: Config, stack: contextlib.AsyncExitStack) -> Hook
     stack.push_async_callback(worker.close)
     await worker.start()
     return worker
+
+
+def _watch_hook_files(
+    config: Config, hooks: HookWorker | None, stack: contextlib.AsyncExitStack
+) -> HookFileWatch | None:
+    if hooks is None or config.hooks.path is None:
+        return None
+    watch = HookFileWatch(config.hooks.path, lambda: hooks.info.content_hash)
+    checking = asyncio.create_task(watch.run())
+    stack.push_async_callback(_cancel, checking)
+    return watch
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -84,6 +84,23 @@ def test_calls_that_bypass_the_proxy_are_logged_once(processes: Processes) -> No
     assert server.log.count("A model call that bypassed the proxy") == 1
 
 
+def test_a_hook_that_is_mended_while_the_proxy_runs_is_reported_until_the_restart(
+    processes: Processes, yes_hooks: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, "--hooks", str(yes_hooks))
+    assert "changed on disk" not in command(proxy, "status")
+    write_hooks(yes_hooks, PREFER_YES.replace('"yes"', '"no"'))
+    for _ in range(2):
+        status = " ".join(command(proxy, "status").split())
+        assert "The hook files changed on disk" in status
+    assert proxy.log.count("The hook files changed on disk") == 1
+    proxy.stop()
+    proxy.start()
+    proxy.wait_until_healthy()
+    assert "changed on disk" not in command(proxy, "status")
+
+
 def test_the_first_request_of_a_web_chat_waits_for_a_server_that_starts_later(
     processes: Processes, yes_hooks: Path
 ) -> None:

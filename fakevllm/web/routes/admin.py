@@ -102,6 +102,9 @@ class Stats(BaseModel):
     """Whether the kill switch is on, so that requests are served once until `fakevllm resume`."""
     has_hooks: bool = True
     """Whether the proxy has hooks. Without hooks, every request is served once."""
+    hooks_changed: str | None = None
+    """Message that the hook files on disk differ from the hooks that run; None if they are the
+    same."""
     counts: dict[str, int]
     """Number of groups by state."""
     untrained: dict[str, int] = {}
@@ -221,6 +224,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
         engine=proxy.link.status,
         paused=proxy.traffic_gate.pause.is_on,
         has_hooks=proxy.config.hooks.path is not None,
+        hooks_changed=None if proxy.hook_files is None else await proxy.hook_files.check(),
         counts=counts,
         untrained=untrained,
         failures=failures,
