@@ -7,13 +7,29 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.swarm import Task
 
 _MAX_SHOWN_CHARS = 300
 """Maximum number of characters of field names in an error message."""
+
+
+class DatasetRow(NamedTuple):
+    """One row of a dataset in JSON Lines."""
+
+    row_id: str
+    """Hash of the file's content, and the row's index."""
+    line_number: int
+    """Number of the row's line in the file. The first line is 1."""
+    fields: dict[str, Any]
+    """The row's JSON object. It is empty if the row is another JSON value."""
+
+    @property
+    def field_names(self) -> str:
+        """The names of the row's fields, for an error message."""
+        return ", ".join(self.fields)[:_MAX_SHOWN_CHARS]
 
 
 def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tuple[int, Task]]:
@@ -40,6 +56,14 @@ def read_tasks(file: Path, field: str) -> list[Task]:
     A task's id consists of a hash of the file's content and the row's index. Raises ConfigError if
     the file cannot be read or a row is not valid.
     """
+    return [_task(row, file, field) for row in read_rows(file)]
+
+
+def read_rows(file: Path) -> list[DatasetRow]:
+    """Return the rows of a JSON Lines file. Blank lines are left out.
+
+    Raises ConfigError if the file cannot be read or a line is not JSON.
+    """
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -47,29 +71,31 @@ def read_tasks(file: Path, field: str) -> list[Task]:
     file_hash = hashlib.sha256(raw).hexdigest()[:8]
     lines = raw.splitlines()
     return [
-        _task(f"{file_hash}-{row}", line, row, file, field)
-        for row, line in enumerate(lines)
+        DatasetRow(f"{file_hash}-{index}", index + 1, _fields(line, index + 1, file))
+        for index, line in enumerate(lines)
         if line.strip()
     ]
 
 
-def _task(task_id: str, line: bytes, row: int, file: Path, field: str) -> Task:
+def _task(row: DatasetRow, file: Path, field: str) -> Task:
+    text = row.fields.get(field)
+    if not isinstance(text, str):
+        raise ConfigError(
+            f"{file}, line {row.line_number}, has no text field {field!r} "
+            f"(its fields: {row.field_names}): set --field, or `field`."
+        )
+    return Task(task_id=row.row_id, main_query=text, metadata=row.fields)
+
+
+def _fields(line: bytes, line_number: int, file: Path) -> dict[str, Any]:
     try:
         record: Any = _strict_json(line)
     except (ValueError, RecursionError) as error:
         cause = f" ({error})" if type(error) is ValueError else ""
         raise ConfigError(
-            f"{file}, line {row + 1}, is not JSON{cause}: the dataset must be JSON Lines."
+            f"{file}, line {line_number}, is not JSON{cause}: the dataset must be JSON Lines."
         ) from None
-    fields = cast(dict[str, Any], record) if isinstance(record, dict) else {}
-    text = fields.get(field)
-    if not isinstance(text, str):
-        names = ", ".join(fields)[:_MAX_SHOWN_CHARS]
-        raise ConfigError(
-            f"{file}, line {row + 1}, has no text field {field!r} "
-            f"(its fields: {names}): set --field, or `field`."
-        )
-    return Task(task_id=task_id, main_query=text, metadata=fields)
+    return cast(dict[str, Any], record) if isinstance(record, dict) else {}
 
 
 def _strict_json(line: bytes) -> Any:

@@ -180,10 +180,20 @@ def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) 
     if force_restart:
         yield from stop()
     elif reply.engine_status is not EngineStatus.OFFLINE:
-        _warn_if_closed((yield from wait_for_engine(RUNNING, timeout_s)))
-        return (yield from _warn_of_differences(job))
-    yield from sync_job(job)
-    _warn_if_closed((yield from start(timeout_s)))
+        return (yield from _use_running_engine(job, timeout_s))
+    try:
+        yield from sync_job(job)
+        _warn_if_closed((yield from start(timeout_s)))
+    except SwarmError as error:
+        # Another client, such as the same script on another machine, may have started the engine.
+        if error.status != 400 or (yield from status()).engine_status is EngineStatus.OFFLINE:
+            raise
+        yield from _use_running_engine(job, timeout_s)
+
+
+def _use_running_engine(job: TrainJob, timeout_s: float | None) -> ServerCall[None]:
+    _warn_if_closed((yield from wait_for_engine(RUNNING, timeout_s)))
+    yield from _warn_of_differences(job)
 
 
 def _find_server() -> ServerCall[EngineStatusReply]:

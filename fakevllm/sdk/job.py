@@ -24,6 +24,7 @@ from fakevllm_adapters.job.yaml_reader import (
     describe_errors,
     merge_target_modules,
     parse_job_yaml,
+    resolve_kl_loss,
 )
 
 log = logging.getLogger("fakevllm.sdk")
@@ -58,7 +59,7 @@ class TrainJob(model.TrainJob):
         scripts from AgentJet's documentation expect this.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set - _CONSTRUCTOR_ONLY}
-        built = type(self)(**{**own, **_read(yaml_path)})
+        built = type(self)(**_override(own, _read(yaml_path)))
         for name in type(self).model_fields:
             object.__setattr__(self, name, getattr(built, name))  # the model is frozen
         self.model_fields_set.update(built.model_fields_set)
@@ -80,11 +81,16 @@ def _resolve(arguments: Settings, now: datetime) -> Settings:
     settings = _set_values(arguments)
     base = settings.get("base_yaml_config")
     if base is not None:
-        settings = {**_read(base), **settings}
+        settings = _override(resolve_kl_loss(_read(base)), settings)
     if settings.get("ensure_new_experiment"):
         name = settings.get("experiment_name", "experiment")
         settings["experiment_name"] = f"{name}_{now:%Y%m%d-%H%M%S}"
     return settings
+
+
+def _override(lower: Settings, upper: Settings) -> Settings:
+    """Return the settings of both dicts. The values in `upper` win over those in `lower`."""
+    return {**lower, **resolve_kl_loss(upper, lower)}
 
 
 def _set_values(settings: Settings) -> Settings:

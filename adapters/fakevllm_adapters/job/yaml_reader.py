@@ -18,6 +18,11 @@ from fakevllm_adapters.job import ajet_yaml, strict_yaml_loader
 Settings = dict[str, Any]
 
 _TARGETS, _AJET_TARGETS = "target_modules", "lora_target_modules"
+_USE_KL_LOSS = "use_kl_loss"
+_NO_KL_LOSS = {"kl_loss_coef": 0.0, "kl_loss_type": "low_var_kl"}
+"""The settings of a job without a KL in its loss, which are TrainJob's defaults."""
+AJET_KL_LOSS_COEF = 0.002
+"""AgentJet's default weight of the KL in the loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,33 @@ def merge_target_modules(value: Any) -> Any:
     rest = {name: value for name, value in settings.items() if name != _AJET_TARGETS}
     if rest.setdefault(_TARGETS, settings[_AJET_TARGETS]) != settings[_AJET_TARGETS]:
         raise ValueError(f"{_TARGETS} and {_AJET_TARGETS} are one setting: set only one")
+    return rest
+
+
+def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
+    """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
+
+    False sets the weight to 0, whatever `kl_loss_coef` is. True keeps the weight in `value`. If
+    `value` has no weight, the weight is that in `lower`, which has the settings that `value`
+    overrides, or else AgentJet's default. A `value` that is not a dict of settings is returned
+    unchanged. Raises ValueError if the switch is neither true nor false.
+
+    >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})
+    ({'kl_loss_coef': 0.002}, {'lr': 0.1})
+    """
+    if not isinstance(value, dict) or _USE_KL_LOSS not in value:
+        return cast(object, value)
+    settings = cast(Settings, value)
+    rest = {name: value for name, value in settings.items() if name != _USE_KL_LOSS}
+    is_on = settings[_USE_KL_LOSS]
+    if is_on is None:
+        return rest
+    if not isinstance(is_on, bool):
+        raise ValueError(f"{_USE_KL_LOSS} must be true or false, got {repr(is_on)[:SHOWN_CHARS]}")
+    if not is_on:
+        return rest | _NO_KL_LOSS
+    if rest.get("kl_loss_coef") is None:
+        rest["kl_loss_coef"] = (lower or {}).get("kl_loss_coef") or AJET_KL_LOSS_COEF
     return rest
 
 

@@ -57,6 +57,7 @@ def stock(**changes: Any) -> str:
                 "use_kl_loss": True,
                 "kl_loss_coef": 0.002,
                 "kl_loss_type": "low_var_kl",
+                "kl_penalty_type": "kl",
                 "mini_batch_num": 1,
                 "ppo_epochs": 1,
                 "loss_extra_scale_ratio": 1.0,
@@ -94,7 +95,10 @@ def stock(**changes: Any) -> str:
             "swarm_mode_sample_collection_method": "rollout_until_finish_enough_tasks",
             "swarm_mode_sample_collection_max_cached_episodes": 9999,
             "task_reader": {"type": "random_dummy"},
-            "context_tracker": {"fix_retokenization_drift": True},
+            "context_tracker": {
+                "timeline_merging_policy": {"timeline_compare_level": "text", "ignore_tools": True},
+                "fix_retokenization_drift": True,
+            },
         },
         "actor_rollout_ref": {
             "actor": {

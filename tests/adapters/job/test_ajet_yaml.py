@@ -61,6 +61,9 @@ def test_every_key_sets_its_setting() -> None:
         "ajet__trainer_common__use_kl_in_reward": None,
         "ajet__experiment_name": "e",
         "ajet__experiment_dir": "runs/e",
+        "ajet__trainer_common__nnodes": 2,
+        "ajet__trainer_common__kl_penalty_type": "low_var_kl",
+        "ajet__context_tracker__timeline_merging_policy__timeline_compare_level": "token",
     }
     job, _ = parse_job(stock(**changes))
     assert (job.lora_rank, job.lora_alpha, job.lora_target_modules) == (8, 32, "q_proj,v_proj")
@@ -69,6 +72,7 @@ def test_every_key_sets_its_setting() -> None:
     assert job.compute_madness_checklist == ("nonsense",)
     assert (job.algorithm, job.use_kl_in_reward) == ("rloo", True)
     assert (job.experiment_name, job.experiment_dir) == ("e", "runs/e")
+    assert (job.nnodes, job.kl_penalty_type) == (2, "low_var_kl")
     at_default = {name for name in AJET_KEYS if name not in job.model_fields_set}
     assert at_default == set()
 
@@ -98,6 +102,23 @@ def test_settings_that_the_yaml_switches_off_keep_their_defaults() -> None:
     check_job(job)
     assert (job.kl_loss_coef, job.lora_alpha, job.mini_batch_num) == (0.0, 16, 1)
     assert job.total_training_steps is None
+
+
+def test_a_job_with_the_kl_loss_switched_on_gets_agentjets_weight_if_it_sets_none() -> None:
+    partial = "ajet: {trainer_common: {use_kl_loss: true}}"
+    assert parse_job(partial).job.kl_loss_coef == 0.002
+    assert parse_job("ajet: {trainer_common: {use_kl_loss: null}}").job.kl_loss_coef == 0.0
+    assert parse_job(stock(ajet__trainer_common__kl_loss_coef=0.1)).job.kl_loss_coef == 0.1
+
+
+def test_a_kl_loss_switch_that_is_no_boolean_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^use_kl_loss must be true or false, got 'maybe'$"):
+        parse_job(stock(ajet__trainer_common__use_kl_loss="maybe"))
+
+
+def test_the_older_key_of_the_timeline_comparison_is_read() -> None:
+    job, _ = parse_job(stock(ajet__context_tracker={"timeline_compare_level": "token"}))
+    assert "timeline_compare_level" in job.model_fields_set
 
 
 def test_a_job_without_checkpoints_causes_a_warning_that_checkpoints_are_kept() -> None:

@@ -224,6 +224,24 @@ def test_ensure_running_sends_the_job_and_starts_an_engine_that_is_off() -> None
     assert "batch_size: 3" in (record.requests[1].body or {})["yaml_as_string"]
 
 
+@pytest.mark.parametrize("before", [[], [OK]], ids=["before the job", "before the start"])
+def test_an_engine_that_another_client_has_just_started_is_used(
+    before: list[ServerReply], caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = reply(400, detail="Cannot start engine when engine is not offline.")
+    running = reply(**TrainJob(batch_size=4).model_dump(mode="json"))
+    booting = [refused, engine_reply("BOOTING"), engine_reply("BOOTING"), engine_reply("ROLLING")]
+    answers = [engine_reply("OFFLINE"), *before, *booting, running]
+    run_call(engine_control.ensure_running(TrainJob(batch_size=8), False, None), answers)
+    assert "batch_size is 4, not 8" in caplog.text
+
+
+def test_a_refused_start_of_an_engine_that_is_off_is_reported() -> None:
+    answers = [engine_reply("OFFLINE"), OK, reply(400, detail="no"), engine_reply("OFFLINE")]
+    with pytest.raises(SwarmError, match="no"):
+        run_call(engine_control.ensure_running(TrainJob(), False, None), answers)
+
+
 def test_a_start_is_retried_while_the_server_cannot_write_it_to_its_disk() -> None:
     full = reply(503, detail="It cannot be written to the journal now (full). Try again later.")
     off, on = engine_reply("OFFLINE"), engine_reply("ROLLING")

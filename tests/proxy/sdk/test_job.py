@@ -58,6 +58,26 @@ def test_arguments_win_over_the_base_file_and_the_base_file_over_defaults(
     assert (job.batch_size, job.lr, job.std_floor) == (64, 2e-5, TrainJob().std_floor)
 
 
+def test_the_switch_of_the_kl_loss_sets_its_weight() -> None:
+    assert (TrainJob().use_kl_loss, TrainJob(kl_loss_coef=0.1).use_kl_loss) == (False, True)
+    assert TrainJob(use_kl_loss=True).kl_loss_coef == 0.002
+    assert TrainJob(use_kl_loss=True, kl_loss_coef=0.1).kl_loss_coef == 0.1
+    switched_off = TrainJob(use_kl_loss=False, kl_loss_coef=0.1, kl_loss_type="k1")
+    assert (switched_off.kl_loss_coef, switched_off.use_kl_loss) == (0.0, False)
+    assert "use_kl_loss" not in TrainJob(use_kl_loss=True).as_yaml()
+
+
+def test_the_switch_of_the_kl_loss_overrides_the_base_file(tmp_path: Path) -> None:
+    weighted = write_job(tmp_path, "job: {kl_loss_coef: 0.1, kl_loss_type: k1}")
+    off = write_job(tmp_path, stock(ajet__trainer_common__use_kl_loss=False), "off.yaml")
+    assert TrainJob(base_yaml_config=weighted, use_kl_loss=False).kl_loss_coef == 0.0
+    assert TrainJob(base_yaml_config=weighted, use_kl_loss=True).kl_loss_coef == 0.1
+    assert TrainJob(base_yaml_config=off).kl_loss_coef == 0.0
+    assert TrainJob(base_yaml_config=off, use_kl_loss=True).kl_loss_coef == 0.002
+    assert TrainJob(base_yaml_config=off, kl_loss_coef=0.1).kl_loss_coef == 0.1
+    assert TrainJob(kl_loss_coef=0.1).build_job_from_yaml(off).kl_loss_coef == 0.0
+
+
 def test_build_job_from_yaml_replaces_the_jobs_settings(tmp_path: Path) -> None:
     base = write_job(tmp_path, "job: {lr: 2.0e-5, seed: 3}", "base.yaml")
     job = TrainJob(base_yaml_config=base, batch_size=64, num_repeat=2)

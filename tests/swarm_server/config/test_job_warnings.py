@@ -85,6 +85,13 @@ def test_lengths_that_are_only_checked_have_a_warning() -> None:
     assert warned_settings(ours, VLLM) == []
 
 
+def test_agentjets_arguments_without_effect_have_a_warning() -> None:
+    job = TrainJob(nnodes=2, kl_penalty_type="low_var_kl", timeline_compare_level="text")
+    assert warned_settings(job, FAKE) == ["kl_penalty_type", "nnodes", "timeline_compare_level"]
+    what_happens_anyway = TrainJob(nnodes=1, kl_penalty_type="k1", timeline_compare_level="token")
+    assert warned_settings(what_happens_anyway, FAKE) == []
+
+
 @pytest.mark.parametrize("name", NEVER_USED)
 def test_a_setting_that_is_never_used_is_a_setting_of_the_job(name: str) -> None:
     assert name in TrainJob.model_fields
