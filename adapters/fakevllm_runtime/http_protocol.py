@@ -235,18 +235,23 @@ class LimitedProtocol(_HttpTools):
 
     def on_body(self, body: bytes) -> None:
         self._unseen_bytes = 0
-        try:
-            super().on_body(body)
-        except MemoryError:
-            if self.cycle.response_started:
-                self.transport.close()
-            else:
-                self._refuse(503, "There is not enough memory for this request. Try again shortly.")
-            raise  # stops the parser; uvicorn then reports a malformed request
+        super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
+        """Refuse a request that the parser could not read, and close the connection.
+
+        Uvicorn calls this method while it handles the parser's exception. The context of that
+        exception is a MemoryError if the system refused memory to one of the parser's callbacks.
+        """
+        if self.transport.is_closing():
+            return
+        error = sys.exception()
+        if error is None or not isinstance(error.__context__, MemoryError):
             super().send_400_response(msg)
+        elif self._has_begun_response:
+            self.transport.close()
+        else:
+            self._refuse(503, "There is not enough memory for this request. Try again shortly.")
 
     def on_message_complete(self) -> None:
         self._unseen_bytes = 0
@@ -352,6 +357,12 @@ class LimitedProtocol(_HttpTools):
         """
         is_open = self.cycle is not None and not self.cycle.response_complete
         return bool(self.pipeline) or (self._awaits_head and is_open)
+
+    @property
+    def _has_begun_response(self) -> bool:
+        """Whether a part of a response was sent, and the rest was not."""
+        cycle = self.cycle
+        return cycle is not None and cycle.response_started and not cycle.response_complete
 
     def _check_arrival(self) -> None:
         now = self.loop.time()

@@ -107,7 +107,8 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
     curve, change = _since_last_change(curve)
     if change:
         yield "curve", change
-    num_steps = f"{len(curve) - is_open} steps"
+    num_finished = len(curve) - is_open
+    num_steps = "1 step" if num_finished == 1 else f"{num_finished} steps"
     if is_open:
         num_steps += ", and the one being collected"
     for name in ("policy_mean", "returned_best"):

@@ -107,7 +107,10 @@ def checked_url(url: str) -> str:
 def _unreachable(url: str, error: aiohttp.ClientError) -> ConfigError:
     if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
         return ConfigError(not_a_proxy(url, error.status))
-    return ConfigError(f"No fakevllm proxy answers at {url} ({error}): start it, or set --url.")
+    return ConfigError(
+        f"No fakevllm proxy answers at {url} ({error}): start it with `fakevllm serve`, "
+        "or set --url."
+    )
 
 
 def _raise_for_status(answer: aiohttp.ClientResponse) -> None:

@@ -46,7 +46,8 @@ def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> 
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", error)
         raise ConfigError(
-            f"No fakevllm proxy answers at {url} ({cause}): start it, or set --url."
+            f"No fakevllm proxy answers at {url} ({cause}): start it with `fakevllm serve`, "
+            "or set --url."
         ) from None
 
 

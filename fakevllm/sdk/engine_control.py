@@ -168,7 +168,7 @@ def wait_for_engine(
             )
         if backoff.is_exhausted:
             raise ServerUnreachable(f"The engine is still in {reply.engine_status}.")
-        yield from backoff.pause(f"the engine is in {reply.engine_status}")
+        yield from backoff.pause(f"the engine's state is {reply.engine_status.name}")
 
 
 def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) -> ServerCall[None]:
@@ -323,7 +323,7 @@ def agree(client_uuid: str) -> ServerCall[bool]:
         if status.engine_status is EngineStatus.BOOTING:
             if not has_agreed:
                 return False
-            yield from backoff.pause(f"the engine is in {status.engine_status}")
+            yield from backoff.pause(f"the engine's state is {status.engine_status.name}")
         elif reply.success:
             yield from backoff.pause("the other clients have not agreed yet")
         elif refused_backoff.is_exhausted:

@@ -194,6 +194,16 @@ KNOWN: tuple[KnownDifference, ...] = (
         ("body.error.type: internal_error -> api_error",),
     ),
     KnownDifference(
+        "The URL of an image, audio or video on a host that no `--media-domain` allows.",
+        "vLLM fetches the URL. If the model sees no images, vLLM refuses the request without "
+        "fetching, in Messages with status 500.",
+        "Status 400, and nothing is fetched.",
+        "An engine that fetches any URL lets an app reach addresses that only the engine's machine "
+        "can reach.",
+        ("messages: image url",),
+        ("status: 500 -> 400",),
+    ),
+    KnownDifference(
         "`reasoning: null` in the deltas of a stream with `include_reasoning: false`.",
         "Present whenever vLLM runs any parser.",
         "Absent if the call is captured for training.",

@@ -26,8 +26,8 @@ LIMIT_S = 20.0
 """Time limit of one request."""
 PAUSE_S = 0.2
 """Pause before a request is repeated because the server was down or not ready."""
-NOT_CLAIMED = "not claimed"
-"""Part of the refusal for an expired claim.
+NOT_CLAIMED = ("not claimed", "not found")
+"""Parts of the refusals for an expired claim: of an end, and of a model call.
 
 The claim of a client that was killed may have expired."""
 MAX_WORK_S = 0.5
@@ -149,7 +149,7 @@ class Client:
                 async with self._http.post(self._url + path, json=body, headers=headers) as answer:
                     if answer.status != 503:  # 503 means: try again later
                         reply = await answer.json()
-                        is_expired = NOT_CLAIMED in str(reply)
+                        is_expired = any(part in str(reply) for part in NOT_CLAIMED)
                         assert answer.status == 200 or is_expired, (path, answer.status, reply)
                         return reply
             except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError):

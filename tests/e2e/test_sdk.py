@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -209,21 +207,13 @@ def test_the_error_of_an_engine_that_cannot_start_has_the_reason(processes: Proc
 
 
 def test_the_error_of_an_engine_that_is_refused_at_once_has_the_reason(
-    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    processes: Processes,
 ) -> None:
-    # A server ends at its start if a package is missing. A package that is installed but cannot be
-    # imported is found only when the engine is started.
-    packages = tmp_path / "packages"
-    for name in ("torch", "transformers"):
-        (packages / name).mkdir(parents=True)
-        (packages / name / "__init__.py").write_text("raise ImportError('libbroken.so is missing')")
-    monkeypatch.setenv("PYTHONPATH", f"{packages}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    server = processes.server("--model", "demo")
-    reason = r"libbroken.so is missing.*pip install"
+    server = processes.server("--model", "demo", "--engine-arg=--device=abacus")
     with SwarmClient(server.url) as client:
-        with pytest.raises(SwarmServerOfflineError, match=reason):
+        with pytest.raises(SwarmServerOfflineError, match="abacus"):
             client.auto_sync_train_config_and_start_engine(JOB, timeout_s=WAIT_S)
-        with pytest.raises(SwarmServerOfflineError, match=reason):
+        with pytest.raises(SwarmServerOfflineError, match="abacus"):
             client.start_engine(timeout_s=WAIT_S)
 
 

@@ -22,6 +22,7 @@ _PLAIN = re.compile(r"[\w-]+", re.ASCII)
 _LIMIT = re.compile(
     r'"message": "(n must be at most \d+, got|`\w+` must have (strings of )?at most)'
 )
+_MEDIA = re.compile(r'"message": "(The media URL |Media URLs of the host )')
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,11 @@ def _exceeds_the_context(case: Case, direct: Verdict, ours: Verdict) -> bool:
         direct.status in (400, 500) and "cannot be greater than max_model_len" in direct.error
     )
     return is_refused and ours.status == 200 and ours.error == ""
+
+
+def _has_a_media_url(case: Case, direct: Verdict, ours: Verdict) -> bool:
+    is_refused = ours.status == 400 and _MEDIA.search(ours.error) is not None
+    return is_refused and direct.status >= 400
 
 
 def _has_an_odd_hosted_tool(case: Case, direct: Verdict, ours: Verdict) -> bool:
@@ -107,6 +113,15 @@ KNOWN: tuple[KnownDifference, ...] = (
         "Coding agents request more tokens than the context of a small model holds, and stop at "
         "the error.",
         _exceeds_the_context,
+    ),
+    KnownDifference(
+        "The URL of an image, audio or video that no `--media-domain` allows, in a request that "
+        "vLLM refuses for another reason.",
+        "vLLM's error is about the other reason, for example that the model sees no images.",
+        "Status 400 with fakevllm's own text, before vLLM sees the request.",
+        "An engine that fetches any URL lets an app reach addresses that only the engine's machine "
+        "can reach.",
+        _has_a_media_url,
     ),
     KnownDifference(
         "In Responses: tools that a hosted service would run (`image_generation`, `mcp`, …), "

@@ -73,7 +73,8 @@ class EventFiles:
         except ImportError as error:
             raise PackageMissing(
                 f"The package `tensorboard` cannot be imported ({error}): run `pip install "
-                "tensorboard`, then `fakevllm-server curves` to write the curves."
+                "tensorboard` (or install the extra `tensorboard`), then `fakevllm-server curves` "
+                "to write the curves."
             ) from None
         self._new_records = records.RecordWriter
 

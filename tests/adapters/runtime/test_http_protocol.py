@@ -302,13 +302,14 @@ async def test_a_failure_in_the_middle_of_a_response_closes_the_connection() -> 
     assert not received.endswith(b"0\r\n\r\n")
 
 
-async def test_a_body_for_which_there_is_no_memory_gets_a_503_in_vllms_form(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("callback", ["on_url", "on_header", "on_body"])
+async def test_a_request_for_which_there_is_no_memory_gets_a_503_in_vllms_form(
+    monkeypatch: pytest.MonkeyPatch, callback: str
 ) -> None:
-    def refuse(_: object, body: bytes) -> None:
+    def refuse(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(HttpToolsProtocol, "on_body", refuse)
+    monkeypatch.setattr(HttpToolsProtocol, callback, refuse)
     async with connected() as (reader, writer):
         writer.write(SMALL)
         received = await reader.read()

@@ -263,6 +263,9 @@ def test_without_markers_no_main_call_is_mistaken_for_a_side_call() -> None:
     assert by_rule["no_tools"] >= 6
 
 
+SHOWN_NAMES = {"opencode_faults": "opencode, while the server fails now and then"}
+
+
 @needs_recordings
 def test_the_table_in_the_docs_equals_the_results_of_the_rules() -> None:
     all_rules = classify(recorded(), SideCallRules())
@@ -278,7 +281,9 @@ def test_the_table_in_the_docs_equals_the_results_of_the_rules() -> None:
         rows[other.client]["unmarked"] += is_side(other) and by is not None
     columns = ("main", "side", "known", "wrong", "unmarked")
     lines = [
-        f"| {client} | " + " | ".join(str(row[name]) for name in columns) + " |"
+        f"| {SHOWN_NAMES.get(client, client)} | "
+        + " | ".join(str(row[name]) for name in columns)
+        + " |"
         for client, row in sorted(rows.items())
     ]
     page = TRAFFIC.read_text() if TRAFFIC.exists() else ""

@@ -62,8 +62,8 @@ async def test_the_curve_belongs_to_the_newest_run_or_the_requested_one(tmp_path
     assert none.status_code == 404 and "aaaaaaaaaaaa." in none.json()["error"]["message"]
     assert list(status_rows(newest))[-3:] == [
         ("run", "bbbbbbbb; 1 more, with --run: aaaaaaaa"),
-        ("policy mean", "1.00 → 1.00 in 1 steps"),
-        ("returned best", "2.00 → 2.00 in 1 steps"),
+        ("policy mean", "1.00 → 1.00 in 1 step"),
+        ("returned best", "2.00 → 2.00 in 1 step"),
     ]
     collecting = newest | {"engine": {"run_id": newest["run_id"], "global_step": 2}}
     assert (
@@ -71,7 +71,7 @@ async def test_the_curve_belongs_to_the_newest_run_or_the_requested_one(tmp_path
         == "1.00 → 1.00 in 0 steps, and the one being collected"
     )
     collecting["engine"]["run_id"] = "another"
-    assert list(status_rows(collecting))[-2][1] == "1.00 → 1.00 in 1 steps"
+    assert list(status_rows(collecting))[-2][1] == "1.00 → 1.00 in 1 step"
 
 
 def test_the_ends_of_a_curve_begin_where_the_hooks_changed() -> None:

@@ -314,9 +314,16 @@ async def test_an_engine_that_refuses_the_capture_serves_and_the_group_has_the_r
         assert end_group(state).failure_reason == "no_trainable_call: capture_refused"
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/chat/completions", "BadRequestError"),
+        ("/v1/messages", "invalid_request_error"),
+        ("/tokenize", "BadRequestError"),
+    ],
+)
 async def test_vllm_gets_no_media_url_of_a_host_that_is_not_allowed(
-    tmp_path: Path, path: str
+    tmp_path: Path, path: str, kind: str
 ) -> None:
     config = ServerConfig("vllm", tmp_path, media_domains=["images.example.com"])
     async with PlannedEngine(tmp_path, answers_whole) as engine:
@@ -324,7 +331,7 @@ async def test_vllm_gets_no_media_url_of_a_host_that_is_not_allowed(
         refused = await AppCall(state, image_at("http://10.0.0.1/a.png"), path=path).answered()
         assert refused.status == 400 and not engine.bodies
         error = refused.json["error"]
-        assert error["type"] == "BadRequestError" and "--media-domain 10.0.0.1" in error["message"]
+        assert error["type"] == kind and "--media-domain 10.0.0.1" in error["message"]
         allowed = image_at("https://images.example.com/a.png")
         assert (await AppCall(state, allowed, path=path).answered()).status == 200
         assert len(engine.bodies) == 1

@@ -81,17 +81,25 @@ def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
         else:
             await _answer_call(state, scope, adapter, body, send)
 
-    return engine_endpoint(state, answer)
+    return engine_endpoint(state, answer, adapter)
 
 
 def engine_endpoint(
-    state: ServerState, answer: Callable[[Scope, bytes, Send], Awaitable[None]]
+    state: ServerState,
+    answer: Callable[[Scope, bytes, Send], Awaitable[None]],
+    adapter: Adapter | None = None,
 ) -> AsgiApp:
     """Return an ASGI endpoint that needs the engine.
 
     `answer` sends the answer to a request with the given body. It is cancelled if the client
-    disconnects. If it raises WireError or EngineFailed, the client gets an error.
+    disconnects. If it raises WireError or EngineFailed, the client gets an error, in the wire
+    format of `adapter` if there is one.
     """
+
+    async def refuse(error: WireError, send: Send) -> None:
+        if adapter is not None:
+            error = replace(error, body=adapter.refusal(error.status, error.body))
+        await send_error(send, error, with_reason=True)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -102,12 +110,11 @@ def engine_endpoint(
                 raise refusal
             await _cancel_on_disconnect(receive, answer(scope, body, send))
         except WireError as error:
-            await send_error(send, error, with_reason=True)
+            await refuse(error, send)
         except ClientDisconnected:
             pass
         except (EngineFailed, TimeoutError):
-            error = unavailable(_ENGINE_FAILED, OutageReason.ENGINE_FAILED)
-            await send_error(send, error, with_reason=True)
+            await refuse(unavailable(_ENGINE_FAILED, OutageReason.ENGINE_FAILED), send)
 
     return app
 
