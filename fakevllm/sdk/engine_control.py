@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -222,9 +223,10 @@ def _check_started_job(job: TrainJob) -> ServerCall[None]:
     """
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     if reply.status == 200 and isinstance(reply.content, dict):
+        started = cast(dict[str, Any], reply.content)
         for name in RUN_SETTINGS:
             wanted = getattr(job, name) or None
-            running = reply.content.get(name, wanted) or None
+            running = started.get(name, wanted) or None
             if wanted != running:
                 raise SwarmError(
                     f"Another client changed the server's job while the engine was started: "
