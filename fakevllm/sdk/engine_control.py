@@ -222,8 +222,9 @@ def _check_started_job(job: TrainJob) -> ServerCall[None]:
     SwarmError if the engine then trains another experiment or another model.
     """
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
-    if reply.status == 200 and isinstance(reply.content, dict):
-        started = cast(dict[str, Any], reply.content)
+    content: object = reply.content
+    if reply.status == 200 and isinstance(content, dict):
+        started = cast(dict[str, Any], content)
         for name in RUN_SETTINGS:
             wanted = getattr(job, name) or None
             running = started.get(name, wanted) or None
