@@ -70,7 +70,11 @@ def run_with_controls(
     """
     chosen = [(seed, control) for seed in range(num_seeds) for control in CONTROLS]
     with ThreadPoolExecutor(num_parallel) as pool:
-        return list(pool.map(lambda one: run(folder / f"{one[1]}-{one[0]}", *one), chosen))
+        running = [
+            pool.submit(run, folder / f"{control}-{seed}", seed, control)
+            for seed, control in chosen
+        ]
+        return [future.result() for future in running]
 
 
 def print_table(runs: Sequence[LearningRun]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -221,10 +222,12 @@ def _check_started_job(job: TrainJob) -> ServerCall[None]:
     SwarmError if the engine then trains another experiment or another model.
     """
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
-    if reply.status == 200 and isinstance(reply.content, dict):
+    content: object = reply.content
+    if reply.status == 200 and isinstance(content, dict):
+        started = cast(dict[str, Any], content)
         for name in RUN_SETTINGS:
             wanted = getattr(job, name) or None
-            running = reply.content.get(name, wanted) or None
+            running = started.get(name, wanted) or None
             if wanted != running:
                 raise SwarmError(
                     f"Another client changed the server's job while the engine was started: "
