@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Generator
 
 import pytest
@@ -21,6 +22,8 @@ class ModelAndStatus(JsonHandler):
 
 @pytest.fixture
 def url() -> Generator[str]:
+    with warnings.catch_warnings(action="ignore"):
+        gc.collect()  # what earlier tests have left open
     with serving(ModelAndStatus) as url:
         yield url
 
