@@ -8,7 +8,13 @@ import aiohttp
 
 from fakevllm.config.upstream import checked_http_url
 from fakevllm.errors import ConfigError
-from fakevllm.runtime.admin_client import FAN_OUT_NO_HOOKS, FAN_OUT_PAUSED, not_a_proxy, proxy_root
+from fakevllm.runtime.admin_client import (
+    FAN_OUT_NO_HOOKS,
+    FAN_OUT_PAUSED,
+    no_proxy,
+    not_a_proxy,
+    proxy_root,
+)
 from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
@@ -107,10 +113,7 @@ def checked_url(url: str) -> str:
 def _unreachable(url: str, error: aiohttp.ClientError) -> ConfigError:
     if isinstance(error, aiohttp.ClientResponseError) and error.status >= 400:
         return ConfigError(not_a_proxy(url, error.status))
-    return ConfigError(
-        f"No fakevllm proxy answers at {url} ({error}): start it with `fakevllm serve`, "
-        "or set --url."
-    )
+    return ConfigError(no_proxy(url, error))
 
 
 def _raise_for_status(answer: aiohttp.ClientResponse) -> None:

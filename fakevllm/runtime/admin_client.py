@@ -45,15 +45,20 @@ def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> 
             raise ConfigError(_error_text(url, error)) from None
     except (OSError, ValueError) as error:
         cause = getattr(error, "reason", error)
-        raise ConfigError(
-            f"No fakevllm proxy answers at {url} ({cause}): start it with `fakevllm serve`, "
-            "or set --url."
-        ) from None
+        raise ConfigError(no_proxy(url, cause)) from None
 
 
 def proxy_root(url: str) -> str:
     """Return the proxy's address without the `/v1` that ends the base URL of apps."""
     return url.rstrip("/").removesuffix("/v1")
+
+
+def no_proxy(url: str, cause: object) -> str:
+    """Return the error text for a URL at which nothing answers. `cause` says why."""
+    return (
+        f"No fakevllm proxy answers at {url} ({cause}): start it with `fakevllm serve`, "
+        "or set --url."
+    )
 
 
 def not_a_proxy(url: str, status: int) -> str:

@@ -114,17 +114,20 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
     has a card."""
     routes = APIRouter()
 
-    async def list_models() -> Response:
+    async def attempt() -> Response:
         return await relay_to_engine(proxy, "GET", MODELS_PATH, b"", {})
 
-    @routes.get("/v1/models")
-    async def models(request: Request) -> Response:
+    async def engine_listing(request: Request) -> Response:
         try:
-            listing = await fetch_when_ready(proxy, request, list_models)
+            return await fetch_when_ready(proxy, request, attempt)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
-            return Response()  # the client has disconnected
+            return Response(status_code=499)  # nobody receives this response
+
+    @routes.get("/v1/models")
+    async def models(request: Request) -> Response:
+        listing = await engine_listing(request)
         aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
         if listing.status_code != 200 or not aliases:
             return listing
@@ -132,19 +135,17 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
         return Response(content, media_type="application/json")
 
     async def model(request: Request) -> Response:
+        listing = await engine_listing(request)
+        if listing.status_code != 200:
+            return listing
+        model_id = model_id_of(request.scope["path"])
+        content = bytes(listing.body)
+        if proxy.model_names.is_alias(model_id):
+            content = _with_aliases(content, [model_id])
         try:
-            listing = await fetch_when_ready(proxy, request, list_models)
-            if listing.status_code != 200:
-                return listing
-            model_id = model_id_of(request.scope["path"])
-            content = bytes(listing.body)
-            if proxy.model_names.is_alias(model_id):
-                content = _with_aliases(content, [model_id])
             return Response(card_in(content, model_id), media_type="application/json")
         except WireError as error:
             return error_response(error)
-        except ClientDisconnected:
-            return Response()  # the client has disconnected
 
     for path in MODEL_CARD_PATHS:
         routes.add_api_route(path, model, methods=["GET"])

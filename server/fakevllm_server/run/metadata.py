@@ -105,6 +105,14 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
     return json.dumps(run, indent=2, ensure_ascii=False) + "\n"
 
 
+def read_metadata(run_folder: Path) -> str | None:
+    """Return the text of the file `run.json` in a run's folder, or None if it cannot be read."""
+    try:
+        return (run_folder / "run.json").read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
 def model_of(text: str | None) -> str | None:
     """Return the name of the model of the latest start in the text of `run.json`, or None."""
     starts = _parse_starts(text)

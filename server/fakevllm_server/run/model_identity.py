@@ -1,5 +1,5 @@
-"""Tell models apart: the fingerprints of a model, and the file `model.json`, which names the model
-of a run.
+"""Identify models: the fingerprints of a model, and the file `model.json`, which names the model of
+a run.
 
 A run continues only with the model with which it began. A copy of a model in another folder is the
 same model. A model of the same size with other weights is another model.
@@ -35,7 +35,7 @@ class ModelIdentity:
     """Hash of a model folder's config and of samples of its weights. For a hub name or None, the
     name or None itself."""
     shape: str | None
-    """Fingerprint of servers up to version 0.2, without the values of the weights."""
+    """Fingerprint of servers up to version 0.3, without the values of the weights."""
 
 
 NO_MODEL = ModelIdentity(None, None, None)

@@ -17,7 +17,7 @@ from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.store import JOB, JOB_IDENTITY
 from fakevllm_server.run.folder import write_atomically
-from fakevllm_server.run.metadata import experiment_of, has_starts
+from fakevllm_server.run.metadata import experiment_of, has_starts, read_metadata
 from fakevllm_server.run.model_identity import ModelIdentity, read_recorded_model
 from fakevllm_server.run.run_choice import TOP, ChosenRun, TopRun, choose_run, is_run_folder
 
@@ -81,10 +81,7 @@ class RunDirectory:
         If `run.json` is missing or unreadable, the journal's job names the run. Raises ConfigError
         if the journal is damaged.
         """
-        try:
-            text = (self._path / "run.json").read_text()
-        except (OSError, UnicodeDecodeError):
-            text = None
+        text = read_metadata(self._path)
         if has_starts(text):
             return TopRun(experiment_of(text))
         journal = self._path / "journal.sqlite"

@@ -11,7 +11,7 @@ from pathlib import Path
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file
-from fakevllm_server.run.metadata import experiment_of, model_of
+from fakevllm_server.run.metadata import experiment_of, model_of, read_metadata
 from fakevllm_server.run.run_choice import RUNS, TOP, is_run_folder
 
 
@@ -44,10 +44,7 @@ def list_runs(run_dir: Path) -> list[RunSummary]:
 
 def _summary(run_dir: Path, relative: str) -> RunSummary:
     folder = run_dir / relative
-    try:
-        text = (folder / "run.json").read_text()
-    except (OSError, UnicodeDecodeError):
-        text = None
+    text = read_metadata(folder)
     try:
         last_step = read_journal_file(folder / "journal.sqlite", reads.log_position).last_step
     except ConfigError:
