@@ -17,11 +17,9 @@ tensor in memory."""
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write the weights to `model.safetensors`, or to several shard files and an index of the
-    shards.
+    """Write the weights to `model.safetensors`, or to several shard files with an index.
 
-    A shard has at most `max_shard_bytes` bytes. A tensor larger than this limit gets a shard of its
-    own.
+    A shard has at most `max_shard_bytes` bytes. A larger tensor gets a shard of its own.
     """
     shard_of_tensor: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
