@@ -18,7 +18,7 @@ class Outcome:
     """Episodes of one group are compared with each other."""
     reward: float
     num_tokens: int
-    """Number of trained tokens. 0: the episode counts in its group's baseline, but is not
+    """Number of trained tokens. If it is 0, the episode counts in its group's baseline, but is not
     trained."""
     penalties: Sequence[float] = ()
     """Penalty of each trained token, such as the KL penalty, which is subtracted from the reward.
@@ -55,10 +55,11 @@ class AdvantageSpec:
     """Settings of the advantage estimators. Settings that also exist in verl have verl's names."""
 
     norm_adv_by_std_in_grpo: bool = True
-    """Whether GRPO divides by the standard deviation. Without it, the algorithm is Dr. GRPO."""
+    """Whether GRPO divides by the standard deviation. If false, the advantage is that of Dr.
+    GRPO."""
     std_floor: float = 0.05
-    """Smallest divisor. It keeps the noise of a judge's nearly equal rewards from being amplified.
-    verl adds 1e-6 to the standard deviation instead."""
+    """Lower bound of the standard deviation as a divisor. Without it, the noise in nearly equal
+    rewards of a judge would be amplified. verl adds 1e-6 to the standard deviation instead."""
     gamma: float = 1.0
     """Discount factor per token."""
 

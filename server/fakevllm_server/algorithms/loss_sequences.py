@@ -73,11 +73,11 @@ class LossCall(NamedTuple):
     """The properties of one model call from which its weight in the loss is computed."""
 
     unit: Hashable
-    """Identity of the call's unit."""
+    """Key of the call's unit, which is its sequence in the loss."""
     weight: float
     """Weight of each token of the call; 0 if the call is not in the loss."""
     num_tokens: int
-    """Number of trained tokens."""
+    """Number of trained tokens of the call."""
 
 
 @dataclass(frozen=True, slots=True)
