@@ -43,8 +43,8 @@ class Cause(StrEnum):
     REGENERATED = "regenerated"
     """The prompt equals that of an earlier call of another group."""
     FORKED = "forked"
-    """The prompt extends an earlier call that another call has extended already, with another
-    question."""
+    """The prompt begins with all tokens of an earlier call, which another call has already extended
+    with another question."""
     RETOKENISED = "retokenised"
     """The prompt repeats the text of an earlier call with other token ids."""
     SPECIAL_TOKENS = "special_tokens"
@@ -70,8 +70,8 @@ class Cause(StrEnum):
     """The prompt shares no message with the most similar calls: a sub-agent, or a side call."""
     UNKNOWN = "unknown"
     NOT_READ = "not_read"
-    """The prompt does not extend an earlier call. The cause was not examined, because the limit of
-    tokens to read was reached."""
+    """The prompt does not extend an earlier call. The cause was not examined, because the maximum
+    number of tokens to compare as text was reached."""
 
 
 NO_DRIFT = frozenset(
@@ -79,8 +79,8 @@ NO_DRIFT = frozenset(
 )
 """Causes that are intended; every other cause is drift."""
 MAX_COMPARED = 8
-"""Maximum number of earlier calls that are compared as text with a prompt. These calls share the
-largest number of tokens with the prompt. If there are more such calls, the newest are compared."""
+"""Maximum number of earlier calls whose text is compared with a prompt. Only the calls that share
+the largest number of tokens with the prompt are compared, and of these the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +116,12 @@ def find_causes(
 
 
 def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
-    """Return metrics of the causes: `branch_<cause>`, the number of calls with this cause, for each
-    cause that occurred, and `drift_rate`.
+    """Return the metrics `branch_<cause>` and `drift_rate`.
 
-    `drift_rate` is the number of drifted calls divided by the number of examined calls. First calls
-    of a session and calls with the cause `not_read` count neither as drifted nor as examined.
-    Without an examined call, `drift_rate` is left out.
+    `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
+    occur. `drift_rate` is the share of calls with an unintended cause, which is any cause that is
+    not in NO_DRIFT. First calls of a session and calls with the cause `not_read` are not counted in
+    it. If no other calls exist, `drift_rate` is left out.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
@@ -229,8 +229,8 @@ class _Session:
     ) -> Cause:
         """Compare the messages of `prompt` with those of the earlier call `call`, and return the
         Cause. This is the last comparison, for a prompt whose text differs or cannot be decoded.
-        `shared` is the number of tokens at the beginning of both. `extends` is true if the prompt
-        extends another earlier call.
+        `shared` is the number of equal tokens at the beginning of both. `extends` is true if
+        `prompt` begins with all tokens of another earlier call.
 
         The cause is `unknown` if the first difference is inside the earlier call's answer, or in
         the template text that begins the answer.

@@ -26,13 +26,14 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Known properties of the tokenizer: how to decode ids, and which ids are special. Unknown
-    properties have default values, with which the causes of more branches stay unknown."""
+    """Known properties of the tokenizer: how to decode ids, and which ids are special. If
+    properties are not known, `find_causes` finds the causes of fewer branches."""
 
     decode: Decode | None = None
-    """Function from ids to text, which includes special tokens."""
+    """Function from ids to text. The text includes special tokens."""
     special_ids: Collection[int] = frozenset()
-    """Ids that mark turns and ends. Not those of <think> and <tool_call>, which count as text."""
+    """Ids of the special tokens that mark messages and ends of texts. <think> and <tool_call> are
+    not included, because they count as text."""
     message_start: int | None = None
     """The special id that begins every message."""
 

@@ -133,8 +133,8 @@ def _num_groups_cut(groups: Sequence[Hashable]) -> list[int]:
 
 
 _Cost = tuple[int, int, int]
-"""(number of groups cut, number of tokens computed again, number of pieces), compared in this
-order."""
+"""Cost of a division: (number of groups divided, number of tokens computed again, number of runs),
+compared in this order."""
 
 
 def _cheapest_runs(
@@ -150,8 +150,9 @@ def _cheapest_runs(
 
     The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
     cheapest division of the first j calls is computed from the cheapest divisions of fewer calls:
-    the last run [i, j) begins at the cheapest i for which the run fits. The smallest such i never
-    decreases as j grows, so a monotonic queue of candidates for i makes each step fast.
+    the last run is [i, j), with the cheapest i among those for which [i, j) fits. The smallest i
+    that fits never decreases as j grows, so a monotonic queue of candidates for i makes each step
+    fast.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]

@@ -40,7 +40,7 @@ class Edges:
     """
 
     head_node: array[int]
-    """[heads] Node whose hidden state predicts."""
+    """[heads] Node whose hidden state gives the row of logits."""
     head_temperature: array[float]
     """[heads] Temperature. Hidden states do not depend on it, so calls with different temperatures
     share a tree. A node that is trained at two temperatures has two heads."""
@@ -138,8 +138,8 @@ def find_edges(
 _HeadKind = tuple[float, bytes | None]
 """Temperature and allowed set of a head."""
 _Link = tuple[int, int, int]
-"""(head, node, length): node head + i predicts node + i, for i < length. The length is above 1 only
-inside a segment, so no other link has a head among these nodes."""
+"""(head, node, length): node head + i predicts the token of node + i, for i < length. The length is
+above 1 only inside a segment, so no other link has a head among these nodes."""
 
 
 class _EdgeIndex:

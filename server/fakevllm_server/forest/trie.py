@@ -92,7 +92,7 @@ class Segment:
     end: int
     """The nodes are [start, end). There is at least one."""
     tout: int
-    """End of the subtree of each of the nodes."""
+    """End of the subtree, which is the same for all nodes of the segment."""
     depth: int
     """Position of the first token."""
     parent: int
@@ -101,15 +101,15 @@ class Segment:
     """Indices of the segments that continue this segment: none, or at least two. The child with the
     largest subtree comes first, so its nodes directly follow those of this segment."""
     path: Slices
-    """The nodes from the root to the end of this segment. They are the keys that the segment's
-    queries see. Inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
+    """The nodes from the root to the end of this segment, which are the keys to which the segment's
+    queries attend. Inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
     slices, because the child with the largest subtree comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
     """The token trees of a set of calls. Each node is one token, and calls with a common prefix
-    share its nodes.
+    share the nodes of this prefix.
 
     The arrays `ids`, `pos`, `parent` and `tout` have one item per node, in depth-first pre-order.
     An item has 8 bytes, so `torch.frombuffer` can read a non-empty array as 64-bit integers. The
@@ -244,8 +244,8 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
     """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. The
-    run is the object from which the segment was made. `roots` has a dictionary for each root key:
-    the runs at the roots of the trees, by their first token."""
+    run is the object from which the segment was made. For each root key, `roots` has the runs at
+    the roots of the trees, by their first token."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []
