@@ -3,8 +3,8 @@
 The thread samples the tokens of requests and runs tasks. A task is a generator for longer work,
 such as a training step or a publish of new weights. Tasks run one after another, in parts. Each
 iteration of the thread takes new requests and tasks from the inbox, samples one token for every
-running request, and then may run the next part of the current task. While requests are running,
-sampling and the task share the thread's time as set by DECODE_SHARE.
+running request, and then may run the next part of the current task. The constant DECODE_SHARE sets
+how sampling and the task share the thread's time while requests are running.
 
 At the end of a decode iteration, the thread hands new tokens over to the event loops of the
 requests, with one call per event loop. Tokens of a request that is not streamed are handed over
@@ -39,9 +39,9 @@ from fakevllm_server.types.sampling import Token
 IDLE_WAIT_S = 1.0
 """Maximum seconds that an idle thread waits for new items. A new item ends the wait at once."""
 DECODE_SHARE = 1.0
-"""Time for running requests after a piece of a task, as a multiple of the time that the piece took.
-At 1, decoding and training get half of the thread each while both have work. If only one token were
-sampled per micro-batch, a reply would take as long as the whole step."""
+"""Time for running requests after a part of a task, as a multiple of the time that this part took.
+At 1, sampling and training each get half of the thread's time while both have work. If only one
+token were sampled per micro-batch, a reply would take as long as a whole training step."""
 CRASH_GRACE_S = 0.5
 """Seconds between a crash and the end of the process, in which running requests get their error."""
 CRASH_EXIT_CODE = 70

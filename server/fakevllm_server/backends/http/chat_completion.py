@@ -142,8 +142,8 @@ class ChatCompletion:
 
     def _with_usage(self, chunk: Json, num_sampled: int) -> Json:
         """Return a chunk of a stream. If the request has `continuous_usage_stats`, add the choice's
-        token usage so far, of which `num_sampled` tokens were sampled. As in vLLM, the key `usage`
-        follows the key `choices`."""
+        token usage so far. `num_sampled` is the number of tokens sampled so far. As in vLLM, the
+        key `usage` follows the key `choices`."""
         if not self._request.wants_continuous_usage:
             return chunk
         usage = usage_counts(len(self._prompt_ids), num_sampled) | {

@@ -45,7 +45,7 @@ class AnswerParser(Protocol):
         ...
 
     def flush(self) -> list[Json]:
-        """End the text, and return the remaining deltas of the response stream."""
+        """Record that the text has ended. Return the remaining deltas of the response stream."""
         ...
 
     @property

@@ -155,9 +155,9 @@ async def _json_body(request: Request) -> bytes:
 
 
 async def _response_or_error(response: Awaitable[Response]) -> Response:
-    """Await and return the response. If this raises an exception, return an error response. Its
-    status and body are those of the WireError, or those of an internal error for any other
-    exception."""
+    """Await and return the response. If this raises a WireError, return the error response that it
+    describes. For any other exception, return an internal error. If the client has disconnected,
+    return an empty response."""
     try:
         return await response
     except WireError as error:

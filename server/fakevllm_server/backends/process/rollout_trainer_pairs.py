@@ -66,7 +66,7 @@ class TwoProcesses:
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
         """Combine a rollout engine and a trainer. Each publish of new weights creates the folder
-        `weights_folder`, and removes it at its end."""
+        `weights_folder` at its beginning, and removes it at its end."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder

@@ -7,9 +7,9 @@ through all layers.
 
 The check of a method runs seven short forward and backward passes. This takes 0.05 s for the model
 of `fakevllm demo`. On a GPU it takes as long as a training step on a thousand tokens. On a CPU with
-a large model, it takes as long as reading all weights about twenty times, and less than the first
-training step. The check of FlexAttention uses longer calls and includes the compilation of the
-kernels, which the first training step would need anyway.
+a large model, its time is that of reading all weights about twenty times, which is less than the
+first training step takes. The check of FlexAttention uses longer calls and includes the compilation
+of the kernels, which the first training step would need anyway.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ TOLERANCE = {
 the gradient. The limit is above the rounding of a deep model, and below the effect of a wrong
 position or mask. Norm layers compute in float32 even in a float64 model."""
 NUM_CHECKED_WEIGHTS = 4
-"""Number of weights whose gradients are compared. The first weights that train are taken, so the
-gradients go through all layers above these weights. One weight is not enough, because half of the
+"""Number of weights whose gradients are compared. They are the first weights that are trained, so
+their gradients go through all layers above them. One weight is not enough, because half of the
 weights of a new adapter have a gradient of 0."""
 MAX_WINDOW = 64
 """Longest attention window, in tokens, that the check's calls exceed. Exceeding a longer window
@@ -96,8 +96,8 @@ def check_attention(model: Any, attention: str) -> AttentionCheck:
 
 
 def relative_differences(model: Any, attention: str) -> tuple[float, float]:
-    """Return two relative differences between an attention method and the unchanged model: that of
-    the log-probabilities, and that of the gradients of a few weights."""
+    """Return two relative differences between an attention method and the unchanged model: the
+    difference of the log-probabilities, and the difference of the gradients of a few weights."""
     causal = causal_model(model)
     calls = check_calls(causal.config.get_text_config(), attention)
     trained = (parameter for parameter in causal.parameters() if parameter.requires_grad)
@@ -159,8 +159,9 @@ def _gradients(
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all values of all tensors. It is computed in float32 for smaller dtypes. A
-    float64 copy would need gigabytes for an embedding, and some devices do not support float64."""
+    """Return the norm of all values of all tensors, computed in at least float32. A float64 copy is
+    avoided, because it would need gigabytes for an embedding, and some devices do not support
+    float64."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]).norm()
 

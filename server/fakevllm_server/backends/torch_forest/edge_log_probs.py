@@ -1,4 +1,5 @@
-"""Compute the log-probabilities of a piece's trained tokens, each distinct prediction once.
+"""Compute the log-probabilities of the trained tokens of a piece. A prediction that several calls
+share is computed once.
 
 A piece is a set of calls that go through the model together. A head is a node of the forest that
 predicts tokens, at one temperature and from one set of allowed tokens. An edge is one token that is
@@ -6,9 +7,8 @@ predicted by a head:
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
-The logits of tokens outside the allowed set are -inf. Each edge is computed once, even if several
-calls contain it. `Plan.flat` and `Plan.per_call` convert the values of edges to values of the
-calls' tokens.
+The logits of tokens outside the allowed set are -inf. `Plan.flat` and `Plan.per_call` convert the
+values of edges to values of the calls' tokens.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tens
 
 def _trained_mask(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor | None:
     """Return a mask, [response tokens of all calls] of bool, that is True for trained tokens.
-    Return None if the plan has another number of calls, or of trained tokens in a call."""
+    Return None if the plan and `calls` differ in the number of calls, or in the number of trained
+    tokens of a call."""
     if len(calls) != len(plan.num_trained):
         return None
     is_trained = [list(call.is_trained) for call in calls]

@@ -3,7 +3,7 @@ importance weights, and the rejection of tokens.
 
 Both corrections use `log_ratio`, which is the trainer's log-probability minus the engine's
 log-probability of a token. No gradient flows through them. Formulas and names are those of verl's
-`rollout_correction`. A sequence is a unit of the loss.
+`rollout_correction`. A sequence is a unit of the loss, which the setting `loss_unit` defines.
 
 There are two kinds of importance weights. Truncated weights have an upper bound (Yao et al., "Your
 efficient RL framework secretly brings you off-policy RL training", 2025). Masked weights are 0
@@ -26,8 +26,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 )
 
 LEAST_MEAN = 1e-8
-"""Mean weight up to which weights are not normalized, because the mean would be a divisor of almost
-0. The value is verl's."""
+"""If the mean weight is at most this value, weights are not normalized, because the divisor would
+be almost 0. The value is verl's."""
 
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:

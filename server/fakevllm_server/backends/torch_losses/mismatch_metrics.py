@@ -82,12 +82,12 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Sums for the mismatch metrics over some tokens of a step: over all of these tokens, and over
-    those of calls that were sampled entirely with the current weights."""
+    """Two sums for the mismatch metrics: one over some tokens of a step, and one over only those of
+    these tokens whose call was sampled entirely with the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums
-    """Sums over the tokens whose calls were sampled wholly by the current weights."""
+    """Sums over the tokens of calls that were sampled entirely with the current weights."""
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
@@ -112,8 +112,8 @@ class Mismatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mismatch metrics by name, computed from the sums. Without tokens, there are no
-        metrics."""
+        """The mismatch metrics by name, computed from the sums. If there are no tokens, the
+        dictionary is empty."""
         if not self.all_tokens.share:
             return {}
         sums = self.equal_version if self.equal_version.share else self.all_tokens

@@ -86,8 +86,8 @@ class TrainedTokens:
         counts = torch.tensor(lengths, dtype=torch.long)
 
         def spread(values: Sequence[float], dtype: torch.dtype = dtype) -> Tensor:
-            """Repeat the number of each call once for each of its trained tokens, and return a
-            tensor [tokens]."""
+            """Repeat the number of each call for all of its trained tokens, and return a tensor
+            [tokens]."""
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
 
         def joined(rows: Sequence[Sequence[float]]) -> Tensor:

@@ -10,8 +10,8 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """Raised if a training step fails after it has begun to change the weights. The current weights
-    are then not those after any complete step."""
+    """Raised if a training step fails after it has begun to change the weights. The weights are
+    then neither those before the step nor those after a complete step."""
 
 
 class UpdateTracker:

@@ -32,9 +32,9 @@ sockets, and the kernel allows 108 characters for a socket's path."""
 class Cluster:
     """A connection to a Ray cluster.
 
-    Create it on a thread that lives as long as this process. When the thread that has started a
-    private cluster ends, the kernel ends the cluster too. If some of the cluster's processes
-    continue to run, a separate cleanup process kills them.
+    Create it on a thread that lives as long as this process, because the kernel ends a private
+    cluster when the thread that has started it ends. If some of the cluster's processes continue to
+    run, a separate cleanup process kills them.
     """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:

@@ -40,8 +40,8 @@ from fakevllm_server.types.backend import (
 Result = TypeVar("Result")
 
 LOST_EXIT_CODE = 70
-"""Exit code after workers were lost. The code differs from 2, which means that the user must fix
-something."""
+"""Exit code after workers were lost. It differs from 2, the exit code for errors that the user must
+fix."""
 CLOSE_TIMEOUT_S = 5.0
 NO_REFERENCE = (
     "the verl trainer was started without the reference policy that this job needs (kl_loss_coef "
@@ -212,8 +212,8 @@ class VerlTrainer:
 
         Raises BackendError, before any weight has changed, if the checkpoint's fsdp_config.json
         cannot be read. Raises BackendRefused if the checkpoint was saved by another number of
-        workers. This error stops the start, so that the server does not fall back to an older
-        checkpoint and lose training steps without the user's consent.
+        workers. The server does not use an older checkpoint instead, because this would undo
+        training steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]

@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 MAX_SHARD_BYTES = 5 * 2**30
-"""Maximum size of one file, in bytes. Writing holds at most one file's tensors and one further
-tensor in memory."""
+"""Maximum size of one file in bytes. While files are written, the tensors of at most one file and
+one further tensor are in memory."""
 
 
 def write_weights(

@@ -18,7 +18,8 @@ from fakevllm_server.backends.vllm.response import Json, VllmResponse, as_list, 
 
 UPDATE_ROUTES = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache")
 NO_SUCH_METHOD = 405
-"""Status of a GET on a POST route that exists. A route that does not exist gives 404."""
+"""HTTP status of a GET request to an existing POST route. For a route that does not exist, it is
+404."""
 MINUS_INFINITY = -9999.0
 """The value that vLLM sends as the logprob minus infinity."""
 PROCESSED_RATIO = (0.4, 0.62)
@@ -26,7 +27,8 @@ PROCESSED_RATIO = (0.4, 0.62)
 difference between two logprobs at temperature 2, divided by the same difference at temperature 1.
 The exact ratio is 0.5. The range allows for logits in bfloat16."""
 RAW_RATIO = (0.8, 1.25)
-"""Range of the same ratio for logprobs that ignore the temperature. The exact ratio is 1."""
+"""The range of the ratio of PROCESSED_RATIO for logprobs that ignore the temperature. The exact
+ratio is 1."""
 MIN_GAP = 1e-4
 """Smallest difference of two logprobs at temperature 1 that allows the ratio to be measured."""
 

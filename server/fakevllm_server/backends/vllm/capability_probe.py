@@ -25,12 +25,13 @@ log = logging.getLogger("fakevllm.server")
 PROBE_FILE = "engine_probes.json"
 """The file in the run directory with the results of the latest probe."""
 COMPLETION_TIMEOUT_S = 300.0
-"""vLLM may compile kernels for the first tokens."""
+"""Timeout of a completion. It is long because vLLM may compile kernels for the first tokens."""
 SERVER_ERROR = 500
-"""Lowest status of a temporary failure. Lower statuses depend on how vLLM was started."""
+"""Lowest HTTP status that counts as a temporary failure. Lower error statuses depend on how vLLM
+was started."""
 NUM_TOP = 20
-"""Number of top logprobs that are requested, which is vLLM's default limit. More top logprobs have
-larger differences, which make the check of the logprobs more certain."""
+"""Number of top logprobs to request, which is vLLM's default limit. Among more top logprobs there
+are larger differences, which make the check of the logprobs more certain."""
 UNTRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings that sample from the whole distribution, and override generation_config.json."""
 TOOL: Json = {

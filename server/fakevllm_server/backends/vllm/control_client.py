@@ -19,12 +19,12 @@ log = logging.getLogger("fakevllm.server")
 
 HEALTH_TIMEOUT_S = 5.0
 DEFAULT_TIMEOUT_S = 30.0
-"""Time limit for routes that need only vLLM's API process and not its engine. The machine may be
+"""Timeout of requests that need only vLLM's API process and not its engine. The machine may be
 busy."""
 PAUSE_TIMEOUT_S = 120.0
-"""vLLM first finishes its current engine step, which may have a large batch."""
+"""Timeout of a pause. vLLM first finishes its current engine step, which may have a large batch."""
 RELOAD_TIMEOUT_S = 900.0
-"""Weights of hundreds of gigabytes may come from a slow disk."""
+"""Timeout of a reload. Weights of hundreds of gigabytes may come from a slow disk."""
 NO_ROUTE = 404, 405
 CONNECTION_ERRORS = aiohttp.ClientError, OSError, TimeoutError
 

@@ -41,7 +41,8 @@ class Observation:
 
 
 class Watchdog:
-    """Decides whether a vLLM hangs, from observations in order of time."""
+    """Decides whether a vLLM hangs. The decision is made from observations, which are added in
+    order of time."""
 
     def __init__(self, now: float) -> None:
         self._last_healthy_at = now

@@ -1,8 +1,8 @@
 """Decode a batch: one forward pass computes the next token of every row. A row is one running
 request.
 
-The decoder holds the model, the KV cache and the rows. Other modules decide which requests join the
-batch, run the threads, and deliver the tokens.
+The decoder holds the model, the KV cache and the rows. Other modules run the threads, deliver the
+tokens, and decide which requests join the batch.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Sampling
 
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-"""Largest accepted difference by type, relative to the largest logit. It is above the rounding of a
-deep model, and far below the effect of a wrong position or mask."""
+"""Largest accepted difference by dtype, relative to the largest logit. It is above the rounding of
+a deep model, and far below the effect of a wrong position or mask."""
 
 
 def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:

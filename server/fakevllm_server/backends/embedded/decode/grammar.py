@@ -23,8 +23,8 @@ from fakevllm_adapters.protocol.errors import WireError, bad_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 MAX_CHECKED_GRAMMARS = 256
-"""Number of grammars that are remembered as valid. Siblings and retries use the same one within
-seconds."""
+"""Number of grammars that are remembered as valid. Siblings and retries of a request use the same
+grammar within seconds."""
 CACHE_BYTES = 64 << 20
 """Size of the cache of compiled grammars."""
 MAX_CHARACTERS = 200_000
@@ -33,9 +33,9 @@ MAX_DEPTH = 100
 is about half a second."""
 MAX_WHITESPACE = 13
 """Maximum number of consecutive white-space characters between the parts of a JSON text. It allows
-a line break with an indent of two at six levels, or of four at three levels. vLLM has no bound, so
-that a small model may write only white space until its token limit. Structural tags have no bound
-here either, because xgrammar does not support one for them."""
+a line break with an indent of two at six levels, or of four at three levels. Without a bound, as in
+vLLM, a small model may write only white space until its token limit. Structural tags have no bound,
+because xgrammar does not support one for them."""
 COMPILE_TIMEOUT_S = 30.0
 WORD_BITS = 32
 _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -96,8 +96,8 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Return xgrammar's compiler, which is created on first use. If two threads create one at
-        the same time, the second one is kept. This is harmless."""
+        """Return xgrammar's compiler, which is created on first use. It does no harm if two threads
+        create one at the same time; the second one is kept."""
         if self._compiler is None:
             import xgrammar
 

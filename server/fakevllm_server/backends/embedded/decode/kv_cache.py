@@ -73,8 +73,8 @@ class KvCache(Cache):
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
-        """Return True if buffers for `num_rows` rows of `length` tokens are within the memory limit
-        `max_cells`. A single row always fits."""
+        """Return True if buffers for `num_rows` rows of `length` tokens do not exceed `max_cells`,
+        the maximum number of rows times tokens. A single row always fits."""
         slots, capacity = self._rounded(num_rows, length)
         return num_rows <= 1 or slots * capacity <= self.max_cells
 

@@ -63,8 +63,9 @@ class DecodeRequest:
 
     @property
     def prefix_key(self) -> bytes:
-        """The key of this request in the prefix cache. The key contains all ids except the last.
-        The keys and values of these ids must be computed before decoding."""
+        """The identifier of this request's prefix in the prefix cache. The prefix is all ids except
+        the last. Its attention keys and values must be computed before the request can be decoded.
+        """
         return array("i", self.ids[:-1]).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:

@@ -131,9 +131,9 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
-    """Return the set of tokens that could be sampled for each row in `reporting`, packed into
-    bytes. The entry is None if every token could be sampled. Rows that are not in `reporting` have
-    the entry None too.
+    """Return one entry for each row. For a row in `reporting`, the entry is the set of tokens that
+    could be sampled, packed into bytes, or None if every token could be sampled. For all other
+    rows, the entry is None.
 
     A token could not be sampled if its log-probability is -inf, whether a grammar, allowed ids,
     top-p or another setting has excluded it.

@@ -62,14 +62,15 @@ class SamplingState:
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
         """Replace the sampling weights by those of the model that `load()` returns. `version` is
-        the version of these weights. Raises BackendError, before any weight has changed, if the
-        model has other weight names or shapes. For a model without LoRA adapters the weights are
-        copied, so the model that `load()` has returned may change afterwards.
+        the version of these weights. Raises BackendError, before any weight has changed, if its
+        weight names or shapes differ from those of the current model. For a model without LoRA
+        adapters the weights are copied, so the model that `load()` has returned may change
+        afterwards.
 
         This method is a generator. Between two steps of the generator, the caller runs decode
-        iterations, so that running requests can finish. They have `drain_bound_s` seconds. Requests
-        that have not finished by then are interrupted, and continue with the new weights. New
-        requests wait until the weights are replaced; none is refused.
+        iterations, so that running requests can finish. They have `drain_bound_s` seconds for this.
+        Requests that have not finished by then are interrupted, and continue with the new weights.
+        New requests wait until the weights are replaced; none is refused.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -90,7 +91,8 @@ class SamplingState:
     def _take(self, source: PreTrainedModel) -> None:
         """Use the weights of the model `source` for sampling. For a model without LoRA adapters,
         copy the weights into the current model, so that no second model stays in memory. With
-        adapters, `source` or a view of it becomes the current model."""
+        adapters, the current model becomes `source`, or a view of `source`, which is a second model
+        object that shares its base weights."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):

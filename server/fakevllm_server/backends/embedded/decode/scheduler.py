@@ -60,8 +60,8 @@ class Scheduler:
     def schedule(
         self, num_rows: int, known: Container[bytes], fits: Callable[[int, int], bool]
     ) -> SchedulerOutput:
-        """Take requests from the waiting queue, and return those that join the decoding and the
-        prompts to prefill.
+        """Take requests from the waiting queue. Return the requests that are decoded from now on,
+        and the prompts to prefill.
 
         `num_rows` is the number of requests that are being decoded already. `known` contains the
         keys of cached prompt prefixes. `fits(rows, length)` returns True if the KV cache has memory

@@ -48,9 +48,9 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
 def longest_token_bytes(tokenizer: Any) -> int:
     """Return an upper bound for the number of UTF-8 bytes that one token can stand for.
 
-    The bound is the length of the longest vocabulary entry in UTF-8 bytes. It is also valid for
-    byte-level vocabularies, in which one character of an entry, of one or more UTF-8 bytes, stands
-    for one byte.
+    The bound is the length of the longest vocabulary entry in UTF-8 bytes. It is valid for
+    byte-level vocabularies too: their entries have one character for each byte of text, and a
+    character has at least one byte.
     """
     return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 

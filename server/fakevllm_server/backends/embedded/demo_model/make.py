@@ -38,11 +38,12 @@ BATCH_SIZE = 64
 WRONG_SHARE = 0.5
 PEAK_LR = 2e-3
 CHATTER_EVERY = 8
-"""Number of batches of which one contains other text. More other text would make the sums worse."""
+"""One of this many batches contains text other than sums. More of it would make the model worse at
+sums."""
 CHATTER_BATCH_SIZE = 8
 MAX_CHATTER_WORDS = 80
 SYSTEM_EVERY = 8
-"""Number of batches of which one has a system prompt, for apps that send a system prompt."""
+"""One of this many batches has a system prompt, for apps that send a system prompt."""
 MAX_POSITIONS = 512
 VOCAB_SIZE = 512
 

@@ -2,9 +2,9 @@
 files, so reading it runs no code.
 
     weights.safetensors     float32; with LoRA only the adapters
-    optimizer.safetensors   AdamW's moments and step counts, named `<weight>.<slot>`
-    state.json              random state; with LoRA also the LoRA settings and the model's
-                            fingerprint
+    optimizer.safetensors   AdamW's state, as `<weight>.exp_avg`, `<weight>.exp_avg_sq` and
+                            `<weight>.step`
+    state.json              random state; with LoRA also the LoRA settings and a hash of the model
 
 A checkpoint contains no other settings of the job. When a run continues from a checkpoint, these
 settings, such as the learning rate, may therefore change.

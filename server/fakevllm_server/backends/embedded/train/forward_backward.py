@@ -139,8 +139,8 @@ def _loss_and_metrics(
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
     """Return the loss of some pieces, and their contribution to the step's metrics. `values` has
-    the edge values of each piece. `tokens` has the trained tokens of all these pieces, one piece
-    after another."""
+    the log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
+    pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None

@@ -107,10 +107,11 @@ def cut_into_pieces(
     of this call. Other calls then fit into the same piece. They add few tokens if they share most
     of the long call's tokens.
 
-    Calls of one group stay in one piece if they fit. But if the loss couples tokens, the calls of
-    one unit (which the loss treats as one sequence) stay together instead. `version` is the version
-    of the trainer's weights, or None if it is unknown. Raises ValueError for calls with temperature
-    0, because greedy sampling has no log-probability to train on.
+    Calls of one group stay in one piece if they fit. But if the loss couples the tokens of a unit
+    (one or more calls that form one sequence in the loss), the calls of a unit stay together
+    instead. `version` is the version of the trainer's weights, or None if it is unknown. Raises
+    ValueError for calls with temperature 0, because greedy sampling has no log-probability to train
+    on.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)

@@ -39,7 +39,7 @@ MAX_PADDING = 1.05
 """Largest ratio of lengths within one kernel launch. Long chains gain nothing from a common launch,
 and the cost of padding is quadratic."""
 SHORT = 32
-"""Length in tokens up to which chains share a launch whatever their lengths are."""
+"""Chains of up to this many tokens share a kernel launch even if their lengths differ."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class DenseLayout:
 
 
 def dense(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention with one mask of all pairs of nodes. Return one hidden state for
-    each head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained
-    tokens, not an attention head."""
+    """Run the model with one attention mask of all pairs of nodes. Return one hidden state for each
+    head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained tokens,
+    not an attention head."""
     return head_states(model, plan, DenseLayout(plan))

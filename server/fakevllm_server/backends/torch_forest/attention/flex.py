@@ -1,6 +1,6 @@
 """FlexAttention over a forest, which is the attention method for GPUs. In depth-first order, the
-nodes of each subtree are consecutive. Therefore the attention mask is determined by the end of each
-node's subtree.
+nodes of each subtree are consecutive. Therefore the ends of all subtrees determine the attention
+mask.
 
 FlexAttention needs a mask of whole blocks of nodes. This module computes it from the subtree ends
 in each block. For a hundred thousand nodes, this takes about ten milliseconds and almost no memory,
@@ -63,9 +63,9 @@ def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK)
     [nodes], and the number of nodes is a multiple of the block size `size`. `window` is the
     attention window in tokens, or None.
 
-    With a window, the mask may list pairs of blocks between which no node attends to another. This
-    costs time but does not change the result, because the mask of single nodes hides all pairs in
-    them.
+    With a window, the mask may list pairs of blocks in which no node attends to another. This costs
+    time but does not change the result, because FlexAttention also applies a mask of single nodes
+    inside the listed blocks.
     """
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)

@@ -71,8 +71,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """Return the causal language model (body and LM head) without the wrapper of the peft library.
-    Adapter layers inside the model stay."""
+    """Return the causal language model (body and LM head). If the peft library has wrapped it,
+    remove the wrapper, but keep the adapter layers inside the model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
