@@ -159,9 +159,9 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the denominator for the weights of the tokens in `unit`. It depends on the
-        aggregation mode `spec.loss_agg_mode`. For example, it is the sum of all weights of the step
-        for `token-mean`, and 1 for `token-sum`."""
+        """Return the denominator for the weights of the tokens in `unit`, which is one sequence in
+        the loss. It depends on the aggregation mode `spec.loss_agg_mode`. For example, it is the
+        sum of all weights of the step for `token-mean`, and 1 for `token-sum`."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight

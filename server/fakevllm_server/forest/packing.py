@@ -149,10 +149,9 @@ def _cheapest_runs(
     the limit.
 
     The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
-    cheapest division of the first j calls is computed from the cheapest divisions of fewer calls:
-    the last run is [i, j), with the cheapest i among those for which [i, j) fits. The smallest i
-    that fits never decreases as j grows, so a monotonic queue of candidates for i makes each step
-    fast.
+    cheapest division of the first j calls is computed from the cheapest divisions of fewer calls.
+    Its last run [i, j) has the cheapest start i among those for which the run fits. The smallest
+    start that fits never decreases as j grows, so a monotonic queue of starts makes each step fast.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
@@ -191,8 +190,9 @@ def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs of calls into pieces of at most `max_tokens` nodes by first-fit decreasing
-    bin packing. A run is an index range [first, last). Return a list of runs for each piece."""
+    """Combine small runs of calls into pieces (sets of calls that go through the model together) of
+    at most `max_tokens` nodes, by first-fit decreasing bin packing. A run is an index range [first,
+    last). Return a list of runs for each piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

@@ -143,8 +143,9 @@ above 1 only inside a segment, so no other link has a head among these nodes."""
 
 
 class _EdgeIndex:
-    """A lookup from predicted nodes to edges. The heads of all its edges have the same temperature
-    and the same set of allowed tokens."""
+    """A lookup from predicted nodes to edges, which are the predictions of these nodes' tokens. The
+    heads (rows of logits) of all its edges have the same temperature and the same set of allowed
+    tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
         """Create a lookup. `runs` has tuples (first node, number of nodes, first edge). Each tuple
@@ -174,10 +175,10 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the heads and edges for some links, and return the lookup from predicted nodes to the
-        new edges. A link is a tuple (predicting node, predicted node, number of consecutive node
-        pairs). The links must be sorted and must not overlap. `kind` is the temperature and the set
-        of allowed tokens of all new heads."""
+        """Add the heads (rows of logits) and edges (predicted tokens) for some links, and return
+        the lookup from predicted nodes to the new edges. A link is a tuple (predicting node,
+        predicted node, number of consecutive node pairs). The links must be sorted and must not
+        overlap. `kind` is the temperature and the set of allowed tokens of all new heads."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []

@@ -33,9 +33,9 @@ class CallTokens:
     """The tokens of one model call, and the positions that are trained.
 
     The caller keeps all other data of the call, such as advantage and log-probabilities, under the
-    call's index. The constructor raises ValueError for invalid trained spans, for a number of
-    allowed sets that differs from the number of tokens, and, if tokens are trained, for a
-    temperature that is not positive and finite.
+    call's index. The constructor raises ValueError in three cases: the trained spans are invalid,
+    the number of allowed sets differs from the number of tokens, or the temperature of a trained
+    call is not positive and finite.
     """
 
     ids: Sequence[int]
@@ -243,9 +243,9 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
-    """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. The
-    run is the object from which the segment was made. For each root key, `roots` has the runs at
-    the roots of the trees, by their first token."""
+    """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. A
+    segment is a range of nodes without a branch, and the run is the object from which it was made.
+    For each root key, `roots` has the runs at the roots of the trees, by their first token."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []
