@@ -107,9 +107,11 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
-    """Return the full names of the layers that get an adapter. Raises BackendRefused if a name in
-    `target_modules` matches no linear layer, if the model has no layer for an adapter, or if
-    `target_modules` names an LM head that shares its weight with the embedding."""
+    """Return the full names of the layers that get an adapter.
+
+    Raises BackendRefused if the model has no layer for an adapter, or if a name in `target_modules`
+    matches no linear layer. An LM head that shares its weight with the embedding is refused too.
+    """
     network: Any = model
     head = network.get_output_embeddings()
     linear = {name: one for name, one in network.named_modules() if isinstance(one, nn.Linear)}

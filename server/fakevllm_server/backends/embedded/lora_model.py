@@ -24,9 +24,9 @@ view, because a copied wrapper would call the forward pass of the original model
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return True if the sampler needs a view of the model (a copy of its adapters on shared base
-    weights), because merging would round the adapters. This is the case if the model has adapters
-    and computes in another dtype than that of its weights."""
+    """Return True if the sampler needs a view of the model: a second model object with its own
+    adapters and shared base weights. This is the case if the model has adapters and computes in
+    another dtype than that of its weights, because merging would then round the adapters."""
     return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 

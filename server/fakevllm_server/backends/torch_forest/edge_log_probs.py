@@ -29,7 +29,8 @@ from fakevllm_server.types.token_masks import unpacked
 
 
 class EdgeValues(NamedTuple):
-    """Values of each edge of a piece. An edge is a predicted token that several calls may share."""
+    """Values of the edges of a piece. A piece is a set of calls that go through the model together.
+    An edge is a predicted token that several calls may share."""
 
     log_prob: Tensor
     """[edges] Log-probability of the edge's token, in float32 or a wider dtype."""
@@ -47,9 +48,10 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """Run one forward pass of a piece, and return the log-probability of each edge (predicted
-    token). With `with_entropy`, also return the entropy of each edge's distribution. `attention` is
-    the name of a method in ATTENTIONS.
+    """Run one forward pass of a piece, which is a set of calls that go through the model together.
+    Return the log-probability of each edge (predicted token). If `with_entropy` is true, also
+    return the entropy of each edge's distribution. `attention` is the name of a method in
+    ATTENTIONS.
 
     Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
     gradient graph keeps logits in memory that no backward pass frees.
@@ -76,8 +78,8 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """Return the log-probability of every edge (predicted token) of a piece, [edges]. The arguments
-    are those of `edge_values`."""
+    """Return the log-probabilities of all edges (predicted tokens) of a piece, [edges]. A piece is
+    a set of calls that go through the model together. The arguments are those of `edge_values`."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
@@ -91,8 +93,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for the heads [first, last) and their
-    edges."""
+    """Return the positional arguments of `_head_values` for the heads [first, last) and the tokens
+    that they predict."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (

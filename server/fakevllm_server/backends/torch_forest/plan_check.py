@@ -196,9 +196,9 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
     """Return a mask, [nodes] of bool, that is True for each node that attends to exactly its
     ancestors and itself.
 
-    Two conditions are checked. First, the node's segment, whose path lists the ancestors, is
-    consistent. Second, the number of subtrees that contain the node is its position + 1, because a
-    node is in its own subtree and in that of each ancestor.
+    Two conditions are checked. First, the node's segment (its range of nodes without a branch),
+    whose path lists the ancestors, is consistent. Second, the number of subtrees that contain the
+    node is its position + 1, because a node is in its own subtree and in that of each ancestor.
     """
     forest = plan.forest
     num = forest.num_nodes

@@ -3,7 +3,8 @@
 If calls share only a few first tokens, such as the token that begins every prompt, sharing these
 tokens saves almost nothing. But sharing has two costs. First, every node below a branch needs one
 more partial attention, except the nodes below the child with the largest subtree. Second, if the
-tree is cut into pieces, each piece computes the shared tokens again.
+tree is cut into parts that go through the model separately, each part computes the shared tokens
+again.
 
 The top of a tree is the part before its first branch. If sharing the top costs more than it saves,
 this module splits the tree into one tree for each branch. It does so by giving the calls different
@@ -62,9 +63,9 @@ def _unprofitable_tops(forest: Forest) -> dict[int, Segment]:
 
 
 def _branch(path: Slices, tops: Mapping[int, Segment]) -> int:
-    """Return the node that identifies the branch to which a call belongs: the first node of its
-    path after the top of its tree (the part before the first branch). If the call ends inside the
-    top, return the first node of the top."""
+    """Return the node that identifies the branch to which a call belongs. It is the first node of
+    the call's path after the top of the tree, which is the part before the first branch. If the
+    call ends inside the top, return the first node of the top."""
     start, end = path[0]
     top = tops[start]
     if end > top.end:

@@ -32,9 +32,9 @@ def loss_coefficients(
     loss_of: LossOfEdges, first_pass: Sequence[EdgeValues]
 ) -> tuple[Tensor, list[EdgeValues]]:
     """Return (loss, coefficients). `first_pass` has the edge values of all pieces from the first
-    pass. The coefficients are the derivatives of the loss with respect to these values: the
-    log-probabilities, and the entropies if there are any. The returned loss has no gradient graph.
-    """
+    pass: the log-probabilities of the predicted tokens, and their entropies if the loss needs them.
+    The coefficients are the derivatives of the loss with respect to these values. The returned loss
+    has no gradient graph."""
     leaves = [
         EdgeValues(
             _leaf(values.log_prob), None if values.entropy is None else _leaf(values.entropy)
@@ -60,8 +60,9 @@ def backward_piece(
     *,
     max_logits: int | None = None,
 ) -> None:
-    """Compute one piece's part of the gradient, and add it to the gradients of the model's weights.
-    `coefficient` has the derivatives of the loss with respect to the piece's edge values."""
+    """Compute the gradient of one piece (a set of calls that go through the model together), and
+    add it to the gradients of the model's weights. `coefficient` has the derivatives of the loss
+    with respect to the log-probabilities and entropies of the piece's predicted tokens."""
     if not plan.num_edges:
         return
     # The entropy is costly: leave its coefficient out if the loss does not use it.

@@ -69,7 +69,8 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
     """Return a mask, [tokens] of bool, that is True for each token that passes all rejection
-    criteria of `rollout_rs`."""
+    criteria in the setting `rollout_rs`. `units` has the number of the token's unit (sequence in
+    the loss), [tokens]."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():

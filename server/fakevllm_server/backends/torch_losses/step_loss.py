@@ -2,8 +2,8 @@
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
-For each token t, policy_t is the policy loss, weight_t is the importance weight that corrects the
-difference between rollout engine and trainer, kl_t is the KL estimate, and H_t is the entropy.
+For each token t, policy_t is the policy loss, kl_t is the KL estimate, and H_t is the entropy.
+weight_t is the importance weight that corrects the difference between rollout engine and trainer.
 kept_t is 0 if `rollout_rs` rejects the token, else 1. scale_t is the token's factor in the mean or
 sum that `loss_agg_mode` selects.
 

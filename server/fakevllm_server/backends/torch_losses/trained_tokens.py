@@ -16,7 +16,8 @@ from fakevllm_server.algorithms.loss_sequences import CallShare
 
 
 class TrainedCall(Protocol):
-    """The sampled log-probabilities and the advantage of a call's trained tokens."""
+    """The advantage of a call, and the log-probabilities that the rollout engine reported for its
+    trained tokens."""
 
     @property
     def logprobs(self) -> Sequence[float]: ...

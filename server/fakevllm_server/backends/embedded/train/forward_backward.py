@@ -41,7 +41,8 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """The contribution of some pieces of a training step to the step's metrics."""
+    """The contribution of some pieces of a training step to the step's metrics. A piece is a set of
+    calls that go through the model together."""
 
     metrics: StepMetrics
     """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
@@ -194,8 +195,8 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
-    """Combine the metrics of the pieces to the metrics of the step. The pieces' contributions to a
-    mean are added up."""
+    """Combine the metrics of all pieces (parts of the batch) to the metrics of the step. The
+    pieces' contributions to a mean are added up."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:

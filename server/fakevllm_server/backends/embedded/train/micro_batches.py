@@ -67,9 +67,9 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return copies of the pieces that also hold log-probabilities of the old policy (the
-        trainer's policy before the step) and of the reference policy. `old` and `reference` have a
-        tensor [trained tokens] for each piece."""
+        """Return copies of the pieces that also hold log-probabilities of two other policies: the
+        old policy, which is the trainer's policy before the step, and the reference policy. `old`
+        and `reference` have a tensor [trained tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -140,7 +140,8 @@ def cut_into_pieces(
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Return True if the loss couples tokens of different pieces."""
+    """Return True if the loss couples tokens of different pieces (sets of calls that go through the
+    model together)."""
     parts = [piece.tokens for piece in pieces]
     return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
@@ -191,7 +192,8 @@ def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 class _Trained:
-    """The advantage of a call, and the sampled log-probabilities of its trained tokens."""
+    """The advantage of a call, and the log-probabilities that the rollout engine reported for its
+    trained tokens."""
 
     def __init__(self, call: Call) -> None:
         self.advantage = call.advantage

@@ -1,8 +1,9 @@
 """Measure how much faster training is if calls share prefixes.
 
-The calls of one piece go forward and backward through the model twice. The first time, calls share
-prefixes. The second time, calls share nothing, and are split into as many passes as the token
-budget requires. This takes as long as training the piece without sharing. Therefore the speedup is
+A piece is a set of calls that go through the model together. To measure the speedup, the calls of
+one piece go forward and backward through the model twice. The first time, calls share prefixes. The
+second time, calls share nothing, and are split into as many passes as the token budget requires.
+The measurement takes as long as training the piece without sharing. Therefore the speedup is
 measured at the first step with shared prefixes, and afterwards at most once in `EVERY` steps.
 """
 

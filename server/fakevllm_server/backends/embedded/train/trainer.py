@@ -199,9 +199,9 @@ class PolicyTrainer:
     def _with_other_policies(
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """Return copies of the pieces with the further log-probabilities that the loss needs: those
-        of the reference policy for a KL term, and those of the trainer's policy before the step's
-        first update unless `bypass_mode` is set."""
+        """Return copies of the pieces with the further log-probabilities that the loss needs. A KL
+        term needs those of the reference policy. Unless `bypass_mode` is set, the loss also needs
+        those of the trainer's policy before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:

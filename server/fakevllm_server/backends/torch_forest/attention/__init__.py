@@ -1,7 +1,7 @@
 """Methods that compute attention over a forest (calls as trees of tokens), and the choice of a
 method.
 
-    registry.py           the table ATTENTIONS, and the fastest method for a piece
+    registry.py           the table ATTENTIONS, and the fastest method for a set of calls
     transformers_hook.py  the attention implementation that transformers calls
     chain_attention.py    for CPUs
     segment_attention.py  for any device, and for layers with an attention window

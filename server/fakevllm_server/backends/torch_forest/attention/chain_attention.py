@@ -44,8 +44,8 @@ SHORT = 32
 
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
-    """Chains of nodes that are computed in one kernel launch. Each chain is a plain causal
-    sequence."""
+    """Chains that are computed in one kernel launch. A chain is a range of consecutive nodes that
+    is a plain causal sequence."""
 
     nodes: Tensor
     """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Causal
@@ -250,7 +250,7 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by chains. Return one hidden state for each head of the plan,
-    [heads, hidden]. A head of the plan is a node that predicts trained tokens, not an attention
-    head."""
+    """Run the model with attention by chains (paths through the children with the largest
+    subtrees). Return one hidden state for each head of the plan, [heads, hidden]. A head of the
+    plan is a node that predicts trained tokens, not an attention head."""
     return head_states(model, plan, ChainLayout(plan))

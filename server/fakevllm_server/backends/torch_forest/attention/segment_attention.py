@@ -77,9 +77,10 @@ def _attend(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Return the attention output of a batch of segments, [heads, segments * length, head dim].
-    `query`, `key` and `value` have all nodes of the forest, [heads, nodes, head dim] each. `window`
-    is the layer's attention window in tokens, or None."""
+    """Return the attention output of a batch of segments, [heads, segments * length, head dim]. A
+    segment is a range of nodes without a branch. `query`, `key` and `value` have all nodes of the
+    forest, [heads, nodes, head dim] each. `window` is the layer's attention window in tokens, or
+    None."""
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
     # all its tokens.
@@ -122,16 +123,17 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
-    """Return the attention mask of a segment, [length, num_ancestors + length] of bool. Each of the
-    segment's `length` nodes attends to itself and to all earlier nodes of its path. With a window,
-    it attends only to nodes less than `window` positions back."""
+    """Return the attention mask of a segment, [length, num_ancestors + length] of bool. A segment
+    is a range of nodes without a branch. Each of its `length` nodes attends to itself and to all
+    earlier nodes of its path. With a window, it attends only to nodes less than `window` positions
+    back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
     return mask if window is None else mask.triu(num_ancestors - window + 1)
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by segments. Return one hidden state for each head of the plan,
-    [heads, hidden]. A head of the plan is a node that predicts trained tokens, not an attention
-    head."""
+    """Run the model with attention by segments (ranges of nodes without a branch). Return one
+    hidden state for each head of the plan, [heads, hidden]. A head of the plan is a node that
+    predicts trained tokens, not an attention head."""
     return head_states(model, plan, SegmentLayout(plan))
