@@ -41,7 +41,7 @@ def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]
     """Distribute the values over the columns of a chart, and yield the mean of each column's finite
     values. For a column without finite values, yield None.
 
-    All columns get the same number of values, or numbers that differ by one.
+    The columns' numbers of values differ by at most one.
     """
     num_columns = max(1, min(width, len(values)))
     for column in range(num_columns if values else 0):

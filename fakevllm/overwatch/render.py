@@ -204,8 +204,8 @@ def _chart_rows(
 ) -> Iterator[Text]:
     """Yield the rows of a chart with its axis labels. If no value is finite, yield nothing.
 
-    The chart has a gap before each step in `breaks`. At these steps something changed, such as the
-    reward hooks, and rewards before and after it cannot be compared.
+    The chart has a gap before each step in `breaks`. At such a step something changed, such as the
+    reward hooks, and rewards before and after the change cannot be compared.
     """
     num_columns = max(8, width - 9)
     # A column shows the mean of several steps. A gap this wide contains at least one whole column.

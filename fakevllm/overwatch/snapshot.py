@@ -151,8 +151,8 @@ class Snapshot:
     batch: Batch | None = None
     """Progress of the batch for the next training step; None if the server does not report it."""
     tasks: tuple[TaskProgress, ...] = ()
-    """Tasks of the batch. Incomplete tasks come before complete tasks. Among them, tasks with more
-    ended episodes come first."""
+    """Tasks of the batch. Incomplete tasks come before complete tasks. Within both kinds, tasks
+    with more ended episodes come first."""
     running: tuple[RunningEpisode, ...] = ()
     """Running episodes, ordered by idle time, the longest first."""
     clients: tuple[ClientActivity, ...] = ()

@@ -16,8 +16,8 @@ MAX_REWARDS = 8
 NO_ROWS = Text("none", "dim")
 UUID_CHARS = 8
 NEARLY_LOST = 0.75
-"""Share of its idle limit (after which the server takes it back) from which on an idle episode is
-shown in yellow."""
+"""An idle episode is shown in yellow when its idle time exceeds this share of its idle limit. At
+the limit, the server takes the episode back from its client."""
 
 
 def tasks_table(snapshot: Snapshot, is_narrow: bool) -> RenderableType:
