@@ -27,8 +27,8 @@ POLL_TIMEOUT_S = 5.0
 def has_capacity(status: EngineStatusReply | None) -> bool:
     """Return True if another row may be sent.
 
-    Return True also if the engine's status is unknown or the engine is off. In these cases no
-    trainer is known that could reduce the backlog, so rows do not wait for it.
+    Return True also if the engine's status is unknown or the engine is off, because the backlog
+    might then never shrink, and the row would wait forever.
     """
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return True

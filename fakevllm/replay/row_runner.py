@@ -46,7 +46,7 @@ async def play(
 
     At most `concurrency` rows run at a time. `rows` may be endless, because the next row is taken
     from `rows` only when fewer than `concurrency` rows run. While the event `capacity` is cleared,
-    no row is sent.
+    because the trainer has enough groups to train, no row is sent.
     """
     source = iter(rows)
     running: set[asyncio.Task[RowResult]] = set()
