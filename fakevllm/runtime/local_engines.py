@@ -1,5 +1,5 @@
 """The choice of the engines that `fakevllm demo` and `fakevllm train` use: names, flags and startup
-time. The swarm server, which these commands start, starts the engines."""
+time. These commands start a swarm server, and the server starts the engines."""
 
 from __future__ import annotations
 
