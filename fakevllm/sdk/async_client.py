@@ -1,5 +1,5 @@
-"""The client of a swarm server for code that runs in an event loop. It has the methods of
-`SwarmClient` as coroutines."""
+"""The client of a swarm server for code that runs in an event loop. Its methods are coroutines with
+the names and arguments of those of `SwarmClient`."""
 
 from __future__ import annotations
 

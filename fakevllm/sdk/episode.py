@@ -57,8 +57,8 @@ def episode_access(url: str, claim: episode_calls.Claim) -> EpisodeAccess:
     """Return the base URL and the API key of a claimed episode. The base URL begins with `url`, the
     server's URL that this client uses.
 
-    The server's own idea of its URL is not used. It may be wrong for this client, for example if
-    the client reaches the server through a tunnel.
+    Only the path is taken from the base URL that the server reports. The rest may be wrong for this
+    client, for example if the client reaches the server through a tunnel.
     """
     return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
 

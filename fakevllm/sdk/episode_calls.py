@@ -40,9 +40,9 @@ END_RETRY_S = 600.0
 """Seconds for which the end of an episode is sent again. A server needs much less time to restart
 and to connect to its engine."""
 ABORT_RETRY_S = 60.0
-"""Seconds for which an abort is sent again. It is also sent after a crash of the server made the
-agent fail, because the claim of the episode survives the crash. Without the abort, each training
-step would wait up to a minute for this episode, until the claim expires."""
+"""Seconds for which an abort is sent again. If an agent fails because the server crashed, the abort
+must reach the restarted server, because the claim of the episode survives the crash. Otherwise each
+training step would wait up to a minute for this episode, until the claim expires."""
 RENEW_RETRY_S = 10.0
 """Seconds for which a renewal is sent again. A short loss of the connection then does not end an
 agent run that uses several servers."""
@@ -80,9 +80,9 @@ def begin(
     idempotency key, so the request can safely be sent again if its reply was lost.
 
     Raises SwarmServerOfflineError if somebody has stopped the engine. This is the case if the
-    engine is off although it was running before (`has_seen_engine`) or during the wait. A mere
-    restart of the server is no such case, because a restarted server answers only after it has
-    connected to its engine. Raises SwarmError if the server refuses the request.
+    engine is off although it was running before (`has_seen_engine`) or during the wait. After a
+    restart of the server alone, no error is raised, because a restarted server answers only after
+    it has connected to its engine. Raises SwarmError if the server refuses the request.
     """
     request = validated(
         ClaimEpisodeRequest,

@@ -89,9 +89,10 @@ class TaskCountLimitedThreadPoolExecutor:
         block_first_run: bool = False,
     ) -> None:
         """Create the executor. `max_parallel_groups` is the maximum number of groups (all episodes
-        of one task) that run at once, and `max_workers` that of episodes. With `auto_retry`, a call
-        that fails is retried until it succeeds. With `block_first_run`, the first episode runs
-        alone, so that a mistake in the script causes one error instead of many."""
+        of one task) that run at once. `max_workers` is the maximum number of episodes that run at
+        once. With `auto_retry`, a call that fails is retried until it succeeds. With
+        `block_first_run`, the first episode runs alone, so that a mistake in the script causes one
+        error instead of many."""
         self._pool = DaemonThreadPool(max_workers, final_errors=FINAL_ERRORS)
         self._retrier = Retrier()
         self._auto_retry = auto_retry
