@@ -52,9 +52,9 @@ class SessionNode:
     """Number of the turn of the latest main call; 0 before the first main call. A main call is any
     request that the app does not make for itself (a side call, for example for a title)."""
     last_served: str | None = None
-    """Id of the latest served group that is not a side call."""
+    """Id of the latest group whose answer was served. Side calls do not count."""
     last_main: str | None = None
-    """Id of the latest group that is not a side call."""
+    """Id of the latest group. Side calls do not count."""
     user: str = ""
     cache_key: str = ""
     first_question: str = ""

@@ -223,7 +223,7 @@ class SessionTree:
         """Return the id of the session that this main call should join: a session that was opened
         by a side call (for example a request for a title) that quotes this request's question.
 
-        Return None if there is no such session without a main call.
+        Return None if there is no such session, or if it already has a main call.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -289,8 +289,8 @@ class SessionTree:
         return Kind.EDITS if is_continued else Kind.CONTINUES
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
-        """Return True if the request's history contains the parent's answer, but other messages
-        before it than the parent's history."""
+        """Return True if the request's history contains the parent's answer, but the messages
+        before this answer differ from the parent's history."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group
