@@ -117,9 +117,9 @@ class SwarmLink:
         None if unknown."""
         self._is_ledger_error_logged = False
         self.reached = asyncio.Event()
-        """Set while the server answers."""
+        """Event that is set while the server answers."""
         self.serving = asyncio.Event()
-        """Set while an engine is known to be ready."""
+        """Event that is set while an engine is known to be ready."""
         self._status: EngineStatusReply | None = None
         self.load_probe = load_probe or LoadProbe()
         self.is_silent = False
