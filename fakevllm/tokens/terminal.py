@@ -34,8 +34,8 @@ LEGEND = {
 
 @dataclass(frozen=True, slots=True)
 class Painter:
-    """Turns tokens into coloured text. It has the texts of the tokens, and the settings that decide
-    their colours."""
+    """A converter of tokens to coloured text. It has the texts of the tokens, and the settings that
+    decide their colours."""
 
     by: ColourBy
     texts: TokenTexts
