@@ -36,8 +36,8 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Ta
 
 POLL_INTERVAL_S = 0.1
 MAX_BATCHES_WITHOUT_STEP = 10
-"""Number of batches in a row after which the run fails if none of them led to a training step, and
-the server has no group left that waits to be trained."""
+"""Number of consecutive batches of episodes without effect after which the run fails. A batch has
+no effect if it leads to no training step, and leaves no group that waits to be trained."""
 FINAL_DROP_REASONS = {"training_stopped", "training_refused"}
 """Reasons for dropping groups that mean that the server takes no more training steps."""
 
