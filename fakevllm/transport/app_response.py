@@ -211,8 +211,8 @@ class AppResponse:
 
     async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
         """Send a body that is already in the app's format, and end the response. If the response
-        has started already, its status can no longer change, and `status` and `headers` are
-        ignored."""
+        has started already, its status and headers can no longer change. In a stream that has
+        started, the body is sent as an error event."""
         self.has_answer_data = True
         self._is_error = status != 200
         if not self.is_started:

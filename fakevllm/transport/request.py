@@ -117,8 +117,7 @@ class SiblingResult:
 
     @property
     def outage(self) -> WireError | None:
-        """The error that the app gets if the engine was unavailable for this sibling; None if the
-        engine replied."""
+        """The error that the app gets if the engine was unavailable for this sibling, else None."""
         is_answer = self.reply is not None and self.reply.status not in OUTAGES
         return None if is_answer else self.upstream_error
 

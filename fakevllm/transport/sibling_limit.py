@@ -54,13 +54,14 @@ class SiblingLimit:
         self._num_started = 0
         self._num_ended = 0
         self.in_flight = 0
-        """Number of siblings that hold capacity, including siblings that have not started yet."""
+        """Number of siblings between `acquire` and `release`, including siblings that have not been
+        sent yet."""
 
     def acquire(
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
         """Reserve capacity for a group's siblings, and return how many of them may start. The
-        caller must call `release` when such a sibling ends.
+        caller must call `release` when one of them ends.
 
         `num_awaited` is the number of siblings in flight whose apps wait for them. It includes this
         group's siblings if its app waits for them. `num_waiting` is the number of requests in the
