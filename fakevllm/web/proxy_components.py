@@ -100,8 +100,8 @@ async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
     """Open all parts of a proxy, and close them when the block ends. `files` says how many files
-    the process may open. It limits the number of open calls to the server, because each call needs
-    a file descriptor.
+    the process may open. This number limits the open calls to the server, because each call needs a
+    file descriptor.
 
     Raises UserError for mistakes that the user can fix.
     """
