@@ -192,7 +192,7 @@ def start(
 
 
 def _parts(arguments: list[str] | None) -> list[str]:
-    """Return the arguments, with each `--flag=value` split into a flag and a value."""
+    """Return the command-line arguments, with each `--flag=value` split into a flag and a value."""
     return [
         part
         for argument in arguments or ()
