@@ -1,4 +1,4 @@
-"""The journal's SQL tables, named after the classes of this module.
+"""The journal's SQL tables. Each class of this module describes the table with the same name.
 
 `migrations.py` creates the tables. A test checks that the classes and the created tables agree.
 Rows of four tables change their state as follows:
@@ -43,7 +43,7 @@ class _Row(SQLModel):
 
 
 class Episodes(_Row, table=True):
-    """An episode that an agent has claimed at least once."""
+    """An episode that a client has claimed at least once."""
 
     episode_id: str = Field(primary_key=True)
     epoch: int
@@ -63,7 +63,7 @@ class Episodes(_Row, table=True):
 
 class Calls(_Row, table=True):
     """A captured LLM call with its tokens. The row is deleted when no kept checkpoint can need the
-    call for training again."""
+    call: a run that continues from a checkpoint trains only later steps again."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
@@ -100,8 +100,8 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples that are compared with each other, or a feedback sample, which is one
-    answer that is trained again because of later feedback."""
+    """A group of samples whose rewards are compared. Or a feedback sample, which is one answer that
+    is trained again because of later feedback."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number in the order of pooling."""
@@ -120,7 +120,7 @@ class Groups(_Row, table=True):
 
 
 class Drops(_Row, table=True):
-    """Number of groups that were ever dropped, by reason. SQL triggers update the numbers."""
+    """Number of groups that were ever dropped for each reason. SQL triggers update the numbers."""
 
     reason: str = Field(primary_key=True)
     """Slug of the reason: the text before the first colon."""
@@ -138,7 +138,7 @@ class Submissions(_Row, table=True):
 
 
 class Batches(_Row, table=True):
-    """The batch of one step, decided before the step is trained."""
+    """The batch of one training step, planned before the step is trained."""
 
     step: int = Field(primary_key=True)
     version: int
@@ -163,7 +163,8 @@ class Checkpoints(_Row, table=True):
 
 
 class Publications(_Row, table=True):
-    """Weights that the rollout engine served, with their step and their version."""
+    """Weights that the rollout engine has served, with the step that made them and their
+    version."""
 
     version: int = Field(primary_key=True)
     step: int
