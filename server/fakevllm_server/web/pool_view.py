@@ -18,7 +18,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def pool_information(state: ServerState) -> PoolInformation:
-    """Return the pool's groups and episodes, the claimed episodes, and the engine's status.
+    """Return the batch that is being collected: the groups and episodes that wait, the claimed
+    episodes, and the engine's status.
 
     Before the first job, the target numbers of groups and episodes are those of a job with default
     settings.
@@ -56,7 +57,8 @@ def pool_information(state: ServerState) -> PoolInformation:
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """Return the pool's episodes by task id. Each group of passive traffic counts as a task."""
+    """Return the waiting episodes by task id. Each group of answers to an app's request counts as a
+    task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes
