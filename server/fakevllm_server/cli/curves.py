@@ -15,10 +15,9 @@ def curves(
         "runs/default"
     ),
 ) -> None:
-    """Write all TensorBoard curves of a run again, from the run's journal. Stop the run's server
-    first.
+    """Write all TensorBoard curves of a run again. Stop the run's server first.
 
-    A running server writes the curves itself.
+    The curves are read from the run's journal. A running server writes the curves itself.
     """
 
     def run() -> None:
