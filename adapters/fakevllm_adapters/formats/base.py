@@ -91,7 +91,7 @@ class Exchange(Protocol):
         ...
 
     def can_show(self, answer: Answer) -> bool:
-        """Return True if the app's format can express this answer of the upstream."""
+        """Return True if the app's format can express this answer of the engine."""
         ...
 
     def event(self, event: bytes) -> bytes:

@@ -69,8 +69,8 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange for a format in which the engine answers anyway. It relays the bytes of the
-    answer unchanged.
+    """The exchange for a format that the engine itself uses. It does not translate the engine's
+    answer; it relays the bytes unchanged.
 
     There are two exceptions. An event that no client can parse is replaced by an error. If a stream
     ends without a finish_reason, a chunk with a finish_reason is added. Without these changes, the

@@ -87,8 +87,8 @@ def without_forbidden_fields(
 def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
     """Remove the forbidden fields from a body that orjson cannot parse as an object.
 
-    vLLM may accept such a body, because it parses with Python's json. Python's json accepts NaN,
-    lone surrogates, a byte order mark and UTF-16, which orjson refuses. If the body has no
+    vLLM may accept such a body, because vLLM parses it with Python's json. Python's json accepts
+    NaN, lone surrogates, a byte order mark and UTF-16, which orjson refuses. If the body has no
     forbidden fields, it is returned unchanged.
     """
     try:

@@ -211,7 +211,7 @@ class TrainJob(SwarmSections):
 
         @property
         def use_kl_loss(self) -> bool:
-            """Whether the loss contains a KL term. AgentJet uses this name."""
+            """Whether the loss contains a KL term. AgentJet calls this setting `use_kl_loss`."""
             return self.kl_loss_coef > 0
 
     @staticmethod

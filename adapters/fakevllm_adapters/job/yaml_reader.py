@@ -103,11 +103,11 @@ def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
 def describe_errors(
     error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
 ) -> str:
-    """Return one line that describes every validation error.
+    """Return one line that describes every validation error. Each setting is named as the user
+    spelt it.
 
-    `settings` has the names of all settings. If the user wrote an unknown name, the closest of them
-    is suggested. Each setting is named as the user spelt it: `keys` has the user's spelling of a
-    setting if it differs from the setting's name.
+    `settings` has the names of all settings; for an unknown name, the closest of them is suggested.
+    `keys` has the user's spelling of each setting whose spelling differs from its name.
     """
     return "; ".join(
         _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)

@@ -57,7 +57,8 @@ class RewardChanges:
         nothing changed.
 
         `hooks` are the digests of the hooks that gave rewards in this step. `jobs` are the digests
-        of its jobs. An empty digest is unknown, and does not count as a change.
+        of its jobs. An empty digest means that the digest is unknown, and does not count as a
+        change.
         """
         changed = [
             name

@@ -96,12 +96,12 @@ class SiblingRef:
 
     @property
     def episode_id(self) -> str:
-        """Id of the sibling's episode, `<group id>/<index>`."""
+        """Id of the sibling (one answer of a group), in the form `<group id>/<index>`."""
         return f"{self.group_id}/{self.index}"
 
 
 def parse_sibling(header: str) -> SiblingRef:
-    """Parse the value of the sibling header, which has the form `<group id>/<index>`.
+    """Parse the value of the header `X-Fakevllm-Sibling`, which has the form `<group id>/<index>`.
 
     Raises ValueError if the value has another form.
     """
@@ -130,7 +130,7 @@ class Task(BaseModel):
 
 
 class SyncTrainConfigRequest(BaseModel):
-    """A client's request that sends the job to train to the server, as YAML."""
+    """A client's request that sends a training job to the server, as YAML."""
 
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 

@@ -66,7 +66,7 @@ def check_num_token_ids(name: str, value: object) -> None:
 
 
 def check_before_types(body: Json) -> None:
-    """Make those checks of a chat request that vLLM makes before it validates the types of fields.
+    """Run the checks that vLLM runs on a chat request before it validates the types of fields.
 
     Raises WireError (400) if a check fails.
     """
@@ -190,7 +190,8 @@ def check_conversation(request: ChatRequest) -> None:
 def check(request: ChatRequest) -> None:
     """Check the values of a chat request whose fields have valid types.
 
-    Raises WireError (400) for an invalid value and for a field that no bundled engine supports.
+    Raises WireError (400) for an invalid value, and for a field that no engine of this project
+    supports.
     """
     check_conversation(request)
     _check_sampling(request)

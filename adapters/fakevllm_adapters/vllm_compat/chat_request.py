@@ -223,7 +223,7 @@ def fit_prompt_text(
     `truncate_prompt_tokens`.
 
     A text that is longer than `max_prompt_bytes` cannot fit in the context, and its tokenization
-    would take seconds. Without `truncate_prompt_tokens`, it raises WireError (400).
+    would take seconds. Without `truncate_prompt_tokens`, such a text raises WireError (400).
     """
     raw = text.encode(errors="replace")
     if len(raw) <= max_prompt_bytes:

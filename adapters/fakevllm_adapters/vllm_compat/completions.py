@@ -119,11 +119,11 @@ def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequ
 
 
 def _check_before_types(body: Json) -> None:
-    """Make those checks of a completions request that vLLM makes before it validates the types of
+    """Run the checks that vLLM runs on a completions request before it validates the types of
     fields.
 
-    Raises WireError (400) if a check fails, or if the body has a field that no bundled engine
-    supports.
+    Raises WireError (400) if a check fails, or if the body has a field that no engine of this
+    project supports.
     """
     if body.get("prompt") in (None, "") and not body.get("prompt_embeds"):
         raise bad_request(

@@ -134,8 +134,8 @@ def export(
     allow_hub: Annotated[bool, typer.Option(help="Load the model by its name on the hub.")] = False,
     run_dir: RunDir = RUN_DIR,
 ) -> None:
-    """Export a checkpoint as a model folder, with LoRA adapters merged in. The command also works
-    while a server runs."""
+    """Export a checkpoint as a model folder. LoRA adapters are merged into the weights. The command
+    also works while a server runs."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import RunArchive

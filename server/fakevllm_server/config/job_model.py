@@ -3,8 +3,8 @@ server's flag `--model`.
 
 If the server has `--models-dir`, a job may name `--model` itself or a folder below `--models-dir`.
 If the server has only `--model`, this model is loaded, whatever the job names. If the server has
-neither flag, a job may name any model. The last case is refused if the server requires API keys,
-because clients on other machines may then send jobs.
+neither flag and requires no API keys, a job may name any model. If it has neither flag and requires
+API keys, a job that names a model is refused, because clients on other machines may send jobs.
 """
 
 from __future__ import annotations

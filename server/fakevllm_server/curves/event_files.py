@@ -3,7 +3,7 @@
 The file `cursor.json` in the same folder holds the cursor: the position in the journal up to which
 the curves were written. The next process continues at the cursor. A step is written a second time
 in two cases: if it is trained again, or if the process crashed after writing the event file and
-before writing the cursor. Before the second time, a START event is written. It makes TensorBoard
+before writing the cursor. In both cases, a START event is written first. It makes TensorBoard
 discard the earlier values of this step and of all later steps.
 
 From the package `tensorboard`, only the modules for messages and records are imported, because they
@@ -100,7 +100,7 @@ class EventFiles:
         write_atomically(self._cursor_file, json.dumps(asdict(cursor)))
 
     def clear(self) -> None:
-        """Delete all event files and the cursor."""
+        """Delete all event files, and the file `cursor.json`."""
         self.close()
         for file in [self._cursor_file, *self._folder.glob("events.out.tfevents.*")]:
             file.unlink(missing_ok=True)

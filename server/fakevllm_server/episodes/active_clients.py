@@ -1,5 +1,5 @@
 """The clients that take part in the current batch, and whether they agree to train on the batch.
-Only jobs whose collection method asks for the clients' agreement need it: their training steps
+The agreement matters only for jobs whose sample-collection method asks for it: their training steps
 start when the clients have agreed.
 
 A client takes part if it has ended or aborted a training episode since the last step. A client that
@@ -23,7 +23,8 @@ MAX_SILENT = 20_000
 
 @dataclass(slots=True)
 class Client:
-    """A client that takes part in the current batch."""
+    """A client that takes part in the current batch: it has ended or aborted a training episode
+    since the last step."""
 
     client_uuid: str
     last_activity: float
@@ -31,8 +32,8 @@ class Client:
 
 
 class ActiveClients:
-    """The clients that take part in the current batch, and which of them agreed to train on the
-    batch."""
+    """The clients that take part in the current batch, and which of them agreed to train on it. A
+    client takes part if it has ended or aborted a training episode since the last step."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}

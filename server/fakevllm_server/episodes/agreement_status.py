@@ -2,9 +2,9 @@
 no I/O, and gets the current time as an argument.
 
 A client of AgentJet (the framework whose protocol the server speaks) agrees to a step, waits until
-it sees that the step has begun, and then waits for the status ROLLING. It reads the status every 5
-s. If a state took less time, the client could miss it and would wait forever. Therefore the
-reported status stays at ROLLING_POST, then at WEIGHT_SYNCING, and then at ROLLING, for at least
+it sees that the step has begun, and then waits for the status ROLLING. It reads the status every
+five seconds. If a state took less time, the client could miss it and would wait forever. Therefore
+the reported status stays at ROLLING_POST, then at WEIGHT_SYNCING, and then at ROLLING, for at least
 HOLD_S seconds each. Only the report is delayed; the engine continues at its own speed. If further
 steps begin during these periods, they are reported as one step.
 """

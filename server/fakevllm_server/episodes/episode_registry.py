@@ -164,7 +164,8 @@ class EpisodeRegistry:
         owner: str = "",
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Claim the episode that has been open longest or, if no episode is open, a new episode."""
+        """Claim an episode for a client, and return the episode. Take the episode that has waited
+        longest for its next claim or, if none waits, a new one."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1

@@ -192,10 +192,10 @@ class Pool:
         *,
         closed_reason: str | None = None,
     ) -> EndGroupReply:
-        """Pool a feedback sample, which is an earlier answer that is trained once more with its own
-        advantage.
+        """Add a feedback sample to the groups that wait for training. A feedback sample is an
+        earlier answer that is trained once more with an advantage of its own.
 
-        The sample counts as one group of a step.
+        It counts as one group of a training step.
         """
         refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:

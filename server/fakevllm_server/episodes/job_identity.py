@@ -39,8 +39,8 @@ class JobIdentity:
     the job has no length penalty."""
 
     def to_json(self) -> str:
-        """Return the identity as JSON, without settings that are None. A newer version may then add
-        a setting without changing the identity of older jobs."""
+        """Return the identity as JSON, without settings that are None. A newer version of fakevllm
+        can then add a setting without changing the identity of older jobs."""
         settings = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(settings, sort_keys=True)
 

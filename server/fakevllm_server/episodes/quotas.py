@@ -70,7 +70,8 @@ class _Mix:
 
     @property
     def pace(self) -> float:
-        """Number of the mix's completed tasks, divided by the mix's share of a batch."""
+        """Number of completed tasks of the mix (a named kind of tasks), divided by the mix's share
+        of a batch."""
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
@@ -83,8 +84,8 @@ class _Mix:
         return self.num_not_pooled >= limit
 
     def begun_pace(self, now: float) -> float:
-        """Return the number of tasks that the mix has completed or begun, divided by the mix's
-        share of a batch."""
+        """Return the number of tasks that the mix (a named kind of tasks) has completed or begun,
+        divided by the mix's share of a batch."""
         num_under_way = sum(task.is_under_way(now) for task in self.open.values())
         return (self.num_done + num_under_way) / self.share
 
@@ -206,8 +207,8 @@ class MixQuotas:
         return mix
 
     def _raise_unproductive_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
-        """Raise the pace of unproductive mixes to the slowest pace of the productive mixes, so that
-        no mix waits for an unproductive mix."""
+        """Raise the pace of unproductive mixes to the slowest pace of the productive mixes. A mix
+        is a named kind of tasks. No mix then waits for an unproductive mix."""
         unproductive = [mix for mix in present if mix.is_unproductive(tasks_per_share * mix.share)]
         others = [mix.pace for mix in present if mix not in unproductive]
         pace = min(others, default=max(mix.pace for mix in present))
@@ -215,14 +216,14 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the open task with this id. If no task with this id is open, begin the task for
-        `mix`."""
+        """Return the task with this id. If no episode of it has been claimed or ended yet, begin
+        the task for `mix`, a named kind of tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close the task if it has no running and no ended episode. Return True if the task was
-        closed."""
+        """Close the task if it has no running episode and no ended episode. Return True if the task
+        was closed."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

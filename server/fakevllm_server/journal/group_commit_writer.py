@@ -91,13 +91,13 @@ class JournalWriter:
 
     @property
     def last_position(self) -> int:
-        """Position of the newest change in the order of queueing. The first change has position
-        1."""
+        """Number of the change that was queued last. Changes are numbered from 1."""
         return self._num_put
 
     @property
     def written_position(self) -> int:
-        """Position of the newest change on disk. All changes before it are on disk too."""
+        """Number of the newest change that is on disk. All changes that were queued before it are
+        on disk too."""
         return self._num_written
 
     @property
@@ -105,7 +105,7 @@ class JournalWriter:
         return self._num_written == self._num_put
 
     def put(self, change: Change) -> int:
-        """Queue a change for writing. Return its position, for use with `wait_written`."""
+        """Queue a change for writing. Return its number, for use with `wait_written`."""
         with self._wake:
             self._queue.append(change)
             self._num_put += 1
@@ -113,7 +113,7 @@ class JournalWriter:
             return self._num_put
 
     async def wait_written(self, position: int, limit_s: float | None = None) -> None:
-        """Wait until all changes up to `position` are on disk.
+        """Wait until the change with the number `position`, and all changes before it, are on disk.
 
         Raises JournalError after `limit_s` seconds, or if the writer has stopped.
         """

@@ -115,8 +115,8 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """Store the end of a passive group, which has the answers to one request of an app. Or store a
-    feedback sample (an answer of an earlier group, trained again) with its `calls`."""
+    """Store one of two things: the end of a passive group (the answers to one request of an app),
+    or a feedback sample (an answer of an earlier group that is trained again) with its `calls`."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):

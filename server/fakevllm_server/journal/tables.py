@@ -88,7 +88,7 @@ class Calls(_Row, table=True):
 
 
 class Samples(_Row, table=True):
-    """An ended episode, or one sibling of an ended group, with its reward."""
+    """An ended episode, or one sibling (answer) of an ended group, with its reward."""
 
     owner: str = Field(primary_key=True)
     group_id: str | None = Field(default=None, index=True)
@@ -100,8 +100,8 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples whose rewards are compared. Or a feedback sample, which is one answer that
-    is trained again because of later feedback."""
+    """A group of samples whose rewards are compared, or a feedback sample. A feedback sample is one
+    answer that is trained again because of later feedback."""
 
     seq: int | None = Field(default=None, primary_key=True)
     """Number in the order of pooling."""

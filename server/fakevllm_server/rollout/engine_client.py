@@ -238,7 +238,7 @@ class EngineClient:
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
         """Send a request to the engine, and yield the response.
 
-        Raises EngineFailed in three cases: the connection fails, the status is no final HTTP
+        Raises EngineFailed in three cases: the connection fails, the status is not a final HTTP
         status, or the engine answers with an error and its health check fails.
         """
         if self._http.closed:

@@ -2,7 +2,7 @@
 
 The trainer computes the probability of a token with a softmax at the call's temperature, over the
 whole vocabulary or over a set of tokens that the engine reports. A call must not be trained on if
-its tokens were sampled from another distribution. There are two kinds:
+its tokens were sampled from another distribution. This happens in two cases:
 
 * a parameter changed the proportions between tokens (penalties, logit bias, ...);
 * a parameter restricted the vocabulary, and the engine does not report the remaining set (top-p,
@@ -93,8 +93,8 @@ def _is_strict(tool: object) -> bool:
 
 
 def _object(value: object) -> Json:
-    """Return `value` if it is a JSON object, else {}. It may be any JSON value, because it comes
-    from a client's request."""
+    """Return `value` if it is a JSON object, else {}. The value comes from a client's request, so
+    it may be any JSON value."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 

@@ -54,8 +54,8 @@ class RunFolder:
     def check_model(self, trainer: str, model: ModelIdentity) -> None:
         """Raise ConfigError if the run was started with another trainer or model.
 
-        Otherwise the run's checkpoints might be served under the name of the wrong model, or might
-        fail to load.
+        With another trainer or model, the run's checkpoints might be served under the name of the
+        wrong model, or might fail to load.
         """
         recorded = read_recorded_model(self.path)
         if recorded is None or (recorded.trainer == trainer and recorded.is_same_model(model)):

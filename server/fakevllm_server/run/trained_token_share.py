@@ -65,7 +65,8 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
 
 
 def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
-    """Return a step's coverage metrics, corrected for a step whose weight update was not applied.
+    """Return the coverage metrics of a step whose weight update was not applied. `metrics` are the
+    metrics that the step would have if the update had been applied.
 
     The tokens that the step should have trained count as untrained. `reason` is the last part of
     the metric's name.

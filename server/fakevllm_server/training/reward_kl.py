@@ -1,5 +1,5 @@
 """KL in the reward: compute the penalties that are subtracted from the tokens' rewards. The trainer
-provides the log-probabilities that this needs."""
+computes the log-probabilities for them."""
 
 from __future__ import annotations
 

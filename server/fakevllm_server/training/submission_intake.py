@@ -47,8 +47,8 @@ not notice so short a delay."""
 
 
 class Intake:
-    """Owns the episodes and the pool of groups of one run, and writes every change of them to the
-    journal."""
+    """Owns the episodes and the pool of groups of one run. It writes every change of them to the
+    journal (the run's SQLite file)."""
 
     def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
         self._journal = journal

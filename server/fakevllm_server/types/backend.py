@@ -1,8 +1,8 @@
 """Interfaces between the server and its engines.
 
 The server has one Backend, which consists of a Rollout and a Trainer. The Rollout samples: it
-answers vLLM's HTTP requests. The Trainer updates the weights from batches. These two are
-implemented in the server's process. Inside the process of one of this project's own engines, a
+answers vLLM's HTTP requests. The Trainer updates the weights from batches. Rollout and Trainer are
+objects in the server's process. Inside the process of one of this project's own engines, a
 TokenEngine samples and a TrainEngine trains; `backends/http/engine_server.py` serves them over
 HTTP.
 """

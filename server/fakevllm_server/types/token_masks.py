@@ -123,8 +123,8 @@ class TokenMasks:
 
     @staticmethod
     def from_engine_answer(wire: Any, ids: Sequence[int]) -> TokenMasks | None:
-        """Return the masks in an engine's answer, whose response has the token ids `ids`. `wire` is
-        the masks' JSON value.
+        """Parse the masks in an engine's answer. `wire` is the JSON value of the masks, and `ids`
+        are the token ids of the response.
 
         Return None if `wire` is malformed, if it lacks a set for a position, or if a token is not
         in the set for its position.

@@ -82,9 +82,9 @@ class OpenRun:
         return None if text is None else parse_identity(text)
 
     def changed_settings(self, identity: JobIdentity) -> list[str]:
-        """Return the names of the settings in which a new job counts as another job than the job
-        with which the run's engine was started last. `identity` is the identity of the new job. All
-        changes of the journal must be on disk.
+        """Compare a new job with the job with which the run's engine was started last. Return the
+        names of the settings that make the new job count as another job. `identity` is the identity
+        of the new job. All changes of the journal must be on disk.
 
         An older server stored no identity of its job. Such a job is taken to have the model and the
         experiment name of the new job.
@@ -99,7 +99,8 @@ class OpenRun:
         return changed_settings(previous, identity)
 
     def record_start(self, job: TrainJob, identity: JobIdentity) -> None:
-        """Queue a change of the journal: an engine is started with `job`."""
+        """Record in the journal that an engine is started with `job`. The change is queued, and may
+        not be on disk yet."""
         self.journal.put(
             row_changes.meta_set(JOB, job.as_yaml()),
             row_changes.meta_set(JOB_IDENTITY, identity.to_json()),
@@ -107,7 +108,8 @@ class OpenRun:
         )
 
     def record_stop(self) -> None:
-        """Queue a change of the journal: no engine runs."""
+        """Record in the journal that no engine runs. The change is queued, and may not be on disk
+        yet."""
         self.journal.put(row_changes.meta_set(_ENGINE_RUNS, None))
 
     @property

@@ -1,4 +1,5 @@
-"""The batch that is being collected, in the form that the swarm protocol gives to clients."""
+"""The batch that is being collected, in the form in which the swarm protocol sends it to
+clients."""
 
 from __future__ import annotations
 

@@ -326,7 +326,7 @@ class ServerState:
     def status_for(self, *, is_own_client: bool) -> EngineStatus:
         """Return the engine's status for a client.
 
-        If the job's training steps need the agreement of clients, other clients than fakevllm's own
+        If the job's training steps need the agreement of clients, clients other than fakevllm's own
         see each state of a step for longer. Without this, they could miss short states, because
         they read the status rarely. `is_own_client` says whether the client is fakevllm's own.
         """
@@ -463,9 +463,9 @@ class ServerState:
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
     """Close the HTTP client of an engine that was replaced or stopped.
 
-    Calls may be waiting at the engine's gate, because its weights are being changed. They are sent
-    on to look for the next engine. There is one exception: if `next_endpoint` has the same gate,
-    the engine is the same and only its address has changed. The calls then continue to wait.
+    Calls may be waiting at the engine's gate, because its weights are being changed. They leave
+    this gate and look for the next engine. There is one exception: if `next_endpoint` has the same
+    gate, the engine is the same and only its address has changed. The calls then continue to wait.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

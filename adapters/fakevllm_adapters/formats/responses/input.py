@@ -118,9 +118,9 @@ def with_history(body: Json, earlier: History) -> Json:
     """Return `body` with the earlier conversation inserted at the start of its `input`.
 
     The field previous_response_id is removed. `earlier` has one pair for each earlier request,
-    oldest first. A pair consists of the request body and of the assistant message, in the chat
-    format, that answered the request. The instructions of earlier requests are left out. Raises
-    NotTranslated if the `input` of a request is neither a text nor a list.
+    oldest first. A pair is the request's body, and the assistant message that answered it, in the
+    chat format. The instructions of earlier requests are left out. Raises NotTranslated if the
+    `input` of a request is neither a text nor a list.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'

@@ -44,7 +44,7 @@ def malformed(problems: Sequence[Json]) -> NotTranslated:
 
 
 def check_before_types(body: Json) -> None:
-    """Make those checks of a Responses body that vLLM makes before it checks the types of fields.
+    """Run the checks that vLLM runs on a Responses body before it checks the types of fields.
     Raises NotTranslated if a check fails."""
     _check_tool_choice(body)
     salt: object = body.get("cache_salt")
@@ -58,8 +58,8 @@ def check_before_types(body: Json) -> None:
 
 
 def check_after_types(background: bool, body: Json) -> None:
-    """Make those checks of a Responses body that vLLM makes after it has checked the types of
-    fields. Raises NotTranslated if a check fails.
+    """Run the checks that vLLM runs on a Responses body after it has checked the types of fields.
+    Raises NotTranslated if a check fails.
 
     `background` is the validated field of this name.
     """

@@ -1,4 +1,4 @@
-"""Routes for the episodes of active clients: claim, renew, end, abort.
+"""Routes for the episodes of clients that run agents: claim, renew, end, abort.
 
 The server speaks the protocol of AgentJet, a framework for training agents. Clients that were
 written for AgentJet search the server's messages for certain words. Therefore the messages contain

@@ -159,9 +159,9 @@ async def _wait_until_serving(
 ) -> EngineClient:
     """Wait until an engine answers calls, and return its client.
 
-    The function is for small routes. Unlike a model call, their requests do not wait while new
-    weights are loaded. `failed` is the client of an engine on which this request failed before.
-    Raises WireError (503) after HOLD_S seconds.
+    The function is for small routes, such as /v1/models. Unlike a model call, their requests do not
+    wait while new weights are loaded. `failed` is the client of an engine on which this request
+    failed before. Raises WireError (503) after HOLD_S seconds.
     """
     try:
         async with asyncio.timeout(HOLD_S):

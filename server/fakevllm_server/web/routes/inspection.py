@@ -109,8 +109,8 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 
 def _batch_routes(state: ServerState) -> APIRouter:
-    """Return the routes about the batch that is being collected: one shows it, and with the other a
-    client agrees to train on it."""
+    """Return two routes about the batch that is being collected. One shows the batch. With the
+    other, a client agrees to train on the batch."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")
