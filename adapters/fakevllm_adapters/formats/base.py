@@ -72,7 +72,8 @@ class NotTranslated(Exception):
 
 
 class Exchange(Protocol):
-    """A translator of one request, and of its response, between an app's format and the upstream's.
+    """A translator of one request, and of its response, between an app's format and the format of
+    the upstream (the engine).
 
     An exchange holds the state of one response stream. Create a new exchange for each request.
     """
@@ -83,8 +84,8 @@ class Exchange(Protocol):
     """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """Return the upstream's response, translated to the app's format. The response is not a
-        stream, and has status 200.
+        """Return the upstream's (the engine's) response, translated to the app's format. The
+        response is not a stream, and has status 200.
 
         Raises ValueError if the response is malformed.
         """

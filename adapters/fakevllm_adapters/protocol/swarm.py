@@ -162,10 +162,11 @@ class EngineStatusReply(BaseModel):
     without signal, of tokens (sampled, eligible, trained, untrainable by reason), and of branching
     calls by cause."""
     dropped: dict[str, int] = {}
-    """Number of the run's dropped groups, by the first word of the reason."""
+    """Number of the run's dropped groups by reason. A reason is shortened to the part before its
+    first colon."""
     waiting: dict[str, int] = {}
     """Counts of data that is held and not trained yet: open groups, finished groups, partial tasks,
-    and the tokens of each."""
+    and the tokens of all of them together."""
     model: str | None = None
     """Name of the model that the engine serves."""
     max_model_len: int | None = None

@@ -32,7 +32,8 @@ version."""
 TEXT_NAME = "fakevllm/reward_changes"
 """Name of the texts that say why the curves of rewards are interrupted."""
 DT_STRING, DATA_CLASS_TENSOR = 7, 2
-"""TensorFlow's number of the type of a text, and TensorBoard's number of the class of its value."""
+"""The number with which TensorFlow denotes texts, and the number with which TensorBoard denotes the
+kind of their values."""
 
 
 class PackageMissing(ConfigError):

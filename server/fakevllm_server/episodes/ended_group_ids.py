@@ -1,5 +1,5 @@
-"""The ids of ended groups. A new request with such an id is refused with a reason. Older ids are
-not in memory; a function that the caller provides looks them up."""
+"""The ids of ended groups. A new request with the id of an ended group is refused with a reason.
+Older ids are not in memory; a function that the caller provides looks them up."""
 
 from __future__ import annotations
 

@@ -92,7 +92,8 @@ class Episode:
     in_flight: int = 0
     """Number of calls that are running."""
     owner: str = ""
-    """Name of the API key that claimed the episode; "" if the server needs no key."""
+    """Owner id of the API key that claimed the episode: the key's name or, without a name, its
+    fingerprint. "" if the server needs no key."""
     task_id: str = ""
     """Task id from the claim's throttle policy; "" without one."""
     idempotency: Idempotency | None = None

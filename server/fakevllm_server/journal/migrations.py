@@ -21,7 +21,8 @@ def m002_drops(db: Connection) -> None:
 
 
 def m003_owner(db: Connection) -> None:
-    """Add the owner (name of an API key) to claims of episodes. Earlier claims have no owner."""
+    """Add the owner of each claim of an episode, which is the owner id of the API key. Earlier
+    claims have no owner."""
     db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
 
 

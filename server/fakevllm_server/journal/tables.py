@@ -54,7 +54,8 @@ class Episodes(_Row, table=True):
     key: str
     idle_limit_s: float
     owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
-    """Name of the API key that claimed the episode; "" if the server requires no key."""
+    """Owner id of the API key that claimed the episode: the key's name or, without a name, its
+    fingerprint. "" if the server requires no key."""
     idempotency_key: str = Field(default="", sa_column_kwargs={"server_default": ""})
     """Idempotency key of the claim request; "" if the client sent none."""
     body_hash: bytes = Field(default=b"", sa_column_kwargs={"server_default": text("x''")})
@@ -62,8 +63,8 @@ class Episodes(_Row, table=True):
 
 
 class Calls(_Row, table=True):
-    """A captured LLM call with its tokens. The row is deleted when no kept checkpoint can need the
-    call: a run that continues from a checkpoint trains only later steps again."""
+    """A captured LLM call with its tokens. After training, the row is kept while the call may have
+    to be trained again, which ends when a few newer checkpoints exist."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 

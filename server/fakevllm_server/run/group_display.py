@@ -1,7 +1,8 @@
 """Reads a group with its tokens from the journal (the server's SQLite file), for display.
 
-The captured calls of a group stay in the journal until no checkpoint needs them. The calls of
-evaluations and of dropped groups are not kept.
+The captured calls of a group stay in the journal while the group may have to be trained again,
+which ends when a few newer checkpoints exist. The calls of evaluations and of dropped groups are
+not kept.
 """
 
 from __future__ import annotations
