@@ -77,9 +77,10 @@ def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
     """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
 
     False sets the weight to 0, whatever `kl_loss_coef` is. True keeps the weight in `value`. If
-    `value` has no weight, True takes the weight in `lower`, the settings that `value` overrides, or
-    else AgentJet's default. None has no effect. If `value` is not a dict, it is returned unchanged.
-    Raises ValueError for any other value of the switch.
+    `value` has no weight, True takes the weight from `lower`, which are the settings that `value`
+    overrides. If `lower` has none either, True takes AgentJet's default. None has no effect. If
+    `value` is not a dict, it is returned unchanged. Raises ValueError for any other value of the
+    switch.
 
     >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})
     ({'kl_loss_coef': 0.002}, {'lr': 0.1})

@@ -1,9 +1,9 @@
 """One call of a client in the client's wire format, and how it is sent to the engine.
 
 The call is usually translated to a chat completions or completions request for the engine. If it
-cannot be translated, or if the engine refuses the translated request, the engine gets the client's
-original request, on its own route for this format. The reason is that an error message repeats
-parts of the request, and the client must see the parts that it wrote.
+cannot be translated, or if the engine refuses the translated request, the client's original request
+is sent to the engine's own route for this format. The reason is that an error message repeats parts
+of the request, and the client must see the parts that it wrote.
 """
 
 from __future__ import annotations
