@@ -83,8 +83,8 @@ class ServeOnly:
 
     @property
     def recorded_reason(self) -> str:
-        """The reason and its detail in the form that the ledger stores, such as `side_call:
-        marker`."""
+        """The reason with its detail, in the form that the ledger stores, such as
+        `side_call: marker`."""
         return f"{self.reason}: {self.detail}" if self.detail else self.reason.value
 
 
