@@ -35,8 +35,8 @@ class FeedbackSection(Section):
     the served answer, before it is sent to the server. 0 means that groups do not wait."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Factor for the value of feedback. Feedback during the waiting time adds weight * value to the
-    reward of the served answer. Later feedback adds it to the advantage of a training sample of its
-    own."""
+    reward of the served answer. Later feedback becomes a training sample of its own, with the
+    advantage weight * (value - baseline)."""
     num_for_baseline: int = Field(default=8, ge=2, le=BASELINE_WINDOW)
     """Number of feedback values that an API key must have before feedback of this key is trained as
     a sample of its own. They are needed for a baseline."""
