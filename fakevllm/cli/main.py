@@ -297,7 +297,7 @@ def train(
         Path, typer.Option(help="YAML file with the job, the workflow, the dataset and the server.")
     ],
 ) -> None:
-    """Train a workflow function on a dataset, in one command."""
+    """Train a model with your workflow function on a dataset."""
 
     def run() -> None:
         from fakevllm.train.command import run_train

@@ -4,8 +4,8 @@ module has the asyncio code. `sibling_scheduler.py` makes the decisions.
 The asyncio task that handles the app's request waits until an answer is chosen, and sends this
 answer. Other tasks sample the siblings, compute the rewards, and stream the answer of the lead
 (sibling 0) to the app. These tasks may go on after the app has its answer. When one of them ends,
-the executor reports this event to its `GroupScheduler`, and carries out the decisions that the
-scheduler returns.
+the executor reports this event to its `GroupScheduler` (the state machine that decides), and
+carries out the decisions that the scheduler returns.
 """
 
 from __future__ import annotations
@@ -112,8 +112,9 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group. Return when the app has got its answer or an error, or has disconnected.
-        Siblings that are still being sampled then continue in the background."""
+        """Run the group (the request with its siblings). Return when the app has got its answer or
+        an error, or has disconnected. Siblings that are still being sampled then continue in the
+        background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -138,7 +139,7 @@ class GroupExecutor:
         self._execute(self._scheduler.answer_sent())
 
     def stop(self) -> None:
-        """Abort the group, because the proxy is stopping."""
+        """Abort the group (the request with its siblings), because the proxy is stopping."""
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
@@ -147,7 +148,7 @@ class GroupExecutor:
         self._execute(self._scheduler.deadline_passed())
 
     async def wait_closed(self) -> None:
-        """Wait for all tasks of the group, including cancelled tasks."""
+        """Wait until all asyncio tasks of the group have ended, including the cancelled ones."""
         tasks = [task for task in [*self._tasks.values(), self._scoring] if task is not None]
         if tasks:
             await asyncio.wait(tasks)

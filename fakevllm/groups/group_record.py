@@ -100,10 +100,10 @@ class GroupDraft:
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
-        """Return the request's place in its session (a conversation of the app), or None if it has
-        none.
+        """Return the request's place: its session (a conversation of the app) and its position in
+        the session. Return None if the place is unknown.
 
-        The first call of this method computes the place, and later calls return the same place.
+        The first call of this method determines the place, and later calls return the same place.
         """
         if self.placement is None:
             return None
@@ -159,8 +159,8 @@ class GroupDraft:
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
         """Return the ledger record of a request that was sent to the fallback server.
 
-        The record's column `reason` names `outage`, the reason why the fallback server was used,
-        whether the fallback server gave an answer or an error.
+        The record's column `reason` names `outage`, the reason why the fallback server was used.
+        This is the case even if the fallback server gave an error.
         """
         reason = f"fallback: {outage}"
         return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -170,9 +170,9 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a request that was sampled only once.
 
-        If the app gets an answer, the record's column `reason` is `reason`, the slug of why the
-        request was sampled only once. If the app gets an error, the column has `failure_prefix` and
-        the slug of the error's cause.
+        The argument `reason` is the slug of why the request was sampled only once. If the app gets
+        an answer, this slug is stored in the record's column `reason`. If the app gets an error,
+        the slug of the error's cause is stored in this column, with `failure_prefix` in front.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None

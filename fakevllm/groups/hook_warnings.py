@@ -38,7 +38,7 @@ class HookKind:
     """Text that describes the effect of several failures. In the warning, their number stands
     before this text."""
     fix: str = ""
-    """Text that says what the user can do. If it is empty, the warning suggests to run
+    """Text that says what the user can do. If it is empty, the warning suggests running
     `fakevllm check-hook`."""
 
 

@@ -1,7 +1,7 @@
 """The pipeline for the requests of apps. For each request, it plans how many answers are sampled.
 
-A request that is not trained is sent to the engine once, and the answer is relayed to the app. For
-a request that is trained, several answers (siblings) are sampled, and a `GroupExecutor` does this.
+A request that is not trained is sent to the engine once, and the answer is relayed to the app. A
+request that is trained is run by a `GroupExecutor`, which samples several answers (siblings).
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ from fakevllm_runtime.http_protocol import ON_CONNECTION_LOST
 log = logging.getLogger("fakevllm.requests")
 
 RESET_WINDOW_S = 2.0
-"""Seconds after the last byte of an answer. A connection reset within this time means that the
-client did not read the whole answer. A later reset means that the client had read the answer and
-just closed the connection."""
+"""Length in seconds of the reset window, which begins when the last byte of an answer is sent. A
+connection reset within the window means that the client did not read the whole answer. A later
+reset means that the client had read the answer and just closed the connection."""
 MIN_READ_RATE = 50_000
 """Bytes per second that even a slow client is assumed to read. The proxy writes an answer faster
 than the client reads it. RESET_WINDOW_S is therefore extended by the time that reading the answer
@@ -156,7 +156,7 @@ class ResendCache:
         return entry
 
     async def deliver(self, entry: ResendEntry, app: AppResponse, receive: Receive) -> bool:
-        """Wait until the first attempt of a cached request is answered, and send this answer to the
+        """Wait until the first attempt to send the request is answered, and send this answer to the
         app.
 
         Return False if the first attempt failed and nothing was sent to the app. The caller can
@@ -278,8 +278,8 @@ def _kept_answer(entry: ResendEntry, response: SentResponse, unix_now: float) ->
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
-    """Register the callback `on_lost`, which is called when the connection of this ASGI scope is
-    lost. The caller is the server's HTTP protocol object."""
+    """Register the callback `on_lost`. Uvicorn's HTTP protocol object calls it when the connection
+    of this ASGI scope is lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost

@@ -5,8 +5,8 @@ Equal bodies do not prove that a request is a resend: two users may ask the same
 user may want another answer. A request counts as a resend in two cases:
 
 * The client marks the request as a retry, by a retry header or an idempotency key.
-* An equal earlier request lost its connection before its answer was delivered. One lost connection
-  makes one later request a resend.
+* An equal earlier request lost its connection before its answer was delivered. For each lost
+  connection, at most one later request counts as a resend.
 """
 
 from __future__ import annotations
@@ -194,8 +194,8 @@ class AttemptIndex(Generic[T]):
         self._touch(attempts, now)
 
     def remove_matching(self, matches: Callable[[T], bool]) -> list[T]:
-        """Remove the requests for whose attribute `pending` the function `matches` returns True.
-        Return their `pending` objects."""
+        """Remove all requests for which `matches(request.pending)` is True. Return the `pending`
+        objects of the removed requests."""
         removed = [attempts for attempts in self._requests if matches(attempts.pending)]
         for attempts in removed:
             self._remove(attempts)

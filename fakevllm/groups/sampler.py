@@ -28,8 +28,8 @@ class Sampler:
     async def sample(
         self, request: Request, plan: SiblingPlan, index: int, app: AppResponse
     ) -> SiblingResult:
-        """Sample the sibling with this index, and return its complete answer or an error. Nothing
-        is sent to the app, except keep-alives.
+        """Sample the sibling with this index, and return its complete answer or an error. No part
+        of the answer is sent to the app.
 
         The engine may refuse a call because it is overloaded by siblings. If the refused call is
         the lead (the app's own request), this method waits and retries. If the refused call is

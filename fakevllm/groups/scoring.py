@@ -44,8 +44,8 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Return the result of a hook call that scored only some siblings, extended to all `num`
-    siblings.
+    """Extend the result of a hook call that scored only some siblings (sampled answers) to all
+    `num` siblings, and return the extended result.
 
     `outcome` is the hook's result. `positions` has the position of each scored sibling in the list
     of all siblings. A sibling that was not scored gets the reward None.

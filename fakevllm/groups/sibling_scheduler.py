@@ -51,7 +51,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Decision to call the reward hook for these siblings."""
+    """Decision to call the reward hook (the user's function) for these siblings, given by their
+    indices."""
 
     indices: tuple[int, ...]
     """At least two sibling indices, in ascending order."""
@@ -59,7 +60,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Decision to send this sibling's answer to the app."""
+    """Decision to send the answer of the sibling with this index to the app."""
 
     index: int
 
@@ -108,8 +109,8 @@ class AppState(StrEnum):
 
 class GroupScheduler:
     """The state machine of one group (a request with its siblings, the answers sampled for it). The
-    attribute `selection` has the served and the best sibling. It is final when the group has ended
-    normally."""
+    attribute `selection` has the served and the best sibling. `selection` is final when the group
+    has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
@@ -216,7 +217,8 @@ class GroupScheduler:
         return self._abort("client_disconnected")
 
     def abort(self, reason: str) -> list[Decision]:
-        """Abort the group for a reason outside this state machine, such as a stop of the proxy."""
+        """Abort the group (the request with its siblings) for a reason outside this state machine,
+        such as a stop of the proxy."""
         if self.is_over:
             return []
         decisions: list[Decision] = []

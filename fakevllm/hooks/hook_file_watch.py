@@ -1,7 +1,8 @@
 """Detect that the hook files on disk differ from the hooks that the hook process has loaded.
 
-The hook process loads the files when it starts. A later change of a file has no effect until the
-proxy is restarted. This module therefore warns a user who has changed a file.
+The hook process loads the files when it starts. A later change of a file has no effect until this
+process is started again, usually by a restart of the proxy. This module therefore warns a user who
+has changed a file.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class HookFileWatch:
         """Compare the hook files with the hooks that the hook process has loaded. Return a message
         if they differ, else None.
 
-        The message is logged only once for the loaded hooks, even if the files change again.
+        The message is also logged when the first difference is found. It is not logged again while
+        the same hooks are loaded, even if the files change again.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

@@ -2,8 +2,8 @@
 
 The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, the
 loader searches the other .py files of the folder for a definition or an import of the name `on_x`.
-Only one file may have this name. The files are searched by parsing, and only the file that has the
-name is run.
+Exactly one of these files may have such a definition or import. The files are parsed in this search
+and not run.
 
 Importing a hook file runs the user's code, and leaves modules of the user in `sys.modules`. Hooks
 are therefore imported only in the hook process, never in the proxy's own process.

@@ -281,8 +281,8 @@ class _HookCall:
 
 
 class _TrackedAwaitable:
-    """An awaitable around an async hook. While the hook's code is running on the event loop, the id
-    of the hook call stands in shared memory.
+    """An awaitable around an async hook. While the hook's code is running on the event loop, shared
+    memory holds the id of the hook call.
 
     After a crash or a hang, the proxy reads from the shared memory which call was running and
     therefore caused the failure. Calls that were only waiting, for example for I/O, cannot be the

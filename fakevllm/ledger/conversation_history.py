@@ -18,7 +18,8 @@ FindRequest = Callable[[str], AnsweredRequest | None]
 None."""
 
 MAX_HISTORY = 1000
-"""Maximum number of earlier answers that are followed by the field `previous_response_id`."""
+"""Maximum number of earlier answers in a conversation whose requests are linked by the field
+`previous_response_id`."""
 
 
 def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
@@ -26,8 +27,11 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
     answer), oldest first. The field `previous_response_id` of each request names the answer before
     it.
 
-    Return None in three cases: the body has no field `previous_response_id`, or an answer that such
-    a field names is unknown for this app, or there are more than MAX_HISTORY answers.
+    Return None in three cases:
+
+    * `body` has no field `previous_response_id`.
+    * One of these fields names an answer that this app never got.
+    * The conversation has more than MAX_HISTORY answers.
     """
     response_id = body.get("previous_response_id")
     if not adapter.has_previous_response or not isinstance(response_id, str):

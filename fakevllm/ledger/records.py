@@ -44,8 +44,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingRecord:
-    """One of the answers that were sampled for a request. Its row in the table also has the id of
-    its group.
+    """One of the answers that were sampled for a request: a row of the table `siblings`. The row
+    also has the id of the group (the request with all its answers).
 
     >>> SiblingRecord(index=0, served=True, best=True, status=200, text="42", reward=1.0).reward
     1.0
@@ -298,7 +298,7 @@ class AnsweredRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoredTask:
-    """A task that was registered at the proxy."""
+    """A dataset task that was registered at the proxy."""
 
     task: Task
     owner: str | None

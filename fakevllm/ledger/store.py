@@ -61,8 +61,8 @@ class Ledger:
     """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
     connections. Before you close the ledger, stop everything that writes to it.
 
-    Each of the attributes `sessions`, `calls`, `kept_answers`, `responses` and `feedback` is an
-    object that reads, and some also write, the tables for its subject.
+    The attributes `sessions` and `calls` read the tables of their subjects. The attributes
+    `kept_answers`, `responses` and `feedback` read and write the tables of their subjects.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -166,7 +166,7 @@ class Ledger:
         self._writer.put(partial(row_changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:
-        """Queue tasks to be written. A task replaces the stored task with the same id.
+        """Queue dataset tasks to be written. A task replaces the stored task with the same id.
 
         `owner`: fingerprint of the API key that registered the tasks, or None if the proxy requires
         no key.
@@ -229,7 +229,7 @@ class Ledger:
         return groups
 
     def tasks(self) -> list[StoredTask]:
-        """Return all stored tasks."""
+        """Return all stored tasks (rows of datasets that were registered at the proxy)."""
         with self._read_engine.connect() as db:
             rows = db.execute(select(TASKS)).mappings()
             return [StoredTask(_task(row), row["owner"]) for row in rows]
