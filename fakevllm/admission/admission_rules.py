@@ -148,9 +148,9 @@ class AdmissionRules:
         the decision.
 
         `subject`: id of the request's session (conversation), or id of the request if it has no
-        session. If only a fraction of the traffic is trained, the subject decides whether a request
-        belongs to this fraction, so either all requests of a session belong to it or none.
-        `is_paused`: whether the kill switch is on, which stops training on all requests.
+        session. If only a fraction of the traffic is trained, this fraction is chosen by subject.
+        Either all requests of a session belong to the fraction, or none. `is_paused`: whether the
+        kill switch is on, which stops training on all requests.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)

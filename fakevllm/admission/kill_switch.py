@@ -2,8 +2,8 @@
 request is sampled once and not trained.
 
 While the switch is on, a file exists in the run directory, so the switch stays on when the proxy
-restarts. The switch also works on a full disk or with a broken ledger: if the file cannot be
-written or deleted, the new state still takes effect, but only until the proxy stops.
+restarts. The switch also works on a full disk or with a broken ledger. If the file cannot be
+created or deleted, the new state takes effect nevertheless, but it is lost when the proxy stops.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ def _quotes(body: Json, session: SessionSummary) -> bool:
     conversation. The result for both kinds is False:
 
     * A request whose first user message was edited. Its system messages are those of the session.
-    * A request that continues the session with a shortened history. It contains answers of the
-      assistant. Its system messages may differ from those of the session, for example if they
+    * A request that continues the session with a shortened history. Its messages include answers of
+      the assistant. Its system messages may differ from those of the session, for example if they
       contain the date.
     """
     opening = session.opening.strip()

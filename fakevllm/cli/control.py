@@ -52,9 +52,9 @@ def status(
     ] = "",
     config: ConfigFile = None,
 ) -> None:
-    """Show the state of a running proxy. The table shows whether requests are fanned out (sampled
-    several times), the state of the engine, the learning curve, and the number of groups (requests
-    with their sampled answers) that were not trained, by reason."""
+    """Show the state of a running proxy. The table shows whether training is paused, the state of
+    the engine, and the learning curve. It also shows how many requests were not trained, for each
+    reason."""
 
     def run() -> None:
         from rich.console import Console

@@ -106,9 +106,10 @@ def render_tree(
     answers.
 
     A conversation without branches is drawn as a flat list. If several groups continue the same
-    answer, they are drawn at the same level, and the latest of them continues the list: the groups
-    that follow it are drawn at this level too. The groups that follow one of the others are drawn
-    below that group, as a branch. Feedback on an answer is drawn below the group of the answer.
+    answer, they are all drawn at the same level. The latest of these groups continues the list, so
+    the groups that follow it are drawn at this level too. The groups that follow one of the others
+    are drawn below that group, as a branch. Feedback on an answer is drawn below the group of the
+    answer.
 
     `children` has one pair for each sub-agent that this session started: (id of the sub-agent's own
     session, id of the group that started the sub-agent).

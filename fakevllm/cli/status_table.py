@@ -120,9 +120,9 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 
 def _since_last_change(curve: list[Json]) -> tuple[list[Json], str]:
-    """Return the pair (steps, message). The steps are the latest part of the learning curve, in
-    which all rewards can be compared with each other: the part since the hooks or the job last
-    changed. The message says which steps were left out. It is empty if none was left out."""
+    """Return the pair (steps, message). The steps are the latest part of the learning curve: the
+    part since the hooks or the job last changed. Within this part, rewards can be compared with
+    each other. The message says which steps were left out. It is empty if no step was left out."""
     start = max((at for at, step in enumerate(curve) if step.get("changed")), default=0)
     if start == 0:
         return curve, ""

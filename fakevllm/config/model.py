@@ -192,9 +192,9 @@ class Config(Section):
 
     @cached_property
     def serves_greedy(self) -> bool:
-        """Whether at least one route has the serve policy `greedy`, with which the lead (the app's
-        own request) is sampled at temperature 0, in addition to the sampled siblings. Always False
-        in shadow mode."""
+        """Whether at least one route has the serve policy `greedy`. With this policy, the lead (the
+        app's own request) is sampled at temperature 0, in addition to the sampled siblings. Always
+        False in shadow mode."""
         policies = {self.serve.rules(name).policy for name in ADAPTERS}
         return "greedy" in policies and not self.policy.shadow
 

@@ -2,9 +2,9 @@
 hooks in it, and end it.
 
 The process runs async hooks on its event loop, and sync hooks on a second thread. If the process
-ends unexpectedly, only two calls can be the cause: the call whose code was running on the event
-loop, and the call that was running on the second thread. The code that runs inside the process is
-in process_main.py.
+ends unexpectedly, the cause can be one of two calls: the async call whose code was running at that
+moment, or the sync call that was running on the second thread. The code that runs inside the
+process is in process_main.py.
 """
 
 from __future__ import annotations

@@ -169,8 +169,10 @@ class FeedbackRows:
         """Set the state and the reason of one item of feedback. Also set those of the columns
         `value`, `baseline`, `amount` and `hook_hash` for which an argument is given.
 
-        The state and the reason stay unchanged in two cases: the server's run log has already set a
-        final state, or the user has taken the feedback back or replaced it.
+        The state and the reason stay unchanged in two cases:
+
+        * The server's run log has already set a final state.
+        * The user has taken the feedback back or replaced it.
         """
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
