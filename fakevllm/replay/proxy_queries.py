@@ -65,18 +65,23 @@ async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
 
 async def first_model(url: str, key: str | None = None) -> str:
     """Return the name of the first model in the proxy's list. Raises ConfigError if the list cannot
-    be requested."""
+    be requested, or is empty."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,
             http.get(f"{url}/models") as answer,
         ):
             _raise_for_status(answer)
-            return (await answer.json())["data"][0]["id"]
+            models = (await answer.json())["data"]
     except aiohttp.ClientError as error:
-        raise ConfigError(
-            f"{url} lists no model ({error}): is the engine up? Or set --model."
-        ) from None
+        raise ConfigError(_no_model(url, str(error))) from None
+    if not models:
+        raise ConfigError(_no_model(url, "the list is empty"))
+    return models[0]["id"]
+
+
+def _no_model(url: str, cause: str) -> str:
+    return f"{url} lists no model ({cause}): is the engine up? Or set --model."
 
 
 async def require_lockstep(url: str, key: str | None = None) -> None:
