@@ -134,6 +134,6 @@ class PolicySection(Section):
 
     @property
     def max_siblings(self) -> int:
-        """The largest number of siblings in the setting `n`. The result is 0 if `n` has no
-        entries."""
+        """The largest number of siblings in the setting `n`, which maps routes and models to
+        numbers of siblings. The result is 0 if `n` has no entries."""
         return max(self.n.values(), default=0)

@@ -8,9 +8,8 @@ A key file has one key per line. A line has either the key in plain text, or the
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role gets the role admin. Such lines were written before roles existed. Keys
-were then made for clients that start engines, and today only admins may start engines. This module
-does no I/O.
+A key whose line has no role gets the role admin: before roles existed, every key could start
+engines, which today only admins may do. This module does no I/O.
 """
 
 from __future__ import annotations

@@ -58,7 +58,8 @@ class ActiveClients:
 
     def restore(self, client_uuids: Iterable[str]) -> None:
         """Add the clients of episodes that were ended before a restart of the server. They count as
-        silent until they agree or end another episode, so that steps do not wait for them."""
+        silent until they agree to a step or end another episode, so that steps do not wait for
+        them."""
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:

@@ -343,9 +343,9 @@ class Intake:
         return ended_reason or (OTHER_JOB if is_of_other_run else None)
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
-        """Reopen claimed episodes with damaged calls for other clients, as if the claims had
-        expired. Drop samples (ended episodes) with damaged calls that wait for other samples of
-        their task.
+        """If a claimed episode has damaged calls, let other clients claim the episode again, as if
+        its claim had expired. If a sample (an ended episode) has damaged calls, and waits for other
+        samples of its task, drop the sample.
 
         Return the reason for each dropped sample, by the sample's owner.
         """
