@@ -98,6 +98,7 @@ class OpenRun:
 
     def record_start(self, job: TrainJob, identity: JobIdentity) -> None:
         """Queue the journal's record that an engine is started with a job."""
+        self.job = job
         self.journal.put(
             row_changes.meta_set(JOB, job.as_yaml()),
             row_changes.meta_set(JOB_IDENTITY, identity.to_json()),
