@@ -131,7 +131,7 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove a group from a key. If the key does not have this group, do nothing."""
+        """Remove a group from the groups that are indexed under `key`, if it is one of them."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)

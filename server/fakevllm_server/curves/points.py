@@ -119,7 +119,7 @@ class Evaluations:
         self, cursor: Cursor, now: float, *, is_last: bool
     ) -> tuple[list[Point], Cursor]:
         """Return (points, next cursor). There is one point for each step whose evaluations are
-        complete, unless all of them were written before.
+        complete, except for steps of which every evaluation was already written.
 
         The evaluations of a step are complete in three cases: newer weights are served, the last
         evaluation ended more than QUIET_S seconds before `now`, or the run has ended (`is_last`).

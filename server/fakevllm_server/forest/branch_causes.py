@@ -101,8 +101,9 @@ def find_causes(
     vocabulary: Vocabulary | None = None,
     max_tokens: float = math.inf,
 ) -> list[Cause]:
-    """Return for each call the Cause that relates it to the earlier calls of its session. The calls
-    of each session must be in the order in which they were made.
+    """Return for each call a Cause: the reason why its tokens extend, or branch off from, the
+    earlier calls of its session. The calls of each session must be in the order in which they were
+    made.
 
     Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
     of tokens that are decoded and compared as text. Once this number is exceeded, each further call

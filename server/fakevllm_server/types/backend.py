@@ -77,7 +77,8 @@ class Call:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens that are trained. Forced tokens are not counted."""
+        """Number of response tokens that are trained. Tokens that were forced are not counted: at
+        their position, a grammar or `allowed_token_ids` allowed only one token."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property

@@ -116,8 +116,9 @@ def _one_by_one(
     causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
     """Return (log-probabilities, gradients) of the unchanged model. The log-probabilities are those
-    of the trained tokens of all calls, [tokens]. There is one gradient for each of `weights`. The
-    calls go through the model one by one, so that only one call is in memory at a time."""
+    of the trained tokens of all calls (shape [tokens]). There is one gradient for each of
+    `weights`. The calls go through the model one by one, so that only one call is in memory at a
+    time."""
     log_probs: list[Tensor] = []
     gradients = [torch.zeros_like(weight) for weight in weights]
     coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
@@ -194,8 +195,8 @@ def check_calls(config: Any, attention: str) -> list[CallTokens]:
 
 
 def _plain_log_probs(causal: Any, call: CallTokens) -> Tensor:
-    """Return the log-probabilities of a call's trained tokens, [tokens], computed by the unchanged
-    model."""
+    """Return the log-probabilities of a call's trained tokens (shape [tokens]), computed by the
+    unchanged model."""
     ids = torch.tensor([list(call.ids)], device=causal.device)
     logits = causal(input_ids=ids, use_cache=False).logits[0, :-1]
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / call.temperature

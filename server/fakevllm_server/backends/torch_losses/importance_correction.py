@@ -31,8 +31,8 @@ be almost 0. The value is verl's."""
 
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return the importance weight of each token, [tokens]. All weights are 1 if `rollout_is` is
-    not set.
+    """Return the importance weight of each token (shape [tokens]). All weights are 1 if
+    `rollout_is` is not set.
 
     If `rollout_is` is `token`, the ratio of a token is exp(log_ratio). If it is `sequence`, the
     ratio is exp of the sum of log_ratio over the token's sequence. The bounds are
@@ -68,9 +68,9 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return a mask, [tokens] of bool, that is True for each token that passes all rejection
+    """Return a mask (bool, shape [tokens]) that is True for each token that passes all rejection
     criteria in the setting `rollout_rs`. `units` has the number of the token's unit (sequence in
-    the loss), [tokens]."""
+    the loss), of shape [tokens]."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -80,8 +80,8 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
 
 
 def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
-    """Return an estimate of KL(engine || trainer) for each token, [tokens]. The tokens were sampled
-    by the engine. `estimator` is `k1`, `k2` or `k3`."""
+    """Return an estimate of KL(engine || trainer) for each token (shape [tokens]). The tokens were
+    sampled by the engine. `estimator` is `k1`, `k2` or `k3`."""
     match estimator:
         case "k1":
             return -log_ratio
@@ -92,8 +92,8 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
-    """Return a mask, [tokens] of bool, that is True where the divergence is within the bounds. For
-    the estimator k1 there are two bounds, which are probability ratios, so their logarithms are
+    """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
+    For the estimator k1 there are two bounds, which are probability ratios, so their logarithms are
     compared. For k2 and k3 there is only an upper bound, which is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high

@@ -50,8 +50,9 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def kl_loss(log_prob: Tensor, reference_log_prob: Tensor, name: str) -> Tensor:
-    """Return the KL estimate of each token, [tokens]. `name` is the name of the estimator, which is
-    a value of the setting `kl_loss_type`. The reference log-probabilities get no gradient."""
+    """Return the KL estimate of each token (shape [tokens]). `name` is the name of the estimator,
+    which is a value of the setting `kl_loss_type`. The reference log-probabilities get no
+    gradient."""
     reference = reference_log_prob.detach()
     value = ESTIMATORS[name.removesuffix("+")](log_prob, reference)
     if not name.endswith("+"):

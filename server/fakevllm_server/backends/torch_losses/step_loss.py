@@ -46,7 +46,7 @@ def step_loss(
 ) -> StepLoss:
     """Return one micro-batch's part of the step's loss.
 
-    `log_prob` and `entropy` have a value for each token, [tokens], computed with the current
+    `log_prob` and `entropy` have a value for each token (shape [tokens]), computed with the current
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
     Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the

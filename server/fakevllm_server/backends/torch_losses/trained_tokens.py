@@ -57,7 +57,7 @@ class TrainedTokens:
         return self.scale != 0
 
     def only(self, chosen: Tensor) -> TrainedTokens:
-        """Return a copy with only the tokens at which `chosen`, [tokens] of bool, is True."""
+        """Return a copy with only the tokens at which `chosen` (bool, shape [tokens]) is True."""
         old, reference = self.old_log_prob, self.reference_log_prob
         return TrainedTokens(
             sampled_log_prob=self.sampled_log_prob[chosen],

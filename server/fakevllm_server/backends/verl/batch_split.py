@@ -48,6 +48,6 @@ def total_weight(calls: Sequence[Call]) -> float:
 
 
 def token_weights(rows: Sequence[Call]) -> Tensor:
-    """Return the loss weights of the response tokens of all rows, one row after another, [response
-    tokens]. Each token has the weight of its call."""
+    """Return the loss weights of the response tokens of all rows, one row after another.
+    The shape is [response tokens]. Each token has the weight of its call."""
     return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])

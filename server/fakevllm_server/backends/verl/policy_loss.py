@@ -67,7 +67,7 @@ class VerlPolicyLoss:
         """Return the KL divergence to the reference policy, as a mean over response tokens. Each
         token has the loss weight of its call.
 
-        `log_probs` and `reference` have one tensor for each row, [response tokens].
+        `log_probs` and `reference` have one tensor for each row (shape [response tokens]).
         """
         per_token = kl_loss(
             torch.cat(list(log_probs)), torch.cat(list(reference)), self.spec.kl_loss_type
@@ -76,7 +76,8 @@ class VerlPolicyLoss:
 
     def clip_fractions(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
         """Return the clip fractions of the whole batch, as means over response tokens. Each token
-        has the loss weight of its call. `log_probs` has one tensor for each row, [response tokens].
+        has the loss weight of its call. `log_probs` has one tensor for each row (shape [response
+        tokens]).
 
         The embedded trainer reports the same numbers. They are computed again here, because the
         workers' metrics are means over micro-batches without weights. For a loss that does not

@@ -24,8 +24,8 @@ def first_pass_metrics(
     """Return the metrics of KL divergence, entropy and mismatch before the step's first update.
     They have the same names as those of the embedded trainer.
 
-    `log_probs` and `entropies` have one tensor for each row, [response tokens]. `version` is the
-    version of the trainer's weights. Means are taken over response tokens, each with the loss
+    `log_probs` and `entropies` have one tensor for each row (shape [response tokens]). `version` is
+    the version of the trainer's weights. Means are taken over response tokens, each with the loss
     weight of its call.
     """
     sampled = torch.cat([torch.tensor(list(row.logprobs), dtype=torch.float32) for row in rows])

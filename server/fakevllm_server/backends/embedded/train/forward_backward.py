@@ -160,7 +160,7 @@ def _loss_and_metrics(
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
     """Convert values per edge, one tensor for each piece, to values per trained token of all
-    pieces, [tokens]. An edge is a predicted token that several calls may share."""
+    pieces (shape [tokens]). An edge is a predicted token that several calls may share."""
     pairs = zip(pieces, edge_values, strict=True)
     return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
