@@ -31,7 +31,7 @@ QUEUE_BOUND = 5_000
 traffic, in which another process may hold the file's lock."""
 MAX_BATCH = 1_000
 """Maximum number of changes in one transaction."""
-GATHER_S = 0.01
+GATHER_S = 0.025
 """Seconds for which a change waits for other changes, so that they share one transaction. The wait
 is short, because a kill -9 loses the changes that wait."""
 

@@ -46,6 +46,9 @@ M = TypeVar("M", bound=BaseModel)
 POLL_EVERY_S = 0.2
 """Seconds between two status requests. The server answers them from memory, and replays adjust
 their pace to the status."""
+LOG_EVERY_S = 1.0
+"""Seconds between two requests for the run log while the status stays the same. Nearly every new
+entry of the log changes the status, and a changed status is followed by a request at once."""
 END_GROUP_RETRY_S = 60
 """Seconds for which a group's end is sent again to a server that does not answer. A server restarts
 well within this time."""
@@ -113,8 +116,9 @@ class SwarmLink:
         self._reported_error: str | None = "not polled yet"
         """Kind of the error that was logged last; None while the server can be polled."""
         self._cursor: tuple[str, int] | None = None
-        self._is_ledger_error_logged = False
         """Id of the run and number of its last applied log entry; None if unknown."""
+        self._log_fetched_at = -LOG_EVERY_S
+        self._is_ledger_error_logged = False
         self.reached = asyncio.Event()
         """Set while the server answers."""
         self.serving = asyncio.Event()
@@ -263,7 +267,11 @@ class SwarmLink:
                     await self._attach(status.server_id)
         elif status.server_id != self._started_server_id:
             await self._attach(status.server_id)
-        await self._fetch_log(status.run_id)
+        now_s = time.monotonic()
+        is_changed = self.status != before or self._cursor is None
+        if is_changed or now_s - self._log_fetched_at >= LOG_EVERY_S:
+            await self._fetch_log(status.run_id)
+            self._log_fetched_at = now_s
 
     async def _poll_status(self) -> EngineStatusReply:
         """Request the status and return it. Update `is_silent`, which is True if the server sent no

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fakevllm_adapters.job.ajet_settings import SwarmSections, list_as_text
@@ -191,6 +190,8 @@ class TrainJob(SwarmSections):
         An older server refuses settings that it does not know. It accepts the job of a newer client
         if all of these settings have their default value, because they are then left out.
         """
+        import yaml  # here, because most commands have a job but write no YAML
+
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
     @model_validator(mode="before")
