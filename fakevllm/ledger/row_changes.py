@@ -1,5 +1,5 @@
 """The functions that change the ledger's rows. Each function makes one change, in a transaction
-that the caller has begun."""
+that the caller has begun, and in a block of `counters.counted`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import orjson
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
-from fakevllm.ledger import feedback_rows
+from fakevllm.ledger import counters, feedback_rows
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, State, StoredResponse
 from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, RESPONSES, SIBLINGS, TASKS
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
@@ -53,9 +53,9 @@ _MARK_TRAINED = """
     UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
-_UNMARK_SIBLINGS_SINCE = """
-    UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN
-    (SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?)
+_TRAINED_SINCE = "SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?"
+_UNMARK_SIBLINGS_SINCE = f"""
+    UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN ({_TRAINED_SINCE})
 """
 _UNTRAIN_GROUPS_SINCE = """
     UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
@@ -72,6 +72,7 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     """Write groups and their siblings. A group that is already stored is replaced, and its recorded
     calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
+    counters.watch(db, [record.group_id for record in latest])
     _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
     siblings = [
         (record.group_id, *_SIBLING_ROW(sibling))
@@ -135,6 +136,7 @@ def settle(
     The state `trained`, `dropped` or `lost` stays unchanged, because it came from the server's run
     log. `calls[i]` has the model calls of sibling i.
     """
+    counters.watch(db, [group_id])
     update = db.exec_driver_sql(
         _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
     )
@@ -192,16 +194,20 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
     match entry.kind:
         case "step":
             ids = [group.group_id for group in entry.groups]
+            counters.watch(db, ids)
             rows = [(entry.step, entry.version, run_id, group_id) for group_id in ids]
             _many(db, _MARK_TRAINED, rows)
             _unmark(db, ids)
             _many(db, _MARK_SIBLING, [mark for group in entry.groups for mark in _marks(group)])
         case "dropped":
+            counters.watch(db, entry.reasons)
             rows = [(State.DROPPED, reason, group_id) for group_id, reason in entry.reasons.items()]
             _many(db, _END_UNTRAINED, rows)
             _unmark(db, list(entry.reasons))
         case "restored":
             # The server trains again, as planned, the groups that it trained after this step.
+            undone = db.exec_driver_sql(_TRAINED_SINCE, (run_id, entry.step)).scalars()
+            counters.watch(db, [*undone, *entry.lost])
             for undo in (_UNMARK_SIBLINGS_SINCE, _UNTRAIN_GROUPS_SINCE):
                 db.exec_driver_sql(undo, (run_id, entry.step))
             reason = entry.reason or "server_crashed"

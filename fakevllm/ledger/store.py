@@ -12,7 +12,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +24,8 @@ from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
 from fakevllm.ledger.conversation_history import recorded_messages
+from fakevllm.ledger.counters import counted
+from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
@@ -42,7 +43,6 @@ from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
-from fakevllm_adapters.protocol.reward_changes import RewardChanges
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
@@ -244,15 +244,17 @@ class Ledger:
         the step during which the group ended. Groups whose rewards are all equal count too.
         """
         with self._read_engine.connect() as db:
-            rows = [_step_row(row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
-        changes = RewardChanges()
-        return [replace(row, changed=changes.observe(row.hooks, row.jobs)) for row in rows]
+            return whole_curve(db, run_id)
+
+    def curve_ends(self, run_id: str) -> CurveEnds:
+        """Return the first and the last steps of the learning curve of one run, since the rewards
+        last changed their meaning."""
+        with self._read_engine.connect() as db:
+            return curve_ends(db, run_id)
 
     def counts(self) -> dict[str, int]:
         """Return the number of groups in each state."""
-        query = "SELECT state, COUNT(*) FROM groups GROUP BY state ORDER BY state"
-        with self._read_engine.connect() as db:
-            return {state: count for state, count in db.exec_driver_sql(query)}
+        return self._numbers("state")
 
     def untrained(self) -> dict[str, int]:
         """Return the number of groups that were not trained, for each reason slug.
@@ -260,19 +262,19 @@ class Ledger:
         A reason may have a detail after a colon. The detail is left out, because it differs from
         group to group.
         """
-        with self._read_engine.connect() as db:
-            return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
+        return self._numbers("untrained")
 
     def failures(self) -> dict[str, int]:
         """Return the number of siblings whose answers are not usable, for each failure slug."""
-        with self._read_engine.connect() as db:
-            return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
+        return self._numbers("failure")
 
     def sampled_tokens(self) -> int:
         """Return the number of tokens in all siblings, as the engine counted them."""
+        return self._numbers("tokens").get("sampled", 0)
+
+    def _numbers(self, subject: str) -> dict[str, int]:
         with self._read_engine.connect() as db:
-            total = db.exec_driver_sql("SELECT SUM(completion_tokens) FROM siblings").scalar()
-        return int(total or 0)
+            return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
 
     def group(self, group_id: str) -> GroupRecord | None:
         """Return a group with its siblings in the order of their indices. Return None if the ledger
@@ -326,7 +328,7 @@ class Ledger:
         by one.
         """
         db = self._write_db
-        with db.begin():
+        with db.begin(), counted(db):
             before = row_changes.dbapi_connection(db).total_changes
             for are_records, run in itertools.groupby(batch, _is_record):
                 if are_records:
@@ -369,16 +371,6 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
 
     event.listen(engine, "connect", connect)
     return engine
-
-
-def _step_row(row: Any) -> StepRow:
-    *values, hooks, jobs = row
-    return StepRow(*values, hooks=_parts(hooks), jobs=_parts(jobs))
-
-
-def _parts(digests: str | None) -> tuple[str, ...]:
-    """Return the digests in a text with commas between them, in a fixed order."""
-    return tuple(sorted(digests.split(","))) if digests else ()
 
 
 def _task(row: Any) -> Task:

@@ -148,3 +148,79 @@ META = Table(
     Column("key", String, primary_key=True),
     Column("value", String, nullable=False),
 )
+
+# The counters: see counters.py, which keeps them. `subject` is `state` (number of groups by state),
+# `untrained` (groups by the slug of their reason), `failure` (siblings by failure), `feedback`
+# (feedback by state) or `tokens` (number of sampled tokens).
+COUNTERS = Table(
+    "counters",
+    METADATA,
+    Column("subject", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("num", Integer, nullable=False),
+)
+
+# A `StepSums` for each step of each run. The run id is empty if the run is unknown.
+STEP_COUNTERS = Table(
+    "step_counters",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("num_groups", Integer, nullable=False),
+    Column("num_samples", Integer, nullable=False),
+    Column("reward_sum", Float, nullable=False),
+    Column("num_best", Integer, nullable=False),
+    Column("best_sum", Float, nullable=False),
+    Column("num_flat", Integer, nullable=False),
+    Column("num_random", Integer, nullable=False),
+    Column("random_sum", Float, nullable=False),
+)
+
+# Number of groups of a step by the digest of their hooks (kind `hook`) or their job (kind `job`).
+STEP_DIGESTS = Table(
+    "step_digests",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String, primary_key=True),
+    Column("digest", String, primary_key=True),
+    Column("num", Integer, nullable=False),
+)
+
+# The same for whole runs.
+RUN_DIGESTS = Table(
+    "run_digests",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("kind", String, primary_key=True),
+    Column("digest", String, primary_key=True),
+    Column("num", Integer, nullable=False),
+)
+
+# `newest_at` is the time at which the newest group of the run arrived.
+RUN_COUNTERS = Table(
+    "run_counters",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("newest_at", Float, nullable=False),
+    Column("num_groups", Integer, nullable=False),
+    Column("num_steps", Integer, nullable=False),
+)
+
+# A `SessionTotals` for each session.
+SESSION_COUNTERS = Table(
+    "session_counters",
+    METADATA,
+    Column("session_id", String, primary_key=True),
+    Column("parent_session_id", String),
+    Column("app_key", String),
+    Column("turns", Integer),
+    Column("num_groups", Integer, nullable=False),
+    Column("seen_at", Float, nullable=False),
+    Column("num_rewards", Integer, nullable=False),
+    Column("reward_sum", Float, nullable=False),
+    Column("first_group_id", String, nullable=False),
+    Column("first_is_side", Boolean, nullable=False),
+    Column("first_at", Float, nullable=False),
+    Index("ix_session_counters_seen", "seen_at"),
+)
