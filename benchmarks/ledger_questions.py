@@ -48,7 +48,7 @@ HEADER = (
 
 _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < ? - 1)"
 _GROUPS = f"""
-    {_NUMBERS} INSERT INTO groups (group_id, received_at, route, model, streamed, request_json,
+    {_NUMBERS} INSERT INTO group_rows (group_id, received_at, route, model, streamed, request_json,
         question, num_siblings, status, latency_s, served_index, best_index, state, reason,
         hook_hash, step, trained_step, session_id, kind, evidence, turn, run_id, job_hash, app_key)
     SELECT printf('%032x', i), 1e9 + i, '/v1/chat/completions', 'model', 0,

@@ -78,6 +78,8 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "server dropped", _counts(dropped)
     if failures := stats.get("failures"):
         yield "siblings failed", _counts(failures)
+    if (num_bytes := stats.get("ledger_bytes")) and (num := sum(stats["counts"].values())):
+        yield "ledger", f"{num_bytes / 1e6:.1f} MB, {num_bytes // num:,} bytes per request"
     yield from _learning_rows(stats)
     if stats["ledger_dropped"]:
         yield "ledger", f"{stats['ledger_dropped']} writes dropped"

@@ -31,7 +31,7 @@ _CONTRIBUTIONS = """
            COUNT(CASE WHEN s.served THEN s.reward END),
            COALESCE(SUM(CASE WHEN s.served THEN s.reward END), 0.0),
            g.served_by IS 'random'
-    FROM groups AS g LEFT JOIN siblings AS s USING (group_id)
+    FROM group_rows AS g LEFT JOIN siblings AS s USING (group_id)
     WHERE {} GROUP BY g.group_id
 """
 _BY_ID = _CONTRIBUTIONS.format("g.group_id IN (SELECT value FROM json_each(?))")
@@ -67,7 +67,7 @@ _ADD_RUN = """
 _FORGET_RUN = "DELETE FROM run_counters WHERE run_id = ? AND num_groups <= 0"
 _FIND_NEWEST = """
     UPDATE run_counters SET newest_at = (
-        SELECT MAX(received_at) FROM groups WHERE COALESCE(run_id, '') = ?1
+        SELECT MAX(received_at) FROM group_rows WHERE COALESCE(run_id, '') = ?1
         AND COALESCE(trained_step, step) IS NOT NULL
     ) WHERE run_id = ?1 AND newest_at <= ?2
 """

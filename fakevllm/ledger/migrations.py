@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from fakevllm.ledger import stored_contents
 from fakevllm_runtime.migrations import Migration
 
 
@@ -129,6 +130,18 @@ def fill_counters(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m013_pieces(db: Connection) -> None:
+    """Store requests and prompts as slices of pieces, below the views `groups` and `calls`.
+
+    The views have the columns that the tables of these names had.
+    """
+    for statement in _M013_TABLES:
+        db.exec_driver_sql(statement)
+    stored_contents.move_contents(db)
+    for statement in _M013_VIEWS:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -142,6 +155,7 @@ MIGRATIONS: list[Migration] = [
     m010_responses,
     m011_job_hash,
     m012_counters,
+    m013_pieces,
 ]
 
 
@@ -383,5 +397,44 @@ _M012_TRIGGERS = (
     f"""
     CREATE TRIGGER count_deleted_feedback AFTER DELETE ON feedback
     BEGIN {_M012_COUNT.format("OLD.state", -1)} END
+    """,
+)
+
+_M013_TABLES = (
+    "CREATE TABLE pieces (piece_id INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (piece_id))",
+    "ALTER TABLE groups RENAME TO group_rows",
+    "ALTER TABLE group_rows ADD COLUMN request_slices VARCHAR",
+    "ALTER TABLE group_rows ADD COLUMN request_digest BLOB",
+    "ALTER TABLE calls RENAME TO call_rows",
+    "ALTER TABLE call_rows ADD COLUMN prompt_slices VARCHAR",
+    "ALTER TABLE call_rows ADD COLUMN prompt_digest BLOB",
+)
+_M013_JOIN = """
+    CASE WHEN {slices} IS NULL THEN {column} ELSE (
+        SELECT CAST(group_concat(part, '') AS {type}) FROM (
+            SELECT substr(p.data, json_extract(s.value, '$[1]') + 1,
+                          json_extract(s.value, '$[2]')) AS part
+            FROM json_each({slices}) AS s
+            JOIN pieces AS p ON p.piece_id = json_extract(s.value, '$[0]') ORDER BY s.key
+        )
+    ) END AS {column}
+"""
+_M013_REQUEST = _M013_JOIN.format(column="request_json", slices="request_slices", type="TEXT")
+_M013_PROMPT = _M013_JOIN.format(column="prompt_ids", slices="prompt_slices", type="BLOB")
+_M013_VIEWS = (
+    f"""
+    CREATE VIEW groups AS SELECT
+        group_id, received_at, route, model, streamed, task_id, app_key, {_M013_REQUEST}, question,
+        num_siblings, status, latency_s, served_index, best_index, state, reason, hook_hash, step,
+        trained_step, trained_version, response_id, served_by, propensity, cut, session_id,
+        parent_session_id, parent_id, kind, evidence, asked_key, turn, num_resent, answer_id,
+        run_id, job_hash
+    FROM group_rows
+    """,
+    f"""
+    CREATE VIEW calls AS SELECT
+        group_id, sibling, seq, {_M013_PROMPT}, response_ids, logprobs, weight_versions_json,
+        weight_version, temperature, finish_reason, untrainable, shaped
+    FROM call_rows
     """,
 )

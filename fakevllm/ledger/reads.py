@@ -31,6 +31,10 @@ NUM_STEPS = "SELECT num_steps FROM run_counters WHERE run_id = ?"
 NUM_STEPS_BEFORE = "SELECT COUNT(*) FROM step_counters WHERE run_id = ? AND step < ?"
 RUNS = "SELECT run_id FROM run_counters ORDER BY newest_at DESC"
 NUMBERS = "SELECT name, num FROM counters WHERE subject = ? AND num > 0 ORDER BY name"
+NUM_BYTES = """
+    SELECT (page_count - freelist_count) * page_size
+    FROM pragma_page_count, pragma_freelist_count, pragma_page_size
+"""
 SCORED = """
     SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, g.hook_hash,
            s.reward + CASE

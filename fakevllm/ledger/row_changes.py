@@ -9,6 +9,7 @@ import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -18,7 +19,17 @@ from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import counters, feedback_rows
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, State, StoredResponse
-from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, RESPONSES, SIBLINGS, TASKS
+from fakevllm.ledger.stored_contents import PromptContents, put_request
+from fakevllm.ledger.tables import (
+    CALL_ROWS,
+    GROUP_ROWS,
+    GROUPS,
+    KEPT_ANSWERS,
+    META,
+    RESPONSES,
+    SIBLINGS,
+    TASKS,
+)
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 
 
@@ -27,9 +38,9 @@ def _replace(table: Table) -> str:
 
 
 # Compiled once, and run with tuples: every request of the app writes a record.
-_PUT_GROUP = _replace(GROUPS)
+_PUT_GROUP = _replace(GROUP_ROWS)
 _PUT_SIBLING = _replace(SIBLINGS)
-_PUT_CALL = _replace(CALLS)
+_PUT_CALL = _replace(CALL_ROWS)
 _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
 _PUT_KEPT = _replace(KEPT_ANSWERS)
@@ -40,30 +51,31 @@ _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 _TASK_SECRET = "task_secret"
 
 _SETTLE = """
-    UPDATE groups SET step = ?1, run_id = COALESCE(?5, run_id), job_hash = COALESCE(?6, job_hash),
+    UPDATE group_rows SET step = ?1, run_id = COALESCE(?5, run_id),
+    job_hash = COALESCE(?6, job_hash),
     state = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN state ELSE ?2 END,
     reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?3 END
     WHERE group_id = ?4
 """
 _MARK_RESENT = """
-    UPDATE groups SET num_resent = num_resent + 1,
+    UPDATE group_rows SET num_resent = num_resent + 1,
     status = CASE WHEN status = 499 THEN 200 ELSE status END WHERE group_id = ?
 """
 _MARK_TRAINED = """
-    UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
+    UPDATE group_rows SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
-_TRAINED_SINCE = "SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?"
+_TRAINED_SINCE = "SELECT group_id FROM group_rows WHERE run_id = ? AND trained_step > ?"
 _UNMARK_SIBLINGS_SINCE = f"""
     UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN ({_TRAINED_SINCE})
 """
 _UNTRAIN_GROUPS_SINCE = """
-    UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
+    UPDATE group_rows SET state = 'pooled', trained_step = NULL, trained_version = NULL
     WHERE run_id = ? AND trained_step > ?
 """
 _MARK_SIBLING = 'UPDATE siblings SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
 _END_UNTRAINED = """
-    UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
+    UPDATE group_rows SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
     WHERE group_id = ?
 """
 
@@ -73,7 +85,7 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
     counters.watch(db, [record.group_id for record in latest])
-    _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
+    _many(db, _PUT_GROUP, [_group_row(db, record) for record in latest])
     siblings = [
         (record.group_id, *_SIBLING_ROW(sibling))
         for record in latest
@@ -83,6 +95,20 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     for record in latest:
         if record.kept_answer is not None:
             keep_answer(db, record.kept_answer)
+
+
+def _group_row(db: Connection, record: GroupRecord) -> tuple[Any, ...]:
+    slices_json, digest = put_request(
+        db,
+        record.group_id,
+        record.parent_id,
+        record.app_key,
+        record.route,
+        record.request_json,
+    )
+    if slices_json is not None:
+        record = replace(record, request_json="")
+    return (*_GROUP_ROW(record), slices_json, digest)
 
 
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
@@ -142,8 +168,9 @@ def settle(
     )
     if update.rowcount == 0:
         return
+    prompts = PromptContents(db, group_id)
     rows = [
-        _call_row(group_id, sibling, seq, call)
+        _call_row(prompts, group_id, sibling, seq, call)
         for sibling, sibling_calls in enumerate(calls)
         for seq, call in enumerate(sibling_calls)
     ]
@@ -232,12 +259,16 @@ def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
     return [(advantage, group.group_id, index) for index, advantage in pairs]
 
 
-def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tuple[Any, ...]:
+def _call_row(
+    prompts: PromptContents, group_id: str, sibling: int, seq: int, call: CapturedCall
+) -> tuple[Any, ...]:
+    prompt_ids = b64decode(call.prompt_ids)
+    slices_json, digest = prompts.put(prompt_ids)
     return (
         group_id,
         sibling,
         seq,
-        b64decode(call.prompt_ids),
+        prompt_ids if slices_json is None else b"",
         b64decode(call.response_ids),
         None if call.logprobs is None else b64decode(call.logprobs),
         orjson.dumps(call.weight_versions).decode(),
@@ -246,6 +277,8 @@ def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tupl
         call.finish_reason,
         call.untrainable,
         call.shaped,
+        slices_json,
+        digest,
     )
 
 

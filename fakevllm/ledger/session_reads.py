@@ -17,7 +17,7 @@ _PLACED = """
            g.turn, g.kind, g.evidence, g.asked_key, g.response_id, s.message_json
     FROM (SELECT received_at, group_id, app_key, session_id, parent_session_id, parent_id, turn,
                  kind, evidence, asked_key, response_id
-          FROM groups INDEXED BY ix_groups_place
+          FROM group_rows INDEXED BY ix_groups_place
           WHERE session_id IS NOT NULL ORDER BY received_at DESC LIMIT ?) AS g
     LEFT JOIN siblings AS s ON s.group_id = g.group_id AND s.served
         AND NOT EXISTS (SELECT 1 FROM kept_answers AS k WHERE k.group_id = g.group_id)

@@ -23,6 +23,7 @@ from sqlalchemy.exc import DatabaseError
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
+from fakevllm.ledger.contents import content_store
 from fakevllm.ledger.conversation_history import recorded_messages
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
@@ -272,6 +273,11 @@ class Ledger:
         """Return the number of tokens in all siblings, as the engine counted them."""
         return self._numbers("tokens").get("sampled", 0)
 
+    def num_bytes(self) -> int:
+        """Return the size of the ledger's content, without free pages of the file."""
+        with self._read_engine.connect() as db:
+            return db.exec_driver_sql(reads.NUM_BYTES).scalar_one()
+
     def _numbers(self, subject: str) -> dict[str, int]:
         with self._read_engine.connect() as db:
             return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
@@ -328,7 +334,7 @@ class Ledger:
         by one.
         """
         db = self._write_db
-        with db.begin(), counted(db):
+        with content_store(db).transaction(), db.begin(), counted(db):
             before = row_changes.dbapi_connection(db).total_changes
             for are_records, run in itertools.groupby(batch, _is_record):
                 if are_records:

@@ -135,6 +135,8 @@ class Stats(BaseModel):
     lookups: dict[str, int]
     """Number of requests that were looked up in the dataset by their text, by result: hit, miss,
     tie."""
+    ledger_bytes: int = 0
+    """Size of the ledger in bytes."""
     ledger_dropped: int = 0
     """Number of writes that the ledger has given up since the proxy's start."""
     ledger_error: str | None = None
@@ -250,6 +252,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         curve_between=curve.num_between,
         sampled_tokens=tokens,
         lookups=dict(proxy.tasks.counts),
+        ledger_bytes=await asyncio.to_thread(ledger.num_bytes),
         ledger_dropped=ledger.health.dropped,
         ledger_error=ledger.health.error,
     )
