@@ -23,7 +23,6 @@ from sqlalchemy.exc import DatabaseError
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
-from fakevllm.ledger.contents import content_store
 from fakevllm.ledger.conversation_history import recorded_messages
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
@@ -45,6 +44,7 @@ from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
+from fakevllm_runtime.contents import content_store
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0

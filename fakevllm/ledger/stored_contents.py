@@ -11,7 +11,7 @@ import itertools
 
 from sqlalchemy import Connection
 
-from fakevllm.ledger.contents import MIN_BYTES, Content, content_store
+from fakevllm_runtime.contents import MIN_BYTES, Content, content_store
 
 StoredContent = tuple[str | None, bytes | None]
 """The values of the columns for the slices and the digest. Both are None if the content is stored

@@ -17,8 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
-from fakevllm.ledger import contents
-from fakevllm.ledger.contents import (
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
+from fakevllm_runtime import contents
+from fakevllm_runtime.contents import (
     MAX_SLICES,
     Content,
     ContentStore,
@@ -27,9 +30,6 @@ from fakevllm.ledger.contents import (
     cut,
     digest_of,
 )
-from fakevllm.ledger.records import GroupRecord
-from fakevllm.ledger.store import Ledger
-from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
 from tests.e2e.test_released_run import ARCHIVE
 from tests.proxy.ledger.ledger_cases import call, group, rows
 

@@ -1,13 +1,14 @@
-"""Long contents of the ledger's rows: requests and prompts, of which each turn of a conversation
-repeats the one before.
+"""Long contents of rows in an SQLite file: requests and prompts, of which each turn of a
+conversation repeats the one before.
 
 A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. A new content
 refers to the slices of an earlier one for the beginning and the end that both share, and adds one
 piece for the rest. So a turn stores only what it adds to its parent, in whatever format its app
-writes requests. The views `groups` and `calls` put the slices together (see migrations.py).
+writes requests. The pieces are rows of the table `pieces (piece_id, data)`. SQL puts the slices
+together: see `join_slices`.
 
-`ContentStore` belongs to the writer's thread. It keeps recent contents in memory, so that it
-compares bytes and reads the file only for a parent that it has not seen.
+`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory, so
+that it compares bytes and need not read them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,16 @@ DIGEST_BYTES = 16
 _INSERT = "INSERT INTO pieces (data) VALUES (?)"
 _PIECE = "SELECT data FROM pieces WHERE piece_id = ?"
 
-_KEY = "ledger_contents"
+_KEY = "contents"
+
+_JOIN = """
+    SELECT CAST(group_concat(part, '') AS {type}) FROM (
+        SELECT substr(p.data, json_extract(s.value, '$[1]') + 1,
+                      json_extract(s.value, '$[2]')) AS part
+        FROM json_each({slices}) AS s
+        JOIN pieces AS p ON p.piece_id = json_extract(s.value, '$[0]') ORDER BY s.key
+    )
+"""
 
 Slice = tuple[int, int, int]
 """A part of a piece: id of the piece, index of the first byte, number of bytes."""
@@ -56,6 +66,11 @@ class Content:
     def slices_json(self) -> str:
         """The slices as they are stored in a row."""
         return orjson.dumps(self.slices).decode()
+
+
+def join_slices(slices: str, sql_type: str) -> str:
+    """Return an SQL query for the content that the slices in a column make, as TEXT or BLOB."""
+    return _JOIN.format(slices=slices, type=sql_type)
 
 
 def digest_of(data: bytes) -> bytes:
@@ -212,7 +227,7 @@ class ContentStore:
 
 
 def content_store(db: Connection) -> ContentStore:
-    """Return the store of the connection that writes the ledger."""
+    """Return the store of the connection that writes the file."""
     return cast(ContentStore, db.info.setdefault(_KEY, ContentStore()))
 
 
