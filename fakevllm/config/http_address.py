@@ -6,8 +6,8 @@ from urllib.parse import urlsplit
 
 
 def checked_http_url(text: str) -> str:
-    """Return `text` if it is an http or https address. Raises ValueError for any other text. An
-    address with a password also raises ValueError, because addresses are logged."""
+    """Return `text` if it is an http or https address. Raises ValueError for any other text, and
+    for an address with a user name or password, because addresses are logged."""
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

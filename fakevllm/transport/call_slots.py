@@ -1,9 +1,10 @@
-"""A limit on the calls that the proxy has open at the server, and the queues of calls that wait for
-a free slot. Leads, which are the apps' own requests, get free slots before siblings. This module
-does no I/O. Waiting calls wait on asyncio futures.
+"""A limit on the calls that the proxy has open at the server at a time, and the queues of calls
+that wait for a free slot. Leads, which are the apps' own requests, get free slots before siblings,
+which the proxy adds. This module does no I/O. Waiting calls wait on asyncio futures.
 
-Without a limit, a crowd of apps would open tens of thousands of connections at once. The event loop
-would then be too busy to finish connecting, and a healthy server would seem to be unreachable.
+Without a limit, many apps together could make the proxy open tens of thousands of connections at
+once. The event loop would then be too busy to finish opening them, and a healthy server would seem
+to be unreachable.
 """
 
 from __future__ import annotations
@@ -14,19 +15,20 @@ from collections import deque
 from collections.abc import AsyncGenerator
 
 SIBLINGS_PER_SLOT = 3
-"""Maximum number of siblings per slot, including siblings that wait for a slot. Groups get fewer
-siblings when this number is reached. Therefore memory and the apps' waiting times stay bounded when
-there are many requests."""
+"""Maximum number of siblings per slot, including siblings that wait for a slot. When this number is
+reached, groups get fewer siblings. This limits the memory and the waiting times under heavy
+load."""
 LEAD_SHARE = 0.25
-"""Share of the slots that siblings leave free, so that a lead need not wait for the end of a
-sibling that samples for a long time."""
+"""Share of the slots that siblings may not use. Therefore a lead (an app's own request) need not
+wait until a sibling with a long answer ends."""
 
 
 class CallSlots:
-    """A limited number of slots, and the calls that wait for them in two queues.
+    """A limited number of slots, and two queues of calls that wait for a slot: one for leads (the
+    apps' own requests) and one for siblings.
 
-    A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
-    slot is given to the sibling that has waited longest.
+    A slot that becomes free is given to the lead that has waited longest. If no lead waits, it is
+    given to the sibling that has waited longest.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -51,13 +53,13 @@ class CallSlots:
         return len(self._siblings)
 
     def must_wait(self, *, is_lead: bool) -> bool:
-        """Return True if a call that starts now must wait for a slot."""
+        """Return True if a call that starts now would have to wait for a slot."""
         return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead)
 
     @contextlib.asynccontextmanager
     async def slot(self, *, is_lead: bool) -> AsyncGenerator[None]:
-        """Hold a slot for one call while the block runs. If no slot is free, wait for one, without
-        a time limit."""
+        """Hold a slot for one call while the block runs. If no slot is free, first wait for one,
+        without a time limit."""
         queue = self._leads if is_lead else self._siblings
         if self.must_wait(is_lead=is_lead):
             await self._wait(queue, is_lead)
@@ -69,7 +71,7 @@ class CallSlots:
             self._release(is_lead)
 
     async def _wait(self, queue: deque[asyncio.Future[None]], is_lead: bool) -> None:
-        """Wait in `queue` until a slot has been reserved for this call."""
+        """Wait in `queue` until this call is given a slot."""
         granted = asyncio.get_running_loop().create_future()
         queue.append(granted)
         try:
