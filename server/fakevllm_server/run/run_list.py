@@ -32,14 +32,19 @@ class RunSummary:
 
 def list_runs(run_dir: Path) -> list[RunSummary]:
     """Return all runs in a run directory. The run whose folder is the run directory itself comes
-    first; the others follow, sorted by name."""
-    below = run_dir / RUNS
+    first; the others follow, sorted by name.
+
+    A symbolic link that leads out of the run directory is no run, because the server opens none.
+    """
+    root, below = run_dir.resolve(), run_dir / RUNS
     names = sorted(path.name for path in below.iterdir()) if below.is_dir() else []
     folders = [TOP, *(f"{RUNS}/{name}" for name in names)]
     return [
         _summary(run_dir, folder)
         for folder in folders
-        if is_run_folder(folder) and (run_dir / folder / "journal.sqlite").is_file()
+        if is_run_folder(folder)
+        and (run_dir / folder).resolve().is_relative_to(root)
+        and (run_dir / folder / "journal.sqlite").is_file()
     ]
 
 

@@ -101,6 +101,7 @@ class OpenRun:
     def record_start(self, job: TrainJob, identity: JobIdentity) -> None:
         """Record in the journal that an engine is started with `job`. The change is queued, and may
         not be on disk yet."""
+        self.job = job
         self.journal.put(
             row_changes.meta_set(JOB, job.as_yaml()),
             row_changes.meta_set(JOB_IDENTITY, identity.to_json()),

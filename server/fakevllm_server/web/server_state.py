@@ -336,11 +336,17 @@ class ServerState:
 
     @property
     def closed_reason(self) -> str | None:
-        """Reason why no more groups and episodes will be trained, or None while training
-        continues."""
+        """Reason why no more groups and episodes will be trained, or None while training continues.
+
+        While the engine is off, a client may have synced the next job, whose limit of steps may be
+        meant for another run. Training has then ended only if the current run's own job has ended
+        as well.
+        """
         if self._loop is not None:
             return self._loop.closed_reason
-        return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
+        jobs = [job for job in (self.run.job, self.job) if job is not None]
+        reasons = [finish_reason(job, self.runlog.last_step) for job in jobs]
+        return reasons[0] if reasons and all(reasons) else None
 
     @property
     def backlog(self) -> float:
