@@ -109,6 +109,8 @@ class SwarmLink:
         self._started_server_id: str | None = None
         """Id of the server process whose engine this link has started or found running. The id
         changes when the server restarts."""
+        self._reported_differences: list[str] = []
+        """Differences between the job of the engine and that of the proxy, as logged last."""
         self._job_refusal: str | None = None
         """Reason why the server did not accept the proxy's job; None if the job was accepted."""
         self._start_backoff = StartBackoff()
@@ -250,8 +252,9 @@ class SwarmLink:
     async def _follow(self) -> None:
         """Poll the server once: update the status, start the engine if it is off and this server
         process is new, and copy new entries of the run log into the ledger."""
-        before, status = self.status, await self._poll_status()
-        self.status = status
+        before, was_serving = self.status, self.is_serving
+        self.status = status = await self._poll_status()
+        is_new_run = before is not None and before.run_id != status.run_id
         if status.engine_status_detail and _state_and_detail(status) != _state_and_detail(before):
             log.warning("%s: %s", *_state_and_detail(status))
         if status.engine_status is EngineStatus.OFFLINE:
@@ -268,7 +271,11 @@ class SwarmLink:
                 if is_final and self.status.engine_status is not EngineStatus.OFFLINE:
                     # Another client may have sent its job, or started the engine, meanwhile.
                     await self._attach(status.server_id)
-        elif status.server_id != self._started_server_id:
+        elif (
+            status.server_id != self._started_server_id
+            or (self.is_serving and not was_serving)  # perhaps restarted by another client
+            or is_new_run
+        ):
             await self._attach(status.server_id)
         now_s = time.monotonic()
         is_changed = self.status != before or self._cursor is None
@@ -326,7 +333,7 @@ class SwarmLink:
 
     async def _attach(self, server_id: str) -> None:
         """Use an engine that is running already. The engine keeps the job with which it was
-        started. Settings in which this job differs from the proxy's job are logged."""
+        started. Settings in which this job differs from the proxy's job are logged once."""
         self._started_server_id = server_id
         async with self._http.get("/get_train_config") as response:
             running: dict[str, Any] | None = await response.json()
@@ -336,7 +343,9 @@ class SwarmLink:
             for key, value in (running or {}).items()
             if wanted.get(key) != value and key not in _PROXY_KEYS
         ]
-        if differing:
+        is_reported = differing == self._reported_differences
+        self._reported_differences = differing
+        if differing and not is_reported:
             log.warning(
                 "the engine is already running with another job: %s; to apply [job], stop "
                 "`fakevllm-server start` and this proxy, and start both again",

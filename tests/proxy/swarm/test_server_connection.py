@@ -330,6 +330,26 @@ async def test_an_engine_that_runs_with_another_job_is_logged_key_by_key(
     assert "with another job: lora_rank = 4, not 0; to apply [job], stop" in message
 
 
+async def test_an_engine_that_another_client_restarts_with_another_job_is_logged_once(
+    ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/get_train_config"] = TrainJob().model_dump()
+        async with following(swarm, ledger) as link:
+            await link.serving.wait()
+            swarm.answers["/get_train_config"] = TrainJob(lora_rank=4).model_dump()
+            for restart in range(1, 3):
+                swarm.answers["/get_engine_status"] = OFFLINE
+                await until(lambda: not link.is_serving)
+                swarm.answers["/get_engine_status"] = ROLLING
+                await until(lambda num=1 + restart: swarm.calls["/get_train_config"] >= num)
+            other_run = ROLLING.model_copy(update={"run_id": "other"})
+            swarm.answers["/get_train_config"] = TrainJob(experiment_name="b").model_dump()
+            swarm.answers["/get_engine_status"] = other_run
+            await until(lambda: "experiment_name = b, not None" in caplog.text)
+    assert len([line for line in link_messages(caplog) if "lora_rank = 4, not 0" in line]) == 1
+
+
 class StartingSwarm(ScriptedSwarm):
     """A server whose engine rolls as soon as somebody starts it."""
 
