@@ -17,7 +17,8 @@ def curves(
 ) -> None:
     """Write all TensorBoard curves of a run again. Stop the run's server first.
 
-    The curves are read from the run's journal. A running server writes the curves itself.
+    The curves are read from the run's journal. A running server writes the curves
+    itself if the package tensorboard is installed.
     """
 
     def run() -> None:
@@ -61,6 +62,6 @@ def _in_use_message(run_dir: Path, curves_dir: Path) -> str:
         )
     return (
         f"A server or another command uses {run_dir}, and a running server writes the curves "
-        f"itself: show them with `tensorboard --logdir {curves_dir}`. To write all of them again, "
-        "stop the server first."
+        "itself if the package `tensorboard` is installed where it runs: show them with "
+        f"`tensorboard --logdir {curves_dir}`. To write all of them again, stop the server first."
     )
