@@ -17,8 +17,12 @@ demo folder=`mktemp -d`:
     .ci/demo {{folder}}
 
 # measure what the proxy adds to a request
-bench:
-    python -m benchmarks.proxy_overhead
+bench *arguments:
+    python -m benchmarks.proxy_overhead {{arguments}}
+
+# measure the tracked figures, append them to benchmarks/history.jsonl, report regressions, draw the chart
+track *arguments:
+    python -m benchmarks.track {{arguments}}
 
 # measure tokens per second of the engines, directly and through proxy and server
 bench-rollout *arguments:

@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,14 @@ class DemoRun(learning_runs.LearningRun):
         }
 
 
-def run(folder: Path, seed: int, control: str) -> DemoRun:
-    """Run the demo in the folder, with its default number of steps, and return its numbers."""
+def run(folder: Path, seed: int, control: str, arguments: Sequence[str] = ()) -> DemoRun:
+    """Run the demo in the folder, with further arguments of its command, and return its
+    numbers."""
     folder.mkdir(parents=True)
     numbers_file = folder / "numbers.json"
     command = [sys.executable, "-m", "fakevllm", "demo", "--run-dir", str(folder / "run")]
     command += ["--json", str(numbers_file), "--seed", str(seed), "--control", control]
+    command += arguments
     with (folder / "demo.log").open("w") as log:
         subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=True)
     return DemoRun.from_json(json.loads(numbers_file.read_text()))

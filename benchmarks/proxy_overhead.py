@@ -1,287 +1,321 @@
-"""Measure what the proxy costs: CPU time of its process, and latency.
+"""Measure what an answer costs: CPU time of proxy, hook process, server and engine, and latency.
 
-    python -m benchmarks.proxy_overhead [--requests 2000] [--litellm] [--write]
+    python -m benchmarks.proxy_overhead [--quick] [--siblings 1,8] [--sizes 1KB,100KB]
+        [--rounds 5] [--litellm] [--write]
 
-Two proxies are measured: one with N=1, without a hook and with a ledger, and one with N=8 and a
-hook. The same load goes to the server itself, through a bare relay, through the proxies and, with
-`--litellm`, through LiteLLM's proxy. They take turns, so that all run under the same conditions.
-The server has a fake engine. CPU time is the user and system time of the relaying process and its
-children (such as the hook process), from /proc (Linux only).
+Each number of siblings N has a proxy with a server and a fake engine of its own. One proxy with
+N = 1 has no hook; all others have a hook process. A bare relay in front of that proxy's server is
+the floor: one hop of a prompt and its answer. The targets take turns in each round, so that all run
+under the same conditions, and every figure is a median over the rounds. The CPU time of a request
+includes the work after the answer: ledger, rewards, journal. Linux only.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import os
-import re
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from sqlite3 import connect
 
 import aiohttp
-import orjson
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.proxy_parts import bare_relay, litellm_proxy
+from benchmarks.proxy_parts.cpu_grid import CONCURRENCY, SIZES, Cell, Grid, Plan, measure_grid
+from benchmarks.proxy_parts.latency import Alone, measure_alone, measure_tail, percentiles
+from benchmarks.proxy_parts.targets import (
+    RELAY,
+    Cpu,
+    Target,
+    start_litellm,
+    start_proxy,
+    start_relay,
+    target_name,
+)
 from benchmarks.results import conditions, markdown_table, replace_section
-from tests.e2e.processes import Process, Processes, free_port, wait_until
+from tests.e2e.processes import Processes
 
-CONCURRENCY = 8
-ROUNDS = 4
-NUM_WARM_UP = 200
-NUM_ALONE = 1000
-"""Number of requests sent one at a time, for a latency without queueing."""
-BODY_BYTES = 1200
-ANSWER = "The quick brown fox jumps over."
-"""Text of each answer. One byte is one token of the fake engine, and one chunk of a stream."""
-FINISHED = re.compile(rb'"finish_reason":\s?"stop"')
-HOOK = """
-def on_compute_relative_reward(valid_results, all_answers):
-    return [float(index) for index in range(len(all_answers))]
-"""
 TITLE = "proxy_overhead"
-RELAY = Path(bare_relay.__file__)
-
-
-@dataclass(slots=True)
-class Sample:
-    """Measurements of one target under one kind of load, from all rounds."""
-
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    busy_s: list[float] = field(default_factory=list[float])
-    """Latencies of requests sent over CONCURRENCY connections at once."""
-    alone_s: list[float] = field(default_factory=list[float])
-    """Latencies of requests sent one at a time."""
-
-    @property
-    def cpu_ms(self) -> float:
-        """CPU milliseconds per request."""
-        return 1000 * self.cpu_s / len(self.busy_s)
-
-    @property
-    def per_s(self) -> float:
-        """Requests per second."""
-        return len(self.busy_s) / self.wall_s
+SIBLINGS = (1, 4, 8, 16)
+QUICK_SIBLINGS = (8,)
+TAIL_SIBLINGS = 8
+PLAIN = target_name(1, has_hook=False)
+"""Name of the proxy without siblings and without a hook."""
+NUM_STARTS_AT_ONCE = 3
+NUM_ALONE = 300
+"""Requests of each target and kind of answer in each round of latencies."""
+IDLE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A process that receives the load."""
+class Settings:
+    """What to measure."""
 
-    name: str
-    process: Process
-    divisor: int = 1
-    """The target gets 1/divisor of the requests. A slow target needs fewer for the same time."""
+    siblings: Sequence[int] = SIBLINGS
+    plan: Plan = field(default_factory=Plan)
+    num_alone: int = NUM_ALONE
+    """Requests per target, kind of answer and round for latencies; 0: no latencies."""
+    with_litellm: bool = False
 
-    def num_sent(self, num_requests: int) -> int:
-        """Return the number of requests that the target gets, streamed and whole."""
-        each = ROUNDS * (
-            num_requests // self.divisor // ROUNDS + NUM_ALONE // self.divisor // ROUNDS
+
+QUICK = Settings(QUICK_SIBLINGS, Plan(("1 KB", "100 KB"), 3, 0.2), 40)
+
+
+@dataclass(slots=True)
+class Figures:
+    """Everything that was measured."""
+
+    settings: Settings
+    targets: list[Target]
+    grid: Grid
+    idle: Cpu = field(default_factory=Cpu)
+    """CPU seconds per second of the proxy without siblings, and of its server, without requests."""
+    alone: Alone = field(default_factory=Alone)
+    tails: dict[bool, list[float]] = field(default_factory=dict[bool, list[float]])
+    """Seconds from the last sibling's last byte to the app's first, by whether it is streamed."""
+
+    def x_relay(self, *, streamed: bool, size: str = "1 KB") -> float:
+        """Return the CPU of the proxy without siblings, in bare relays."""
+        return self.grid.ratio(
+            Cell(PLAIN, size, streamed), "proxy", Cell(RELAY, size, streamed), "relay"
         )
-        return 2 * (NUM_WARM_UP // self.divisor + each)
+
+    def x_single(self, num_siblings: int, *, size: str, streamed: bool) -> float:
+        """Return the CPU of proxy, hook process and server with siblings, compared with the proxy
+        without siblings and its server."""
+        return self.grid.ratio(
+            Cell(target_name(num_siblings, has_hook=True), size, streamed),
+            "ours",
+            Cell(PLAIN, size, streamed),
+            "ours",
+        )
 
 
-Samples = dict[tuple[str, bool], Sample]
-"""Samples by name of the target and whether the answers are streamed."""
+def num_hops(num_siblings: int) -> int:
+    """Return the number of bare relays that a group costs at least.
+
+    The prompt passes two processes, proxy and server: once for the lead, and once for all siblings
+    together.
+    """
+    return 2 * min(num_siblings, 2)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument(
-        "--requests", type=int, default=2000, help="requests per target and kind of answer"
-    )
-    parser.add_argument("--litellm", action="store_true", help="measure LiteLLM's proxy too")
-    parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
-    args = parser.parse_args()
-    text = conditions()
+def measure(settings: Settings) -> Figures:
+    """Start all processes, take all measurements, and check the ledgers."""
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as started:
-        targets = _start(started, with_litellm=args.litellm)
-        samples = uvloop.run(_measure(targets, args.requests))
-        for target in targets:
-            if target.name.startswith("fakevllm"):
-                _check_ledger(target.process, target.num_sent(args.requests))
-    header, rows = _table(samples)
-    table = Table(*header, title="the proxy compared with a bare relay")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
-    if args.write:
-        replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}\n{_summary(samples)}")
+        return uvloop.run(_measure(settings, _start(started, settings)))
 
 
-def _start(started: Processes, *, with_litellm: bool) -> list[Target]:
-    server = started.server("--backend", "fake")
-    proxy = started.proxy(server, "--n", "1")
-    hook = started.folder / "hook.py"
-    hook.write_text(HOOK)
-    # This proxy has its own server. Otherwise the first proxy would read this one's training steps
-    # in the server's run log.
-    trained = started.server("--backend", "fake", folder="server-8")
-    fan_out = started.proxy(trained, "--n", "8", "--hooks", str(hook), folder="proxy-8")
-    targets = [
-        Target("server", server),
-        Target("bare relay", _start_relay(started, server, RELAY)),
-        Target("fakevllm", proxy),
-        Target("fakevllm N=8, hook", fan_out, divisor=8),
-    ]
-    if with_litellm:
-        litellm_proxy.prepare_environment(litellm_proxy.ENVIRONMENT)
-        litellm = _start_relay(started, server, Path(litellm_proxy.__file__))
-        targets.append(Target(f"LiteLLM {litellm_proxy.VERSION}", litellm, divisor=4))
+def _start(started: Processes, settings: Settings) -> list[Target]:
+    """Start the relay, the proxy without siblings, and all others, in this order."""
+    with ThreadPoolExecutor(NUM_STARTS_AT_ONCE) as pool:
+        plain = pool.submit(start_proxy, started, 1, has_hook=False)
+        others = [
+            pool.submit(
+                start_proxy, started, num, has_hook=True, has_byte_clock=num == TAIL_SIBLINGS
+            )
+            for num in settings.siblings
+        ]
+        targets = [plain.result(), *(other.result() for other in others)]
+    server = targets[0].server
+    targets.insert(0, start_relay(started, server))
+    if settings.with_litellm:
+        targets.append(start_litellm(started, server))
     return targets
 
 
-def _start_relay(started: Processes, server: Process, program: Path) -> Process:
-    port = free_port()
-    command = [str(program), "--upstream", server.url, "--port", str(port)]
-    process = Process(program.stem, command, port, started.folder / program.stem)
-    return started.adopt(process).wait_until_healthy()
-
-
-async def _measure(targets: Sequence[Target], num_requests: int) -> Samples:
-    samples: Samples = {}
+async def _measure(settings: Settings, targets: list[Target]) -> Figures:
+    relay, plain = targets[:2]
     connector = aiohttp.TCPConnector(limit=CONCURRENCY, keepalive_timeout=30)
     async with aiohttp.ClientSession(connector=connector) as http:
-        for streamed in (False, True):
-            body = _body(streamed)
-            for target in targets:
-                samples[target.name, streamed] = Sample()
-                await _send(http, target, body, NUM_WARM_UP // target.divisor, CONCURRENCY)
-            for _ in range(ROUNDS):
-                for target in targets:
-                    sample = samples[target.name, streamed]
-                    total = num_requests // target.divisor // ROUNDS
-                    await _measure_round(http, target, body, total, sample)
-    return samples
+        grid = await measure_grid(http, targets, settings.plan)
+        figures = Figures(settings, targets, grid)
+        figures.idle = _measure_idle(plain)
+        if settings.num_alone:
+            server = Target("server", plain.server, plain.server)
+            figures.alone = await measure_alone(
+                http, [server, relay, plain], settings.num_alone, settings.plan.num_rounds
+            )
+        clocked = next((target for target in targets if target.byte_clock is not None), None)
+        if settings.num_alone and clocked is not None:
+            for streamed in (False, True):
+                num = settings.num_alone
+                await measure_tail(http, clocked, num // 10, streamed=streamed)  # warm-up
+                figures.tails[streamed] = await measure_tail(http, clocked, num, streamed=streamed)
+    for target in targets:
+        if target.is_proxy:
+            target.check_ledger()
+    return figures
 
 
-async def _measure_round(
-    http: aiohttp.ClientSession, target: Target, body: bytes, num_requests: int, sample: Sample
-) -> None:
-    cpu, started = cpu_seconds(target.process.pid), time.perf_counter()
-    sample.busy_s += await _send(http, target, body, num_requests, CONCURRENCY)
-    sample.wall_s += time.perf_counter() - started
-    sample.cpu_s += cpu_seconds(target.process.pid) - cpu
-    sample.alone_s += await _send(http, target, body, NUM_ALONE // target.divisor // ROUNDS, 1)
+def _measure_idle(target: Target) -> Cpu:
+    before, started = target.wait_until_resting(), time.monotonic()
+    time.sleep(IDLE_S)
+    return (target.cpu() - before) / (time.monotonic() - started)
 
 
-async def _send(
-    http: aiohttp.ClientSession, target: Target, body: bytes, total: int, concurrency: int
-) -> list[float]:
-    """Send `total` requests over `concurrency` connections, and return their latencies."""
-    url = f"{target.process.url}/v1/chat/completions"
-    headers = {"Content-Type": "application/json"}
-    latencies: list[float] = []
-    tickets = iter(range(total))
-
-    async def work() -> None:
-        for _ in tickets:
-            started = time.perf_counter()
-            async with http.post(url, data=body, headers=headers) as answer:
-                raw = await answer.read()
-            latencies.append(time.perf_counter() - started)
-            assert answer.status == 200 and FINISHED.search(raw), raw
-
-    await asyncio.gather(*(work() for _ in range(concurrency)))
-    return latencies
+def main() -> None:
+    args = _parse_arguments()
+    text = conditions()
+    settings = _settings(args)
+    figures = measure(settings)
+    sections = [cpu_table(figures), *latency_tables(figures)]
+    console = Console(width=150)
+    for title, header, rows in sections:
+        table = Table(*header, title=title)
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    console.print(summary(figures))
+    if args.write:
+        tables = [f"{title}:\n\n{markdown_table(header, rows)}" for title, header, rows in sections]
+        replace_section(TITLE, "\n".join([text, *tables, summary(figures)]))
 
 
-def _body(streamed: bool) -> bytes:
-    question = f"[[say {ANSWER}]] "
-    messages = [{"role": "user", "content": question}]
-    body = {"model": "fake", "messages": messages, "stream": streamed}
-    messages[0]["content"] += "x" * (BODY_BYTES - len(orjson.dumps(body)))
-    return orjson.dumps(body)
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="N=1 and 8, 1 and 100 KB, 3 rounds")
+    parser.add_argument("--siblings", type=_numbers, help="numbers of siblings, such as 1,8")
+    parser.add_argument("--sizes", type=_sizes, help="sizes of prompts, such as 1KB,100KB")
+    parser.add_argument("--rounds", type=int, help="rounds of each measurement")
+    parser.add_argument("--no-latency", action="store_true", help="measure only CPU time")
+    parser.add_argument("--litellm", action="store_true", help="measure LiteLLM's proxy too")
+    parser.add_argument("--write", action="store_true", help="put the tables into RESULTS.md")
+    return parser.parse_args()
 
 
-def _check_ledger(proxy: Process, num_sent: int) -> None:
-    """Check that the ledger has a row for every request. A proxy that drops rows needs less CPU."""
-
-    def complete() -> bool:
-        with closing(connect(proxy.folder / "ledger.sqlite")) as ledger:
-            (count,) = ledger.execute(
-                "select count(*) from groups where served_index is not null"
-            ).fetchone()
-        return count == num_sent
-
-    wait_until(complete, 30, f"{num_sent} groups in the ledger")
+def _settings(args: argparse.Namespace) -> Settings:
+    base = QUICK if args.quick else Settings()
+    plan = Plan(
+        args.sizes or base.plan.sizes, args.rounds or base.plan.num_rounds, base.plan.round_s
+    )
+    num_alone = 0 if args.no_latency else base.num_alone
+    return Settings(args.siblings or base.siblings, plan, num_alone, args.litellm)
 
 
-def _table(samples: Samples) -> tuple[list[str], list[list[str]]]:
-    header = ["load", "through", "CPU ms/request", "x bare relay", "requests/s"]
-    header += ["p50 / p99 ms, 8 at once", "p50 / p99 ms, alone", "added alone, p50 / p99"]
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+def _sizes(text: str) -> tuple[str, ...]:
+    by_short_name = {name.replace(" ", ""): name for name in SIZES}
+    return tuple(by_short_name[size] for size in text.split(","))
+
+
+Section = tuple[str, list[str], list[list[str]]]
+"""Title, header and rows of a table."""
+
+
+def cpu_table(figures: Figures) -> Section:
+    """Return the table of CPU milliseconds per request."""
+    header = ["prompt", "answer", "through", "relay", "proxy", "hook", "server", "engine"]
+    header += ["p+h+s", "proxy x relay", "p+h+s x floor", "p+h+s x N=1"]
     rows: list[list[str]] = []
-    for (name, streamed), sample in samples.items():
-        bare, direct = samples["bare relay", streamed], samples["server", streamed]
-        is_relay = sample is not direct
-        added = _ms(
-            [
-                a - b
-                for a, b in zip(
-                    _percentiles(sample.alone_s), _percentiles(direct.alone_s), strict=True
-                )
-            ]
-        )
-        rows.append(
-            [
-                "streamed" if streamed else "whole",
-                name if is_relay else "nothing (the server)",
-                f"{sample.cpu_ms:.2f}",
-                f"{sample.cpu_ms / bare.cpu_ms:.2f}" if is_relay else "",
-                f"{sample.per_s:.0f}",
-                _ms(_percentiles(sample.busy_s)),
-                _ms(_percentiles(sample.alone_s)),
-                added if is_relay else "",
-            ]
-        )
-    return header, rows
+    for size in figures.settings.plan.sizes:
+        for streamed in (False, True):
+            rows += [_cpu_row(figures, target, size, streamed) for target in figures.targets]
+    return "CPU milliseconds per request, by process", header, rows
 
 
-def _summary(samples: Samples) -> str:
-    """Return what the figures mean in a few sentences."""
-    whole, streamed = (
-        samples["fakevllm", kind].cpu_ms / samples["bare relay", kind].cpu_ms
-        for kind in (False, True)
-    )
-    peers = [name for name, _ in samples if name.startswith("LiteLLM")]
-    beside = "".join(
-        f"{name} takes {samples[name, kind].cpu_ms / samples['fakevllm', kind].cpu_ms:.1f} times "
-        f"the CPU of fakevllm's proxy for {'streamed' if kind else 'whole'} answers. "
-        for name, kind in zip(peers, (False, True), strict=False)
-    )
-    return beside + (
-        f"The proxy's process takes {whole:.1f} times the CPU of the bare relay for whole answers "
-        f"and {streamed:.1f} times for streamed ones ({len(ANSWER) + 1} tokens). Added latency is "
-        "the difference from the server's own percentiles. At p99 the machine's noise outweighs it."
-    )
+def _cpu_row(figures: Figures, target: Target, size: str, streamed: bool) -> list[str]:
+    grid, cell = figures.grid, Cell(target.name, size, streamed)
+    relay, plain = Cell(RELAY, size, streamed), Cell(PLAIN, size, streamed)
+
+    def ms(process: str, is_shown: bool = True) -> str:
+        return f"{1000 * grid.median_s(cell, process):.2f}" if is_shown else ""
+
+    is_proxy = target.is_proxy
+    row = [size, "streamed" if streamed else "whole", target.name, ms("relay", not is_proxy)]
+    row += [ms("proxy", is_proxy), ms("hook", target.has_hook), ms("server"), ms("engine")]
+    if not is_proxy:
+        x_relay = grid.ratio(cell, "relay", relay, "relay")
+        return [*row, "", f"{x_relay:.2f}", "", ""]
+    hops = num_hops(target.num_siblings)
+    row += [ms("ours"), f"{grid.ratio(cell, 'proxy', relay, 'relay'):.2f}"]
+    return [
+        *row,
+        f"{grid.ratio(cell, 'ours', relay, 'relay') / hops:.2f}",
+        f"{grid.ratio(cell, 'ours', plain, 'ours'):.2f}",
+    ]
 
 
-def _percentiles(latencies: Sequence[float]) -> tuple[float, float]:
-    """Return p50 and p99."""
-    cuts = statistics.quantiles(latencies, n=100)
-    return cuts[49], cuts[98]
+def latency_tables(figures: Figures) -> list[Section]:
+    """Return the tables of latencies; [] if none were measured."""
+    if not figures.settings.num_alone:
+        return []
+    header = ["answer", "through", "p50 ms", "p99 ms", "added p50", "added p99"]
+    rows: list[list[str]] = []
+    for name, streamed in figures.alone.rounds:
+        pairs = [figures.alone.percentiles(name, streamed)]
+        if name != "server":
+            pairs.append(figures.alone.added(name, streamed, "server"))
+        cells = [f"{1000 * value:.2f}" for pair in pairs for value in pair]
+        cells += [""] * (4 - len(cells))
+        shown = "nothing (the server)" if name == "server" else name
+        rows.append(["streamed" if streamed else "whole", shown, *cells])
+    tails = [
+        [
+            "streamed" if streamed else "whole",
+            *(f"{1000 * value:.2f}" for value in percentiles(tail)),
+        ]
+        for streamed, tail in figures.tails.items()
+    ]
+    title = f"N={TAIL_SIBLINGS}: from the last sibling's last byte to the app's first byte"
+    tables = [
+        ("Latency of requests sent one at a time, 1 KB", header, rows),
+        (title, ["answer", "p50 ms", "p99 ms"], tails),
+    ]
+    return tables if tails else tables[:1]
 
 
-def _ms(pair: Sequence[float]) -> str:
-    return " / ".join(f"{1000 * value:.2f}" for value in pair)
+def summary(figures: Figures) -> str:
+    """Return the explanation of the columns, and the figures that have goals."""
+    lines = [
+        "p+h+s is proxy, hook process and server together. The floor is the CPU time of the bare "
+        "relay times the hops of a prompt: 2 for N=1, and 4 for more siblings (once for the lead "
+        "and once for all siblings, through proxy and server). N=1 is the proxy without a hook.",
+        f"Without requests, the proxy takes {1000 * figures.idle.proxy:.1f} ms of CPU per second, "
+        f"its server {1000 * figures.idle.server:.1f} ms.",
+        *(f"* {name}: {text}" for name, text in goals(figures)),
+    ]
+    return "\n\n".join(lines[:2]) + "\n\n" + "\n".join(lines[2:])
 
 
-def cpu_seconds(pid: int) -> float:
-    """Return the user and system time of a process, its threads, and its running children."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_seconds(int(child)) for child in children)
+def goals(figures: Figures) -> list[tuple[str, str]]:
+    """Return each goal that these figures decide, with the figure."""
+    sizes, siblings = figures.settings.plan.sizes, figures.settings.siblings
+    found: list[tuple[str, str]] = []
+
+    def add(name: str, value: Callable[[], float], goal: float, unit: str = "") -> None:
+        figure = value()
+        word = "reached" if figure <= goal else "missed"
+        found.append((name, f"{figure:.2f}{unit} (goal: at most {goal:g}{unit}, {word})"))
+
+    if "1 KB" in sizes:
+        add("proxy's CPU in relays, N=1, whole", lambda: figures.x_relay(streamed=False), 1.7)
+        add("proxy's CPU in relays, N=1, streamed", lambda: figures.x_relay(streamed=True), 1.5)
+    for num, size, goal in ((8, "1 KB", 4.0), (4, "100 KB", 2.0)):
+        if num in siblings and size in sizes:
+            for streamed, kind in ((False, "whole"), (True, "streamed")):
+                name = f"CPU of proxy, hook and server, N={num} to N=1, {size}, {kind}"
+                ratio = figures.x_single(num, size=size, streamed=streamed)
+                add(name, lambda ratio=ratio: ratio, goal)
+    if figures.settings.num_alone:
+        for streamed, kind in ((False, "whole"), (True, "streamed")):
+            relay, _ = figures.alone.added(RELAY, streamed, "server")
+            ours, _ = figures.alone.added(PLAIN, streamed, "server")
+            name = f"added latency above the relay's, N=1, {kind}, p50"
+            add(name, lambda ms=1000 * (ours - relay): ms, 0.3, " ms")
+        for streamed, tail in figures.tails.items():
+            kind = "streamed" if streamed else "whole"
+            name = f"last sibling's last byte to the app's first, N={TAIL_SIBLINGS}, {kind}, p50"
+            add(name, lambda ms=1000 * percentiles(tail)[0]: ms, 3.0, " ms")
+    return found
 
 
 if __name__ == "__main__":

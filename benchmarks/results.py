@@ -19,7 +19,7 @@ def conditions() -> str:
     """Return date, commit, machine and command of this run as Markdown."""
     load = os.getloadavg()[0]
     return (
-        f"{time.strftime('%Y-%m-%d %H:%M')}, commit {_commit()}, {_cpu()}, {os.cpu_count()} cores "
+        f"{time.strftime('%Y-%m-%d %H:%M')}, commit {commit_name()}, {machine_name()} "
         f"(load {load:.1f} at the start), Python {platform.python_version()}:\n\n"
         f"    {command()}\n"
     )
@@ -49,14 +49,21 @@ def replace_section(title: str, text: str, file: Path = RESULTS) -> None:
     file.write_text(new.rstrip() + "\n")
 
 
-def _commit() -> str:
+def commit_name() -> str:
+    """Return the current commit, with a mark if files have changed since."""
     output = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
     )
     return output.stdout.strip() or "unknown"
 
 
-def _cpu() -> str:
+def machine_name() -> str:
+    """Return the processor and the number of cores."""
+    return f"{cpu_name()}, {os.cpu_count()} cores"
+
+
+def cpu_name() -> str:
+    """Return the model of the processor."""
     info = Path("/proc/cpuinfo")
     model = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
     return model[1].strip() if model else platform.processor() or platform.machine()

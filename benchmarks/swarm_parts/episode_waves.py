@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-from benchmarks.proxy_overhead import cpu_seconds
+from benchmarks.proxy_parts.process_cpu import cpu_seconds
 from tests.e2e.processes import Process
 
 Json = dict[str, Any]

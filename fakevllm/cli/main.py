@@ -153,10 +153,11 @@ def check_hook(
         from fakevllm.config.model import load
         from fakevllm.hooks.check import check, render
         from fakevllm.hooks.sandbox import HookSandbox
-        from fakevllm.ledger.store import Ledger
 
         group = None
         if ledger is not None:
+            from fakevllm.ledger.store import Ledger
+
             if not ledger.exists():
                 raise UserError(f"The ledger {ledger} does not exist.")
             store = Ledger.open(ledger)

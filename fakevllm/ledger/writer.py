@@ -34,7 +34,7 @@ QUEUE_BOUND = 5_000
 under the heaviest load, because another process may hold the file's lock for some seconds."""
 MAX_BATCH = 1_000
 """Maximum number of changes in one transaction."""
-GATHER_S = 0.01
+GATHER_S = 0.025
 """Seconds for which the thread collects further changes before it writes a batch. The time is
 short, because changes that are not written yet are lost if the process is killed."""
 

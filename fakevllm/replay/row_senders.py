@@ -8,11 +8,12 @@ import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import openai
+from typing import TYPE_CHECKING, Protocol
 
 from fakevllm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import openai
 
 APP_TIMEOUT_S = 3600.0
 QUESTION = "{question}"
@@ -46,6 +47,8 @@ class EndpointPlayer:
     max_tokens: int | None = None
 
     async def play(self, question: str, key: str) -> str:
+        import openai  # here, because a replay through an app does not need it
+
         client = openai.AsyncOpenAI(
             base_url=self.url, api_key=key, max_retries=0, http_client=self.http
         )

@@ -46,6 +46,9 @@ M = TypeVar("M", bound=BaseModel)
 POLL_EVERY_S = 0.2
 """Seconds between two status requests. The server answers them from memory. `fakevllm replay`
 adapts the rate of its requests to the status."""
+LOG_EVERY_S = 1.0
+"""Seconds between two requests for the run log while the status stays the same. Nearly every new
+entry of the log changes the status, and a changed status is followed by a request at once."""
 END_GROUP_RETRY_S = 60
 """Seconds for which the end of a group is sent again if the server does not answer. A server needs
 much less time to restart."""
@@ -115,6 +118,7 @@ class SwarmLink:
         self._cursor: tuple[str, int] | None = None
         """Id of the run, and sequence number of the last log entry that was copied into the ledger;
         None if unknown."""
+        self._log_fetched_at = -LOG_EVERY_S
         self._is_ledger_error_logged = False
         self.reached = asyncio.Event()
         """Event that is set while the server answers."""
@@ -266,7 +270,11 @@ class SwarmLink:
                     await self._attach(status.server_id)
         elif status.server_id != self._started_server_id:
             await self._attach(status.server_id)
-        await self._fetch_log(status.run_id)
+        now_s = time.monotonic()
+        is_changed = self.status != before or self._cursor is None
+        if is_changed or now_s - self._log_fetched_at >= LOG_EVERY_S:
+            await self._fetch_log(status.run_id)
+            self._log_fetched_at = now_s
 
     async def _poll_status(self) -> EngineStatusReply:
         """Request the status and return it. Set `is_silent` to True if the server sent no response

@@ -9,7 +9,7 @@ error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -72,12 +72,12 @@ class WatchedSend:
         self.is_started = False
         self.is_ended = False
 
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.is_started = True
         elif message["type"] == "http.response.body":
             self.is_ended = not message.get("more_body", False)
-        await self._send(message)
+        return self._send(message)
 
 
 class AppResponse:

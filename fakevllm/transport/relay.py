@@ -167,10 +167,12 @@ async def _relay_stream(
             shown = b"".join(map(request.exchange.event, new_events))
             is_done = DONE in new_events  # bytes after [DONE] are dropped
             if shown or is_done:
-                await app.open(live.headers)
+                if not app.is_started:
+                    await app.open(live.headers)
                 had_answer_data = app.has_answer_data
-                has_event = any(not event.startswith(b":") for event in new_events)
-                is_answer = had_answer_data or has_event
+                is_answer = had_answer_data or any(
+                    not event.startswith(b":") for event in new_events
+                )
                 await app.write(shown, last=is_done, is_answer=is_answer)
                 if is_answer and not had_answer_data:
                     app.on_stream_started(_find_id(new_events))

@@ -43,8 +43,20 @@ PATH = "/v1/chat/completions"
 _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
 """Pattern for the end of an answer. It does not match text inside a JSON string, where quotes are
 escaped."""
+_OPEN_CHOICE = b'"finish_reason":null'
+"""Field of a choice that is not complete, as engines write it."""
 _CHOICE = re.compile(rb'"choices":\s*\[\s*\{')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
+
+
+def _is_end(event: bytes) -> bool:
+    """Return True if the event matches _ENDING.
+
+    The first condition recognizes nearly all events of a stream, several times as fast.
+    """
+    if event.count(b'"finish_reason"') == 1 and _OPEN_CHOICE in event and b'"error"' not in event:
+        return False
+    return _ENDING.search(event) is not None
 
 
 def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
@@ -54,7 +66,7 @@ def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
     `events` are the events that arrived. If one of them has a finish_reason, the answer is
     complete, and the app's stream ends normally. Otherwise the app's stream ends with an error.
     """
-    is_whole = any(_ENDING.search(event) for event in events)
+    is_whole = any(map(_is_end, events))
     return exchange.event(DONE) if is_whole else exchange.end_with_error(internal_error().body)
 
 
@@ -105,7 +117,7 @@ class RelayExchange:
             if not is_plain and not _OBJECT.fullmatch(event):
                 return self.end_with_error(internal_error().body)
             self._has_choice = self._has_choice or _CHOICE.search(event) is not None
-            self._has_end = self._has_end or _ENDING.search(event) is not None
+            self._has_end = self._has_end or _is_end(event)
             self._last = event
         return event
 

@@ -187,9 +187,9 @@ async def start_stream(send: Send, status: int, headers: Headers) -> None:
     await send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-async def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> None:
+def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> Awaitable[None]:
     """Send a part of a streamed response. `last` is True for the part that ends the response."""
-    await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+    return send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 
 def relayed_headers(headers: Iterable[tuple[str, str]]) -> Headers:

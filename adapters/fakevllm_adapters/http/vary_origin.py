@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, MutableMapping
 from typing import Any
 
 from fakevllm_adapters.http.asgi import AsgiApp, Receive, Scope, Send
@@ -17,11 +17,12 @@ class VaryOrigin:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def varied(message: MutableMapping[str, Any]) -> None:
+        # Not a coroutine of its own, because a stream calls it for every token.
+        def varied(message: MutableMapping[str, Any]) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 headers: list[tuple[bytes, bytes]] = list(message["headers"])
                 if not any(name == b"vary" for name, _ in headers):
                     message["headers"] = [*headers, _VARY]
-            await send(message)
+            return send(message)
 
         await self._app(scope, receive, varied)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-import yaml
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from fakevllm_adapters.job.ajet_settings import SwarmSections, list_as_text
@@ -192,6 +191,8 @@ class TrainJob(SwarmSections):
         An older server refuses a setting that it does not know. If the setting has its default
         value, it is left out, and the older server accepts the job.
         """
+        import yaml  # here, because most commands have a job but write no YAML
+
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
     @model_validator(mode="before")

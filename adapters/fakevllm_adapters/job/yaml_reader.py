@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-import yaml
 from pydantic import ValidationError
 
 from fakevllm_adapters.http.validation_messages import SHOWN_CHARS, closest_name, problem_text
-from fakevllm_adapters.job import ajet_yaml, strict_yaml_loader
+from fakevllm_adapters.job import ajet_yaml
 
 Settings = dict[str, Any]
 
@@ -128,6 +127,11 @@ def _describe(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) ->
 
 
 def _mapping_of(text: str) -> dict[str, Any]:
+    # Imported here, because most commands have a job but read no YAML.
+    import yaml
+
+    from fakevllm_adapters.job import strict_yaml_loader
+
     try:
         loaded: Any = strict_yaml_loader.loads(text)
     except yaml.YAMLError as error:

@@ -138,8 +138,8 @@ def export(
     also works while a server runs."""
 
     def run() -> None:
+        from fakevllm_runtime.errors import ConfigError
         from fakevllm_server.cli.run_archive import RunArchive
-        from fakevllm_server.config.model import ConfigError
 
         to = Path(step if folder is None else folder)
         if best is not (folder is None) or not (best or step.isdecimal()):
@@ -255,8 +255,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 def _verify(archive: RunArchive, checkpoint: CheckpointInfo) -> None:
     """Check a checkpoint's files. Raises ConfigError if files are missing or have changed since
     they were written."""
+    from fakevllm_runtime.errors import ConfigError
     from fakevllm_server.cli.run_archive import Integrity
-    from fakevllm_server.config.model import ConfigError
 
     with _progress(archive.num_bytes(checkpoint) or 0, "verifying") as on_read:
         report = archive.verify(checkpoint, on_read)
@@ -279,8 +279,8 @@ def _export(
 
     from rich.console import Console
 
+    from fakevllm_runtime.errors import ConfigError
     from fakevllm_server.cli.run_archive import export
-    from fakevllm_server.config.model import ConfigError
     from fakevllm_server.types.backend import BackendError, BackendRefused
 
     try:
@@ -319,7 +319,7 @@ def _is_confirmed() -> bool:
 
     Raises ConfigError if the user does not answer, for example because stdin is closed.
     """
-    from fakevllm_server.config.model import ConfigError
+    from fakevllm_runtime.errors import ConfigError
 
     try:
         return typer.confirm("Continue?")

@@ -23,8 +23,8 @@ def curves(
     def run() -> None:
         import time
 
+        from fakevllm_runtime.errors import ConfigError
         from fakevllm_server.cli.run_archive import RunArchive
-        from fakevllm_server.config.model import ConfigError
         from fakevllm_server.curves.run_follower import FOLDER, Curves
         from fakevllm_server.run.folder import RunFolder, RunInUse
 

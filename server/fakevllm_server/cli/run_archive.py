@@ -17,8 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from fakevllm_server.backends.process.child_engine import ChildEngine
-from fakevllm_server.config.model import ConfigError, find_model
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.journal.rows import SavedCheckpoint
@@ -188,6 +187,8 @@ class RunArchive:
                 f"The model folder of this run, {known.model}, does not exist any more: set "
                 "--model to its new path."
             )
+        from fakevllm_server.config.model import find_model  # imports the engines
+
         model = find_model(moved_to or known.model, allow_hub)
         if not known.is_same_model(identify(model)):
             raise ConfigError(
@@ -304,6 +305,8 @@ async def export(
             extra_args=_export_arguments(trained.trainer, checkpoint_folder, dtype),
             train_only=True,
         )
+        from fakevllm_server.backends.process.child_engine import ChildEngine  # imports aiohttp
+
         trainer = ChildEngine(spec)
         try:
             await trainer.launch()

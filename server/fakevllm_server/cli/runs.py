@@ -25,7 +25,7 @@ def runs(
         import json
         from dataclasses import asdict
 
-        from fakevllm_server.config.model import ConfigError
+        from fakevllm_runtime.errors import ConfigError
         from fakevllm_server.run.run_list import list_runs
 
         summaries = list_runs(run_dir)

@@ -20,7 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.curves.points import ChartItem, Cursor, Point, Restart
 from fakevllm_server.run.folder import write_atomically
 

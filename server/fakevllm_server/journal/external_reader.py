@@ -15,7 +15,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, NullPool, create_engine
 from sqlalchemy.exc import DatabaseError
 
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")

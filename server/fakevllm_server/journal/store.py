@@ -20,8 +20,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import URL, Connection, Engine, StaticPool, create_engine, event
 from sqlalchemy.exc import DatabaseError
 
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
-from fakevllm_server.config.model import ConfigError
 from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
 from fakevllm_server.journal.migrations import MIGRATIONS
 from fakevllm_server.journal.retention import Retention

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.types.crash_points import crash_point
 

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from fakevllm_adapters.protocol.keys import new_id
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.run.metadata import EngineStart, with_engine_start
 from fakevllm_server.run.model_identity import ModelIdentity, read_recorded_model
 

@@ -14,11 +14,13 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
-from fakevllm_server.config.model import ServerConfig
+
+if TYPE_CHECKING:
+    from fakevllm_server.config.model import ServerConfig
 
 EngineStart = dict[str, Any]
 """Settings and versions of one engine start, as JSON."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 
 SAMPLE_BYTES = 4096
 """Number of bytes from the middle of each tensor that the fingerprint of a model covers. Reading

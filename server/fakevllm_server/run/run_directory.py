@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.episodes.job_identity import parse_identity
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file

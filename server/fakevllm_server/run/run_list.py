@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fakevllm_server.config.model import ConfigError
+from fakevllm_runtime.errors import ConfigError
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.external_reader import read_journal_file
 from fakevllm_server.run.metadata import experiment_of, model_of, read_metadata

@@ -1,3 +1,4 @@
+import re
 from sys import getrefcount
 from typing import Any
 
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_adapters.formats.chat import ChatAdapter, RelayExchange
+from fakevllm_adapters.formats.chat import ChatAdapter, RelayExchange, stream_end
 from fakevllm_adapters.formats.sse import DONE, encode
 
 CHAT = ChatAdapter()
@@ -25,6 +26,28 @@ def test_siblings_sample_from_the_whole_distribution_and_keep_unknown_fields() -
     changed = CHAT.sibling_body(body(temperature=0.3, top_p=0.5, seed=7, frobnicate=1), 2, 1.0)
     assert (changed["temperature"], changed["top_p"], changed["seed"]) == (1.0, 1.0, 9)
     assert changed["frobnicate"] == 1
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *(b'"finish_reason":null', b'"finish_reason": null', b'"finish_reason":"stop"'),
+                *(b'"finish_reason": "length"', b'"error":{}', b'"error":null', b'"error": "x"'),
+                *(b'"text":"\\"finish_reason\\":\\"stop\\""', b'"finish_reason"', b'"id":1'),
+            ]
+        ),
+        max_size=4,
+    )
+)
+def test_a_stream_is_whole_if_a_finish_reason_or_an_error_is_set(parts: list[bytes]) -> None:
+    event = b"data: {" + b",".join(parts) + b"}\n\n"
+    is_whole = re.search(rb'"finish_reason":\s*"|"error":\s*[{"]', event) is not None
+    assert (stream_end(RelayExchange({}), [event]) == DONE) <= is_whole
+    exchange = RelayExchange({})
+    exchange.event(encode({"choices": [{}]}))
+    exchange.event(event)
+    assert (exchange.event(DONE) == DONE) == is_whole
 
 
 def test_an_unseeded_request_stays_unseeded() -> None:

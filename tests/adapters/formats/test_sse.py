@@ -62,6 +62,28 @@ def test_many_events_are_parsed_like_single_events() -> None:
     assert parse_events([]) == []
 
 
+@given(
+    st.lists(
+        st.one_of(
+            st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=2).map(encode),
+            st.sampled_from([*STREAM, b"data:{}\n\n", b"data: {\ndata: }\n\n", encode([1])]),
+            st.sampled_from([b"data: \n\n", b"data: {},{}\n\n", b"\n\n", b'data: "[DONE]"\n\n']),
+        ),
+        max_size=6,
+    )
+)
+def test_events_that_are_parsed_as_one_text_are_parsed_like_single_events(
+    events: list[bytes],
+) -> None:
+    try:
+        expected = [value for event in events if (value := parse_event(event)) is not None]
+    except ValueError:
+        with pytest.raises(ValueError):
+            parse_events(events)
+    else:
+        assert parse_events(events) == expected
+
+
 @pytest.mark.parametrize("odd", [b'{"a":1', b'{"a":1},{"b":2}', b"", b"]["])
 def test_an_event_that_is_not_json_by_itself_is_an_error_among_others(odd: bytes) -> None:
     rest = b'data: "b":2}\n\n'

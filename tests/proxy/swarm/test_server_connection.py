@@ -206,9 +206,22 @@ async def test_a_server_is_polled_although_its_engine_does_not_answer_the_load_p
         await until(lambda: load_probe.num_probes == 1)
         num_before = swarm.calls["/get_engine_status"], swarm.calls["/get_run_log"]
         await until(lambda: swarm.calls["/get_engine_status"] >= num_before[0] + 3)
-        assert swarm.calls["/get_run_log"] >= num_before[1] + 2
+        await until(lambda: swarm.calls["/get_run_log"] >= num_before[1] + 2)
         assert load_probe.num_probes == 1 and load_probe.num_cancelled == 0
     assert load_probe.num_cancelled == 1, "the probe ends only with the link"
+
+
+async def test_the_run_log_is_requested_when_the_status_changes_and_at_intervals_otherwise(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "LOG_EVERY_S", 3600.0)
+    async with ScriptedSwarm() as swarm, following(swarm, ledger):
+        await until(lambda: swarm.calls["/get_engine_status"] >= 4)
+        assert swarm.calls["/get_run_log"] == 1
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"global_step": 7})
+        await until(lambda: swarm.calls["/get_run_log"] == 2)
+        monkeypatch.setattr(link_module, "LOG_EVERY_S", 0.0)
+        await until(lambda: swarm.calls["/get_run_log"] >= 4)
 
 
 OFFLINE = ROLLING.model_copy(update={"engine_status": EngineStatus.OFFLINE, "model": None})

@@ -1,0 +1,175 @@
+"""The processes under test: proxies with different numbers of siblings, each with a server of its
+own, and relays."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from sqlite3 import connect
+
+from benchmarks.proxy_parts import bare_relay, byte_clock, litellm_proxy
+from benchmarks.proxy_parts.process_cpu import children_cpu_s, process_cpu_s
+from tests.e2e.processes import Process, Processes, free_port, wait_until
+
+RELAY = "bare relay"
+MAX_MODEL_LEN = 1_300_000
+"""Context of the fake engine, enough for a prompt of 1 MB and the answer."""
+HOOK = """
+def on_compute_relative_reward(valid_results, all_answers):
+    return [float(index) for index in range(len(all_answers))]
+"""
+NUM_GROUPS_PER_STEP = 10_000
+"""Groups of a training step. No step begins, because a step would be counted with the requests of
+one round and not of another."""
+REST_S = 0.1
+REST_SHARE = 0.06
+"""Share of one CPU that a target at rest takes at most. Its polling takes about half of it."""
+REST_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """CPU seconds of the processes of one target."""
+
+    relay: float = 0.0
+    """A bare relay, or another proxy."""
+    proxy: float = 0.0
+    hook: float = 0.0
+    server: float = 0.0
+    engine: float = 0.0
+
+    def __sub__(self, other: Cpu) -> Cpu:
+        return Cpu(*(getattr(self, name) - getattr(other, name) for name in self.__slots__))
+
+    def __truediv__(self, number: float) -> Cpu:
+        return Cpu(*(getattr(self, name) / number for name in self.__slots__))
+
+    @property
+    def ours(self) -> float:
+        """Everything but the engine and relays."""
+        return self.proxy + self.hook + self.server
+
+    @property
+    def total(self) -> float:
+        return self.relay + self.ours + self.engine
+
+
+@dataclass(slots=True)
+class Target:
+    """A process that receives the load, and the server behind it."""
+
+    name: str
+    process: Process
+    """The process that the app's requests are sent to."""
+    server: Process
+    num_siblings: int = 1
+    has_hook: bool = False
+    byte_clock: Process | None = None
+    num_sent: int = field(default=0)
+    """Number of requests sent so far."""
+
+    @property
+    def is_proxy(self) -> bool:
+        return self.process.name == "proxy"
+
+    def cpu(self) -> Cpu:
+        """Return the CPU time of all processes so far."""
+        first = process_cpu_s(self.process.pid)
+        server = process_cpu_s(self.server.pid)
+        engine = children_cpu_s(self.server.pid)
+        if self.process is self.server:
+            return Cpu(server=server, engine=engine)
+        if not self.is_proxy:
+            first += children_cpu_s(self.process.pid)
+            return Cpu(relay=first, server=server, engine=engine)
+        return Cpu(0.0, first, children_cpu_s(self.process.pid), server, engine)
+
+    def wait_until_resting(self) -> Cpu:
+        """Wait until the background work of the requests is done, and return the CPU time."""
+        deadline = time.monotonic() + REST_TIMEOUT_S
+        before = self.cpu()
+        while time.monotonic() < deadline:
+            time.sleep(REST_S)
+            now = self.cpu()
+            if (now - before).total < REST_SHARE * REST_S:
+                return now
+            before = now
+        raise AssertionError(f"{self.name} still works {REST_TIMEOUT_S} s after the last request")
+
+    def check_ledger(self) -> None:
+        """Check that the ledger has a row for every request. A proxy that drops rows needs less
+        CPU."""
+
+        def is_complete() -> bool:
+            with closing(connect(self.process.folder / "ledger.sqlite")) as ledger:
+                (count,) = ledger.execute(
+                    "select count(*) from groups where served_index is not null"
+                ).fetchone()
+            return count == self.num_sent
+
+        wait_until(is_complete, 30, f"{self.num_sent} groups in the ledger of {self.name}")
+
+
+def start_proxy(
+    started: Processes, num_siblings: int, *, has_hook: bool, has_byte_clock: bool = False
+) -> Target:
+    """Start a proxy with a server of its own: with a shared one, each proxy would read the other's
+    groups in the server's run log."""
+    folder = f"{num_siblings}{'-hook' if has_hook else ''}"
+    server = _start_server(started, f"server-{folder}")
+    upstream: Process | str = server
+    clock = None
+    if has_byte_clock:
+        clock = _start_relay(started, server, byte_clock.__file__)
+        upstream = clock.url
+    config = _write_config(started.folder / f"config-{folder}", num_siblings, has_hook)
+    proxy = started.proxy(upstream, "--config", str(config), folder=f"proxy-{folder}")
+    name = target_name(num_siblings, has_hook=has_hook)
+    return Target(name, proxy, server, num_siblings, has_hook, clock)
+
+
+def target_name(num_siblings: int, *, has_hook: bool) -> str:
+    """Return the name of a proxy with these settings."""
+    return f"N={num_siblings}{', hook' if has_hook else ''}"
+
+
+def start_relay(started: Processes, server: Process) -> Target:
+    """Start a bare relay in front of a server whose engine runs."""
+    return Target(RELAY, _start_relay(started, server, bare_relay.__file__), server)
+
+
+def start_litellm(started: Processes, server: Process) -> Target:
+    """Start LiteLLM's proxy in front of a server. Its environment is created if needed."""
+    litellm_proxy.prepare_environment(litellm_proxy.ENVIRONMENT)
+    process = _start_relay(started, server, litellm_proxy.__file__)
+    return Target(f"LiteLLM {litellm_proxy.VERSION}", process, server)
+
+
+def _start_server(started: Processes, folder: str) -> Process:
+    length = f"--engine-arg=--max-model-len={MAX_MODEL_LEN}"
+    return started.server("--backend", "fake", length, folder=folder)
+
+
+def _start_relay(started: Processes, server: Process, program: str) -> Process:
+    port = free_port()
+    name = Path(program).stem
+    command: Sequence[str] = [program, "--upstream", server.url, "--port", str(port)]
+    process = Process(name, command, port, started.folder / f"{name}-{port}")
+    return started.adopt(process).wait_until_healthy()
+
+
+def _write_config(folder: Path, num_siblings: int, has_hook: bool) -> Path:
+    folder.mkdir(parents=True)
+    lines = [f"[job]\nnum_repeat = {num_siblings}\nbatch_size = {NUM_GROUPS_PER_STEP}\n"]
+    if has_hook:
+        hooks = folder / "hooks"
+        hooks.mkdir()
+        (hooks / "on_compute_relative_reward.py").write_text(HOOK)
+        lines.append(f"[hooks]\npath = {json.dumps(str(hooks))}\n")
+    file = folder / "fakevllm.toml"
+    file.write_text("\n".join(lines))
+    return file
