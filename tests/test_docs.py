@@ -171,7 +171,7 @@ def test_the_shown_learning_query_has_several_rows_also_for_a_short_run(
     ]
     with closing(sqlite3.connect(file)) as database:
         for step in range(last_step + 1):
-            insert(database, "groups", group_id=f"g{step}", step=step, run_id="r")
+            insert(database, "group_rows", group_id=f"g{step}", step=step, run_id="r")
             for index in range(2):
                 insert(database, "siblings", group_id=f"g{step}", index=index, reward=index)
         found = database.execute(query).fetchall()

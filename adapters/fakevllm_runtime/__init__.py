@@ -9,6 +9,7 @@ modules are:
 * `engines`: the packages that each engine needs, and how long its process may take to start.
 * `key_file`: the set of API keys, which is reloaded when the key file changes.
 * `migrations`: the migrations of an SQLite file.
+* `contents`: long contents of an SQLite file, which share their parts.
 
 This package contains nothing about model requests, groups or training.
 """

@@ -44,7 +44,7 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
     `run` is the beginning of the id of the training run whose learning curve is shown. An empty
     string means the newest run.
     """
-    stats = fetch_json(url, f"/fakevllm/stats?{urlencode({'run': run})}", key)
+    stats = fetch_json(url, f"/fakevllm/stats?{urlencode({'run': run, 'curve': 'ends'})}", key)
     return as_table(proxy_root(url), status_rows(stats))
 
 
@@ -79,6 +79,8 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "server dropped", _counts(dropped)
     if failures := stats.get("failures"):
         yield "siblings failed", _counts(failures)
+    if (num_bytes := stats.get("ledger_bytes")) and (num := sum(stats["counts"].values())):
+        yield "ledger", f"{num_bytes / 1e6:.1f} MB, {num_bytes // num:,} bytes per request"
     yield from _learning_rows(stats)
     if stats["ledger_dropped"]:
         yield "ledger", f"{stats['ledger_dropped']} writes dropped"
@@ -105,10 +107,10 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
         engine.get("run_id"),
         engine.get("global_step"),
     )
-    curve, change = _since_last_change(curve)
+    curve, change = _since_last_change(curve, stats.get("curve_before", 0))
     if change:
         yield "curve", change
-    num_finished = len(curve) - is_open
+    num_finished = len(curve) + stats.get("curve_between", 0) - is_open
     num_steps = "1 step" if num_finished == 1 else f"{num_finished} steps"
     if is_open:
         num_steps += ", and the one being collected"
@@ -119,17 +121,21 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
             yield name.replace("_", " "), f"{first:.2f} → {last:.2f} in {num_steps}"
 
 
-def _since_last_change(curve: list[Json]) -> tuple[list[Json], str]:
+def _since_last_change(curve: list[Json], num_before: int) -> tuple[list[Json], str]:
     """Return the pair (steps, message). The steps are the latest part of the learning curve: the
     part since the hooks or the job last changed. Within this part, rewards can be compared with
-    each other. The message says which steps were left out. It is empty if no step was left out."""
+    each other. The message says which steps were left out. It is empty if no step was left out.
+
+    `num_before` is the number of steps that the proxy has left out at the beginning.
+    """
     start = max((at for at, step in enumerate(curve) if step.get("changed")), default=0)
-    if start == 0:
+    num_before += start
+    if num_before == 0:
         return curve, ""
     step = curve[start]
     message = (
-        f"begins at step {step['step']}: {step['changed']}. The {start} steps before are left out, "
-        "because their rewards may be on another scale."
+        f"begins at step {step['step']}: {step['changed']}. The {num_before} steps before are left "
+        "out, because their rewards may be on another scale."
     )
     return curve[start:], message
 

@@ -1,5 +1,5 @@
 """The sections `[upstream]` and `[fallback]` of fakevllm.toml, which determine what happens to
-requests while the engine is unavailable. The module also validates server addresses."""
+requests while the engine is unavailable. The module also validates the swarm server's address."""
 
 from __future__ import annotations
 
@@ -9,24 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from fakevllm.config.base import Section
-
-
-def checked_http_url(text: str) -> str:
-    """Return `text` if it is an http or https address. Raises ValueError for any other text, and
-    for an address with a user name or password, because addresses are logged."""
-    try:
-        parts = urlsplit(text)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        has_key = is_good and "@" in parts.netloc
-    except ValueError:
-        is_good = has_key = False
-    if has_key:
-        raise ValueError(
-            "write it as http://HOST:PORT, and the key by its own flag: addresses are logged"
-        )
-    if not is_good:
-        raise ValueError("write it as http://HOST:PORT")
-    return text
+from fakevllm.config.http_address import checked_http_url
 
 
 def checked_server_url(text: str) -> str:

@@ -269,8 +269,7 @@ class FeedbackRows:
     def counts(self) -> dict[str, int]:
         """Return the number of feedback items in each state."""
         with self._read_engine.connect() as db:
-            rows = db.exec_driver_sql("SELECT state, COUNT(*) FROM feedback GROUP BY state")
-            return {state: count for state, count in rows}
+            return {state: num for state, num in db.exec_driver_sql(reads.NUMBERS, ("feedback",))}
 
     def _rows(self, where: Any) -> list[FeedbackRecord]:
         query = select(FEEDBACK).where(where).order_by(FEEDBACK.c.received_at)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
+from fakevllm.ledger import stored_contents
 from fakevllm_runtime.migrations import Migration
 
 
@@ -114,6 +115,33 @@ def m011_job_hash(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN job_hash VARCHAR")
 
 
+def m012_counters(db: Connection) -> None:
+    """Add the counters, fill them from the rows, and count feedback with triggers."""
+    for statement in _M012_TABLES:
+        db.exec_driver_sql(statement)
+    fill_counters(db)
+    for statement in _M012_TRIGGERS:
+        db.exec_driver_sql(statement)
+
+
+def fill_counters(db: Connection) -> None:
+    """Fill the empty counters of m012_counters from the rows of all groups."""
+    for statement in _M012_FILL:
+        db.exec_driver_sql(statement)
+
+
+def m013_pieces(db: Connection) -> None:
+    """Store requests and prompts as slices of pieces, below the views `groups` and `calls`.
+
+    The views have the columns that the tables of these names had.
+    """
+    for statement in _M013_TABLES:
+        db.exec_driver_sql(statement)
+    stored_contents.move_contents(db)
+    for statement in _M013_VIEWS:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -126,6 +154,8 @@ MIGRATIONS: list[Migration] = [
     m009_task_owner,
     m010_responses,
     m011_job_hash,
+    m012_counters,
+    m013_pieces,
 ]
 
 
@@ -205,4 +235,206 @@ _M001 = (
     )
     """,
     "CREATE TABLE meta (key VARCHAR NOT NULL, value VARCHAR NOT NULL, PRIMARY KEY (key))",
+)
+
+_M012_TABLES = (
+    """
+    CREATE TABLE counters (
+        subject VARCHAR NOT NULL,
+        name VARCHAR NOT NULL,
+        num INTEGER NOT NULL,
+        PRIMARY KEY (subject, name)
+    )
+    """,
+    """
+    CREATE TABLE step_counters (
+        run_id VARCHAR NOT NULL,
+        step INTEGER NOT NULL,
+        num_groups INTEGER NOT NULL,
+        num_samples INTEGER NOT NULL,
+        reward_sum FLOAT NOT NULL,
+        num_best INTEGER NOT NULL,
+        best_sum FLOAT NOT NULL,
+        num_flat INTEGER NOT NULL,
+        num_random INTEGER NOT NULL,
+        random_sum FLOAT NOT NULL,
+        PRIMARY KEY (run_id, step)
+    )
+    """,
+    """
+    CREATE TABLE step_digests (
+        run_id VARCHAR NOT NULL,
+        step INTEGER NOT NULL,
+        kind VARCHAR NOT NULL,
+        digest VARCHAR NOT NULL,
+        num INTEGER NOT NULL,
+        PRIMARY KEY (run_id, step, kind, digest)
+    )
+    """,
+    """
+    CREATE TABLE run_digests (
+        run_id VARCHAR NOT NULL,
+        kind VARCHAR NOT NULL,
+        digest VARCHAR NOT NULL,
+        num INTEGER NOT NULL,
+        PRIMARY KEY (run_id, kind, digest)
+    )
+    """,
+    """
+    CREATE TABLE run_counters (
+        run_id VARCHAR NOT NULL,
+        newest_at FLOAT NOT NULL,
+        num_groups INTEGER NOT NULL,
+        num_steps INTEGER NOT NULL,
+        PRIMARY KEY (run_id)
+    )
+    """,
+    """
+    CREATE TABLE session_counters (
+        session_id VARCHAR NOT NULL,
+        parent_session_id VARCHAR,
+        app_key VARCHAR,
+        turns INTEGER,
+        num_groups INTEGER NOT NULL,
+        seen_at FLOAT NOT NULL,
+        num_rewards INTEGER NOT NULL,
+        reward_sum FLOAT NOT NULL,
+        first_group_id VARCHAR NOT NULL,
+        first_is_side BOOLEAN NOT NULL,
+        first_at FLOAT NOT NULL,
+        PRIMARY KEY (session_id)
+    )
+    """,
+    "CREATE INDEX ix_session_counters_seen ON session_counters (seen_at)",
+)
+_M012_FILL = (
+    "INSERT INTO counters SELECT 'state', state, COUNT(*) FROM groups GROUP BY state",
+    """
+    INSERT INTO counters SELECT 'untrained', substr(reason, 1, instr(reason || ':', ':') - 1),
+    COUNT(*) FROM groups WHERE reason IS NOT NULL GROUP BY 2
+    """,
+    """
+    INSERT INTO counters SELECT 'failure', failure, COUNT(*) FROM siblings
+    WHERE failure IS NOT NULL GROUP BY failure
+    """,
+    """
+    INSERT INTO counters SELECT 'tokens', 'sampled', num
+    FROM (SELECT SUM(completion_tokens) AS num FROM siblings) WHERE num > 0
+    """,
+    "INSERT INTO counters SELECT 'feedback', state, COUNT(*) FROM feedback GROUP BY state",
+    """
+    INSERT INTO step_counters
+    SELECT run_id, step, COUNT(*), SUM(num), SUM(total), COUNT(best), COALESCE(SUM(best), 0.0),
+           SUM(is_flat), COUNT(random), COALESCE(SUM(random), 0.0)
+    FROM (
+        SELECT COALESCE(g.run_id, '') AS run_id, COALESCE(g.trained_step, g.step) AS step,
+               SUM(NOT (g.served_by IS 'greedy' AND s."index" = 0)) AS num,
+               SUM(CASE WHEN g.served_by IS 'greedy' AND s."index" = 0 THEN 0.0
+                   ELSE s.reward END) AS total,
+               AVG(CASE WHEN s.served AND g.served_by IS NOT 'random' THEN s.reward END) AS best,
+               AVG(CASE WHEN s.served AND g.served_by IS 'random' THEN s.reward END) AS random,
+               MIN(s.reward) = MAX(s.reward) AS is_flat
+        FROM groups AS g JOIN siblings AS s USING (group_id)
+        WHERE s.reward IS NOT NULL AND COALESCE(g.trained_step, g.step) IS NOT NULL
+        GROUP BY g.group_id
+    ) GROUP BY run_id, step
+    """,
+    *(
+        f"""
+        INSERT INTO step_digests
+        SELECT COALESCE(run_id, ''), COALESCE(trained_step, step), '{kind}', {kind}_hash, COUNT(*)
+        FROM groups AS g WHERE {kind}_hash <> '' AND COALESCE(trained_step, step) IS NOT NULL
+        AND EXISTS (SELECT 1 FROM siblings AS s
+                    WHERE s.group_id = g.group_id AND s.reward IS NOT NULL)
+        GROUP BY 1, 2, 4
+        """
+        for kind in ("hook", "job")
+    ),
+    """
+    INSERT INTO run_digests SELECT run_id, kind, digest, SUM(num) FROM step_digests
+    GROUP BY run_id, kind, digest
+    """,
+    """
+    INSERT INTO run_counters
+    SELECT COALESCE(g.run_id, ''), MAX(g.received_at), COUNT(*),
+           (SELECT COUNT(*) FROM step_counters AS s WHERE s.run_id = COALESCE(g.run_id, ''))
+    FROM groups AS g WHERE COALESCE(g.trained_step, g.step) IS NOT NULL GROUP BY 1
+    """,
+    """
+    INSERT INTO session_counters
+    SELECT session_id, MAX(parent_session_id), MAX(app_key), MAX(turn), COUNT(*), MAX(received_at),
+           COALESCE(SUM(num_rewards), 0), COALESCE(SUM(reward_sum), 0.0), '', 1, 0.0
+    FROM groups AS g LEFT JOIN (
+        SELECT group_id, COUNT(reward) AS num_rewards, SUM(reward) AS reward_sum FROM siblings
+        WHERE served GROUP BY group_id
+    ) USING (group_id) WHERE session_id IS NOT NULL GROUP BY session_id
+    """,
+    """
+    UPDATE session_counters SET first_group_id = (
+        SELECT g.group_id FROM groups AS g WHERE g.session_id = session_counters.session_id
+        ORDER BY g.kind IS 'side', g.received_at, g.group_id LIMIT 1)
+    """,
+    """
+    UPDATE session_counters SET
+    first_is_side = (SELECT g.kind IS 'side' FROM groups AS g WHERE g.group_id = first_group_id),
+    first_at = (SELECT g.received_at FROM groups AS g WHERE g.group_id = first_group_id)
+    """,
+)
+_M012_COUNT = """
+    INSERT INTO counters VALUES ('feedback', {0}, {1})
+    ON CONFLICT (subject, name) DO UPDATE SET num = num + {1};
+"""
+_M012_TRIGGERS = (
+    f"""
+    CREATE TRIGGER count_feedback AFTER INSERT ON feedback
+    BEGIN {_M012_COUNT.format("NEW.state", 1)} END
+    """,
+    f"""
+    CREATE TRIGGER count_changed_feedback AFTER UPDATE OF state ON feedback
+    WHEN OLD.state <> NEW.state
+    BEGIN {_M012_COUNT.format("OLD.state", -1)} {_M012_COUNT.format("NEW.state", 1)} END
+    """,
+    f"""
+    CREATE TRIGGER count_deleted_feedback AFTER DELETE ON feedback
+    BEGIN {_M012_COUNT.format("OLD.state", -1)} END
+    """,
+)
+
+_M013_TABLES = (
+    "CREATE TABLE pieces (piece_id INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY (piece_id))",
+    "ALTER TABLE groups RENAME TO group_rows",
+    "ALTER TABLE group_rows ADD COLUMN request_slices VARCHAR",
+    "ALTER TABLE group_rows ADD COLUMN request_digest BLOB",
+    "ALTER TABLE calls RENAME TO call_rows",
+    "ALTER TABLE call_rows ADD COLUMN prompt_slices VARCHAR",
+    "ALTER TABLE call_rows ADD COLUMN prompt_digest BLOB",
+)
+_M013_JOIN = """
+    CASE WHEN {slices} IS NULL THEN {column} ELSE (
+        SELECT CAST(group_concat(part, '') AS {type}) FROM (
+            SELECT substr(p.data, json_extract(s.value, '$[1]') + 1,
+                          json_extract(s.value, '$[2]')) AS part
+            FROM json_each({slices}) AS s
+            JOIN pieces AS p ON p.piece_id = json_extract(s.value, '$[0]') ORDER BY s.key
+        )
+    ) END AS {column}
+"""
+_M013_REQUEST = _M013_JOIN.format(column="request_json", slices="request_slices", type="TEXT")
+_M013_PROMPT = _M013_JOIN.format(column="prompt_ids", slices="prompt_slices", type="BLOB")
+_M013_VIEWS = (
+    f"""
+    CREATE VIEW groups AS SELECT
+        group_id, received_at, route, model, streamed, task_id, app_key, {_M013_REQUEST}, question,
+        num_siblings, status, latency_s, served_index, best_index, state, reason, hook_hash, step,
+        trained_step, trained_version, response_id, served_by, propensity, cut, session_id,
+        parent_session_id, parent_id, kind, evidence, asked_key, turn, num_resent, answer_id,
+        run_id, job_hash
+    FROM group_rows
+    """,
+    f"""
+    CREATE VIEW calls AS SELECT
+        group_id, sibling, seq, {_M013_PROMPT}, response_ids, logprobs, weight_versions_json,
+        weight_version, temperature, finish_reason, untrainable, shaped
+    FROM call_rows
+    """,
 )

@@ -16,38 +16,25 @@ from sqlalchemy import Engine, Row, select
 from fakevllm.ledger.tables import CALLS
 from fakevllm_adapters.protocol.swarm import CapturedCall
 
-CURVE = """
-    WITH rewarded AS (
-        SELECT g.group_id, COALESCE(g.trained_step, g.step) AS at, s.reward, s.served,
-               g.served_by IS 'random' AS is_random, g.hook_hash, g.job_hash,
-               NOT (g.served_by IS 'greedy' AND s."index" = 0) AS is_sample
-        FROM groups AS g JOIN siblings AS s USING (group_id)
-        WHERE COALESCE(g.trained_step, g.step) IS NOT NULL AND s.reward IS NOT NULL
-        AND COALESCE(g.run_id, '') = ?
-    ), scored AS (
-        SELECT at, SUM(is_sample) AS num, SUM(CASE WHEN is_sample THEN reward END) AS total,
-               MIN(reward) = MAX(reward) AS is_flat,
-               AVG(CASE WHEN served AND NOT is_random THEN reward END) AS returned,
-               AVG(CASE WHEN served AND is_random THEN reward END) AS random,
-               MAX(hook_hash) AS hook_hash, MAX(job_hash) AS job_hash
-        FROM rewarded GROUP BY group_id
-    )
-    SELECT at, COUNT(*), SUM(total) / SUM(num), AVG(returned), SUM(is_flat), AVG(random),
-           GROUP_CONCAT(DISTINCT hook_hash), GROUP_CONCAT(DISTINCT job_hash)
-    FROM scored GROUP BY at ORDER BY at
+_CURVE = """
+    SELECT step, num_groups, reward_sum / NULLIF(num_samples, 0), best_sum / NULLIF(num_best, 0),
+           num_flat, random_sum / NULLIF(num_random, 0)
+    FROM step_counters WHERE run_id = ?
 """
-RUNS = """
-    SELECT COALESCE(run_id, '') FROM groups WHERE COALESCE(trained_step, step) IS NOT NULL
-    GROUP BY 1 ORDER BY MAX(received_at) DESC
+WHOLE_CURVE = f"{_CURVE} AND step >= ? ORDER BY step"
+CURVE_BACKWARDS = f"{_CURVE} AND step >= ? ORDER BY step DESC"
+DIGESTS = """
+    SELECT step, kind, digest FROM step_digests WHERE run_id = ? AND step >= ? ORDER BY step
 """
-UNTRAINED = """
-    SELECT CASE instr(reason, ':') WHEN 0 THEN reason
-           ELSE substr(reason, 1, instr(reason, ':') - 1) END AS word, COUNT(*)
-    FROM groups WHERE reason IS NOT NULL GROUP BY word ORDER BY word
-"""
-FAILURES = """
-    SELECT failure, COUNT(*) FROM siblings WHERE failure IS NOT NULL
-    GROUP BY failure ORDER BY failure
+STEP_DIGESTS = "SELECT step, kind, digest FROM step_digests WHERE run_id = ? AND step = ?"
+IS_CHANGED = "SELECT 1 FROM run_digests WHERE run_id = ? GROUP BY kind HAVING COUNT(*) > 1"
+NUM_STEPS = "SELECT num_steps FROM run_counters WHERE run_id = ?"
+NUM_STEPS_BEFORE = "SELECT COUNT(*) FROM step_counters WHERE run_id = ? AND step < ?"
+RUNS = "SELECT run_id FROM run_counters ORDER BY newest_at DESC"
+NUMBERS = "SELECT name, num FROM counters WHERE subject = ? AND num > 0 ORDER BY name"
+NUM_BYTES = """
+    SELECT (page_count - freelist_count) * page_size
+    FROM pragma_page_count, pragma_freelist_count, pragma_page_size
 """
 SCORED = """
     SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, g.hook_hash,
@@ -78,8 +65,8 @@ MAX_MATCHES = 2
 """Maximum number of group ids that are returned for the beginning of an id. Two ids are enough to
 show that the beginning is ambiguous."""
 _WITH_PREFIX = """
-    SELECT group_id FROM groups WHERE substr(group_id, 1, length(?1)) = ?1
-    ORDER BY group_id <> ?1, received_at DESC LIMIT ?2
+    SELECT group_id FROM groups WHERE group_id >= ?1 AND substr(group_id, 1, length(?1)) = ?1
+    AND group_id < ?3 ORDER BY group_id <> ?1, received_at DESC LIMIT ?2
 """
 _LATEST = """
     SELECT g.group_id FROM groups AS g WHERE EXISTS
@@ -101,7 +88,11 @@ class CallReads:
         """Return the ids of at most MAX_MATCHES groups (requests) whose ids begin with `prefix`. If
         an id is equal to `prefix`, it comes first."""
         with self._read_engine.connect() as db:
-            return list(db.exec_driver_sql(_WITH_PREFIX, (prefix, MAX_MATCHES)).scalars())
+            return list(
+                db.exec_driver_sql(
+                    _WITH_PREFIX, (prefix, MAX_MATCHES, prefix + chr(0x10FFFF))
+                ).scalars()
+            )
 
     def latest_group_id(self) -> str | None:
         """Return the id of the newest trained group (request) with recorded model calls. If there

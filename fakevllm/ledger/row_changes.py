@@ -1,5 +1,5 @@
 """The functions that change rows of the ledger (the proxy's SQLite file). Each function runs in a
-transaction that the caller has begun."""
+transaction that the caller has begun, and in a block of `counters.counted`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, cast
 
@@ -16,9 +17,19 @@ import orjson
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
-from fakevllm.ledger import feedback_rows
+from fakevllm.ledger import counters, feedback_rows
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, State, StoredResponse
-from fakevllm.ledger.tables import CALLS, GROUPS, KEPT_ANSWERS, META, RESPONSES, SIBLINGS, TASKS
+from fakevllm.ledger.stored_contents import PromptContents, put_request
+from fakevllm.ledger.tables import (
+    CALL_ROWS,
+    GROUP_ROWS,
+    GROUPS,
+    KEPT_ANSWERS,
+    META,
+    RESPONSES,
+    SIBLINGS,
+    TASKS,
+)
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
 
 
@@ -27,9 +38,9 @@ def _replace(table: Table) -> str:
 
 
 # Compiled once, and run with tuples: every request of the app writes a record.
-_PUT_GROUP = _replace(GROUPS)
+_PUT_GROUP = _replace(GROUP_ROWS)
 _PUT_SIBLING = _replace(SIBLINGS)
-_PUT_CALL = _replace(CALLS)
+_PUT_CALL = _replace(CALL_ROWS)
 _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
 _PUT_KEPT = _replace(KEPT_ANSWERS)
@@ -40,30 +51,31 @@ _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 _TASK_SECRET = "task_secret"
 
 _SETTLE = """
-    UPDATE groups SET step = ?1, run_id = COALESCE(?5, run_id), job_hash = COALESCE(?6, job_hash),
+    UPDATE group_rows SET step = ?1, run_id = COALESCE(?5, run_id),
+    job_hash = COALESCE(?6, job_hash),
     state = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN state ELSE ?2 END,
     reason = CASE WHEN state IN ('trained', 'dropped', 'lost') THEN reason ELSE ?3 END
     WHERE group_id = ?4
 """
 _MARK_RESENT = """
-    UPDATE groups SET num_resent = num_resent + 1,
+    UPDATE group_rows SET num_resent = num_resent + 1,
     status = CASE WHEN status = 499 THEN 200 ELSE status END WHERE group_id = ?
 """
 _MARK_TRAINED = """
-    UPDATE groups SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
+    UPDATE group_rows SET state = 'trained', reason = NULL, trained_step = ?, trained_version = ?,
     run_id = COALESCE(run_id, ?) WHERE group_id = ?
 """
-_UNMARK_SIBLINGS_SINCE = """
-    UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN
-    (SELECT group_id FROM groups WHERE run_id = ? AND trained_step > ?)
+_TRAINED_SINCE = "SELECT group_id FROM group_rows WHERE run_id = ? AND trained_step > ?"
+_UNMARK_SIBLINGS_SINCE = f"""
+    UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN ({_TRAINED_SINCE})
 """
 _UNTRAIN_GROUPS_SINCE = """
-    UPDATE groups SET state = 'pooled', trained_step = NULL, trained_version = NULL
+    UPDATE group_rows SET state = 'pooled', trained_step = NULL, trained_version = NULL
     WHERE run_id = ? AND trained_step > ?
 """
 _MARK_SIBLING = 'UPDATE siblings SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
 _END_UNTRAINED = """
-    UPDATE groups SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
+    UPDATE group_rows SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
     WHERE group_id = ?
 """
 
@@ -72,7 +84,8 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     """Write groups (requests) and their siblings (sampled answers). If a group is already stored,
     it is replaced, and its recorded model calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
-    _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
+    counters.watch(db, [record.group_id for record in latest])
+    _many(db, _PUT_GROUP, [_group_row(db, record) for record in latest])
     siblings = [
         (record.group_id, *_SIBLING_ROW(sibling))
         for record in latest
@@ -82,6 +95,20 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     for record in latest:
         if record.kept_answer is not None:
             keep_answer(db, record.kept_answer)
+
+
+def _group_row(db: Connection, record: GroupRecord) -> tuple[Any, ...]:
+    slices_json, digest = put_request(
+        db,
+        record.group_id,
+        record.parent_id,
+        record.app_key,
+        record.route,
+        record.request_json,
+    )
+    if slices_json is not None:
+        record = replace(record, request_json="")
+    return (*_GROUP_ROW(record), slices_json, digest)
 
 
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
@@ -136,13 +163,15 @@ def settle(
     If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
     `calls[i]` has the model calls of sibling i (the i-th sampled answer).
     """
+    counters.watch(db, [group_id])
     update = db.exec_driver_sql(
         _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
     )
     if update.rowcount == 0:
         return
+    prompts = PromptContents(db, group_id)
     rows = [
-        _call_row(group_id, sibling, seq, call)
+        _call_row(prompts, group_id, sibling, seq, call)
         for sibling, sibling_calls in enumerate(calls)
         for seq, call in enumerate(sibling_calls)
     ]
@@ -194,16 +223,20 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
     match entry.kind:
         case "step":
             ids = [group.group_id for group in entry.groups]
+            counters.watch(db, ids)
             rows = [(entry.step, entry.version, run_id, group_id) for group_id in ids]
             _many(db, _MARK_TRAINED, rows)
             _unmark(db, ids)
             _many(db, _MARK_SIBLING, [mark for group in entry.groups for mark in _marks(group)])
         case "dropped":
+            counters.watch(db, entry.reasons)
             rows = [(State.DROPPED, reason, group_id) for group_id, reason in entry.reasons.items()]
             _many(db, _END_UNTRAINED, rows)
             _unmark(db, list(entry.reasons))
         case "restored":
             # The server trains again, as planned, the groups that it trained after this step.
+            undone = db.exec_driver_sql(_TRAINED_SINCE, (run_id, entry.step)).scalars()
+            counters.watch(db, [*undone, *entry.lost])
             for undo in (_UNMARK_SIBLINGS_SINCE, _UNTRAIN_GROUPS_SINCE):
                 db.exec_driver_sql(undo, (run_id, entry.step))
             reason = entry.reason or "server_crashed"
@@ -229,12 +262,16 @@ def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
     return [(advantage, group.group_id, index) for index, advantage in pairs]
 
 
-def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tuple[Any, ...]:
+def _call_row(
+    prompts: PromptContents, group_id: str, sibling: int, seq: int, call: CapturedCall
+) -> tuple[Any, ...]:
+    prompt_ids = b64decode(call.prompt_ids)
+    slices_json, digest = prompts.put(prompt_ids)
     return (
         group_id,
         sibling,
         seq,
-        b64decode(call.prompt_ids),
+        prompt_ids if slices_json is None else b"",
         b64decode(call.response_ids),
         None if call.logprobs is None else b64decode(call.logprobs),
         orjson.dumps(call.weight_versions).decode(),
@@ -243,6 +280,8 @@ def _call_row(group_id: str, sibling: int, seq: int, call: CapturedCall) -> tupl
         call.finish_reason,
         call.untrainable,
         call.shaped,
+        slices_json,
+        digest,
     )
 
 

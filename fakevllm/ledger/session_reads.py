@@ -17,25 +17,18 @@ _PLACED = """
            g.turn, g.kind, g.evidence, g.asked_key, g.response_id, s.message_json
     FROM (SELECT received_at, group_id, app_key, session_id, parent_session_id, parent_id, turn,
                  kind, evidence, asked_key, response_id
-          FROM groups INDEXED BY ix_groups_place
+          FROM group_rows INDEXED BY ix_groups_place
           WHERE session_id IS NOT NULL ORDER BY received_at DESC LIMIT ?) AS g
     LEFT JOIN siblings AS s ON s.group_id = g.group_id AND s.served
         AND NOT EXISTS (SELECT 1 FROM kept_answers AS k WHERE k.group_id = g.group_id)
     ORDER BY g.received_at, g.group_id
 """
 _SESSIONS = """
-    WITH latest AS (
-        SELECT session_id, MAX(parent_session_id) AS parent, MAX(app_key) AS app_key,
-               MAX(turn) AS turns, COUNT(*) AS num, MAX(received_at) AS seen_at
-        FROM groups WHERE session_id IS NOT NULL
-        GROUP BY session_id ORDER BY seen_at DESC, session_id LIMIT ?
-    )
-    SELECT l.session_id, l.parent, l.app_key, l.turns, l.num, l.seen_at,
-           (SELECT AVG(s.reward) FROM groups AS g JOIN siblings AS s USING (group_id)
-            WHERE g.session_id = l.session_id AND s.served),
-           COALESCE((SELECT question FROM groups AS g WHERE g.session_id = l.session_id
-                     ORDER BY g.kind = 'side', g.received_at LIMIT 1), '')
-    FROM latest AS l ORDER BY l.seen_at DESC, l.session_id
+    SELECT c.session_id, c.parent_session_id, c.app_key, c.turns, c.num_groups, c.seen_at,
+           c.reward_sum / NULLIF(c.num_rewards, 0), COALESCE(g.question, '')
+    FROM (SELECT * FROM session_counters ORDER BY seen_at DESC, session_id LIMIT ?) AS c
+    LEFT JOIN groups AS g ON g.group_id = c.first_group_id
+    ORDER BY c.seen_at DESC, c.session_id
 """
 _GROUPS = """
     SELECT g.group_id, g.parent_id, g.turn, g.kind, g.evidence, g.received_at, g.question,
@@ -48,7 +41,7 @@ _CHILDREN = """
     GROUP BY session_id ORDER BY MIN(received_at)
 """
 _WITH_PREFIX = """
-    SELECT DISTINCT session_id FROM groups WHERE session_id >= ? AND session_id < ?
+    SELECT session_id FROM session_counters WHERE session_id >= ? AND session_id < ?
     ORDER BY session_id LIMIT 2
 """
 _FOLLOW_UPS = """

@@ -14,7 +14,6 @@ import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +26,8 @@ from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
 from fakevllm.ledger.conversation_history import recorded_messages
+from fakevllm.ledger.counters import counted
+from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
@@ -44,8 +45,8 @@ from fakevllm.ledger.stored_responses import StoredResponses
 from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
-from fakevllm_adapters.protocol.reward_changes import RewardChanges
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
+from fakevllm_runtime.contents import content_store
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
@@ -253,15 +254,17 @@ class Ledger:
         equal count too.
         """
         with self._read_engine.connect() as db:
-            rows = [_step_row(row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
-        changes = RewardChanges()
-        return [replace(row, changed=changes.observe(row.hooks, row.jobs)) for row in rows]
+            return whole_curve(db, run_id)
+
+    def curve_ends(self, run_id: str) -> CurveEnds:
+        """Return the first and the last steps of the learning curve of one run, since the rewards
+        last changed their meaning."""
+        with self._read_engine.connect() as db:
+            return curve_ends(db, run_id)
 
     def counts(self) -> dict[str, int]:
         """Return the number of groups (requests with their sampled answers) in each state."""
-        query = "SELECT state, COUNT(*) FROM groups GROUP BY state ORDER BY state"
-        with self._read_engine.connect() as db:
-            return {state: count for state, count in db.exec_driver_sql(query)}
+        return self._numbers("state")
 
     def untrained(self) -> dict[str, int]:
         """Return the number of groups (requests with their sampled answers) that were not trained,
@@ -270,20 +273,25 @@ class Ledger:
         Details of a reason, which follow a colon, are ignored, because they differ from group to
         group.
         """
-        with self._read_engine.connect() as db:
-            return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
+        return self._numbers("untrained")
 
     def failures(self) -> dict[str, int]:
         """Return the number of sampled answers that are not usable, for each cause (a slug such as
         `cut_off`)."""
-        with self._read_engine.connect() as db:
-            return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
+        return self._numbers("failure")
 
     def sampled_tokens(self) -> int:
         """Return the total number of tokens in all sampled answers, as the engine counted them."""
+        return self._numbers("tokens").get("sampled", 0)
+
+    def num_bytes(self) -> int:
+        """Return the size of the ledger's content, without free pages of the file."""
         with self._read_engine.connect() as db:
-            total = db.exec_driver_sql("SELECT SUM(completion_tokens) FROM siblings").scalar()
-        return int(total or 0)
+            return db.exec_driver_sql(reads.NUM_BYTES).scalar_one()
+
+    def _numbers(self, subject: str) -> dict[str, int]:
+        with self._read_engine.connect() as db:
+            return {name: num for name, num in db.exec_driver_sql(reads.NUMBERS, (subject,))}
 
     def group(self, group_id: str) -> GroupRecord | None:
         """Return the group with this id (a request with its siblings, the sampled answers). The
@@ -338,7 +346,7 @@ class Ledger:
         faster than writing them one by one.
         """
         db = self._write_db
-        with db.begin():
+        with content_store(db).transaction(), db.begin(), counted(db):
             before = row_changes.dbapi_connection(db).total_changes
             for are_records, run in itertools.groupby(batch, _is_record):
                 if are_records:
@@ -381,16 +389,6 @@ def _engine(path: Path, busy_timeout_s: float, *, keeps_connections: bool = Fals
 
     event.listen(engine, "connect", connect)
     return engine
-
-
-def _step_row(row: Any) -> StepRow:
-    *values, hooks, jobs = row
-    return StepRow(*values, hooks=_parts(hooks), jobs=_parts(jobs))
-
-
-def _parts(digests: str | None) -> tuple[str, ...]:
-    """Return the digests in a comma-separated text as a sorted tuple."""
-    return tuple(sorted(digests.split(","))) if digests else ()
 
 
 def _task(row: Any) -> Task:

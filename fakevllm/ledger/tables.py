@@ -29,6 +29,7 @@ from sqlalchemy import (
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord, SiblingRecord
 
 METADATA = MetaData()
+VIEWS = MetaData()
 
 _SQL_TYPES = {str: String, int: Integer, float: Float, bool: Boolean}
 
@@ -50,23 +51,33 @@ def _column(record_field: Field[Any], hint: Any) -> Column[Any]:
         record_field.name,
         _SQL_TYPES[python_type],
         primary_key=record_field.metadata.get("primary_key", False),
-        index=record_field.metadata.get("index"),
         nullable=is_nullable,
         server_default=None if server_default is None else text(server_default),
     )
 
 
+def _indexes(record: type[GroupRecord | FeedbackRecord], name: str) -> list[Index]:
+    """Return one index for each field of a record class that has the metadata INDEXED."""
+    indexed = [one.name for one in fields(record) if one.metadata.get("index")]
+    return [Index(f"ix_{name}_{column}", column) for column in indexed]
+
+
 def _group_id() -> Column[str]:
-    group = ForeignKey("groups.group_id", ondelete="CASCADE")
+    group = ForeignKey("group_rows.group_id", ondelete="CASCADE")
     return Column("group_id", String, group, primary_key=True)
 
 
 # `ix_groups_place` contains every column that a proxy reads at its start. Reading these columns
 # from the table is slow, because in a row of the table they are stored after the whole request.
-GROUPS = Table(
-    "groups",
+# Read requests from the view GROUPS: `request_json` is empty in this table if the request is stored
+# as slices of pieces (see contents.py).
+GROUP_ROWS = Table(
+    "group_rows",
     METADATA,
     *_columns(GroupRecord),
+    Column("request_slices", String),
+    Column("request_digest", LargeBinary),
+    *_indexes(GroupRecord, "groups"),
     Index(
         "ix_groups_place",
         *("received_at", "group_id", "app_key", "session_id", "parent_session_id", "parent_id"),
@@ -76,31 +87,57 @@ GROUPS = Table(
 
 SIBLINGS = Table("siblings", METADATA, _group_id(), *_columns(SiblingRecord))
 
-# One LLM call as the engine saw it. The blobs are arrays of little-endian int32 or float32.
-# `weight_version` is the oldest weight version that sampled a token of the call. `shaped` says
-# whether tokens were chosen from less than the vocabulary by more than a mask. It is NULL if that
-# is not known.
-CALLS = Table(
-    "calls",
+
+def _call_columns() -> list[Column[Any]]:
+    """Return the columns of one LLM call as the engine saw it, without its group.
+
+    The blobs are arrays of little-endian int32 or float32. `weight_version` is the oldest weight
+    version that sampled a token of the call. `shaped` says whether tokens were chosen from less
+    than the vocabulary by more than a mask. It is NULL if that is not known.
+    """
+    return [
+        Column("sibling", Integer, primary_key=True, autoincrement=False),
+        Column("seq", Integer, primary_key=True, autoincrement=False),
+        Column("prompt_ids", LargeBinary, nullable=False),
+        Column("response_ids", LargeBinary, nullable=False),
+        Column("logprobs", LargeBinary),
+        Column("weight_versions_json", String, nullable=False),
+        Column("weight_version", Integer),
+        Column("temperature", Float, nullable=False),
+        Column("finish_reason", String),
+        Column("untrainable", String),
+        Column("shaped", Boolean),
+    ]
+
+
+# Read prompts from the view CALLS: `prompt_ids` is empty in this table if the prompt is stored as
+# slices of pieces.
+CALL_ROWS = Table(
+    "call_rows",
     METADATA,
     _group_id(),
-    Column("sibling", Integer, primary_key=True, autoincrement=False),
-    Column("seq", Integer, primary_key=True, autoincrement=False),
-    Column("prompt_ids", LargeBinary, nullable=False),
-    Column("response_ids", LargeBinary, nullable=False),
-    Column("logprobs", LargeBinary),
-    Column("weight_versions_json", String, nullable=False),
-    Column("weight_version", Integer),
-    Column("temperature", Float, nullable=False),
-    Column("finish_reason", String),
-    Column("untrainable", String),
-    Column("shaped", Boolean),
+    *_call_columns(),
+    Column("prompt_slices", String),
+    Column("prompt_digest", LargeBinary),
 )
+
+# A part of requests and prompts.
+PIECES = Table(
+    "pieces",
+    METADATA,
+    Column("piece_id", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),
+)
+
+# The views have whole requests and prompts.
+GROUPS = Table("groups", VIEWS, *_columns(GroupRecord))
+CALLS = Table("calls", VIEWS, Column("group_id", String), *_call_columns())
 
 FEEDBACK = Table(
     "feedback",
     METADATA,
     *_columns(FeedbackRecord),
+    *_indexes(FeedbackRecord, "feedback"),
     Index("ix_feedback_app", "app_key", "received_at"),
 )
 
@@ -147,4 +184,80 @@ META = Table(
     METADATA,
     Column("key", String, primary_key=True),
     Column("value", String, nullable=False),
+)
+
+# The counters: see counters.py, which keeps them. `subject` is `state` (number of groups by state),
+# `untrained` (groups by the slug of their reason), `failure` (siblings by failure), `feedback`
+# (feedback by state) or `tokens` (number of sampled tokens).
+COUNTERS = Table(
+    "counters",
+    METADATA,
+    Column("subject", String, primary_key=True),
+    Column("name", String, primary_key=True),
+    Column("num", Integer, nullable=False),
+)
+
+# A `StepSums` for each step of each run. The run id is empty if the run is unknown.
+STEP_COUNTERS = Table(
+    "step_counters",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("num_groups", Integer, nullable=False),
+    Column("num_samples", Integer, nullable=False),
+    Column("reward_sum", Float, nullable=False),
+    Column("num_best", Integer, nullable=False),
+    Column("best_sum", Float, nullable=False),
+    Column("num_flat", Integer, nullable=False),
+    Column("num_random", Integer, nullable=False),
+    Column("random_sum", Float, nullable=False),
+)
+
+# Number of groups of a step by the digest of their hooks (kind `hook`) or their job (kind `job`).
+STEP_DIGESTS = Table(
+    "step_digests",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("kind", String, primary_key=True),
+    Column("digest", String, primary_key=True),
+    Column("num", Integer, nullable=False),
+)
+
+# The same for whole runs.
+RUN_DIGESTS = Table(
+    "run_digests",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("kind", String, primary_key=True),
+    Column("digest", String, primary_key=True),
+    Column("num", Integer, nullable=False),
+)
+
+# `newest_at` is the time at which the newest group of the run arrived.
+RUN_COUNTERS = Table(
+    "run_counters",
+    METADATA,
+    Column("run_id", String, primary_key=True),
+    Column("newest_at", Float, nullable=False),
+    Column("num_groups", Integer, nullable=False),
+    Column("num_steps", Integer, nullable=False),
+)
+
+# A `SessionTotals` for each session.
+SESSION_COUNTERS = Table(
+    "session_counters",
+    METADATA,
+    Column("session_id", String, primary_key=True),
+    Column("parent_session_id", String),
+    Column("app_key", String),
+    Column("turns", Integer),
+    Column("num_groups", Integer, nullable=False),
+    Column("seen_at", Float, nullable=False),
+    Column("num_rewards", Integer, nullable=False),
+    Column("reward_sum", Float, nullable=False),
+    Column("first_group_id", String, nullable=False),
+    Column("first_is_side", Boolean, nullable=False),
+    Column("first_at", Float, nullable=False),
+    Index("ix_session_counters_seen", "seen_at"),
 )

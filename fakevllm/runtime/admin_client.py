@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from fakevllm.config.upstream import checked_http_url
+from fakevllm.config.http_address import checked_http_url
 from fakevllm.errors import ConfigError
 from fakevllm_adapters.protocol.keys import bearer_header
 

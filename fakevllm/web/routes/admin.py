@@ -8,6 +8,7 @@ import asyncio
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
+from fakevllm.ledger.curve_reads import CurveEnds
 from fakevllm.ledger.store import Ledger
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
@@ -133,10 +134,17 @@ class Stats(BaseModel):
     other_runs: list[str] = []
     """Ids of the other runs in this ledger, newest first."""
     curve: list[StepStats]
+    """The steps of the learning curve, or its two ends if the request has `curve=ends`."""
+    curve_before: int = 0
+    """With `curve=ends`: number of steps before the first, after which the rewards changed."""
+    curve_between: int = 0
+    """With `curve=ends`: number of steps between the two ends."""
     sampled_tokens: int
     lookups: dict[str, int]
     """Number of requests for which a row was searched in the dataset by the request's text, by
     result: hit, miss, tie."""
+    ledger_bytes: int = 0
+    """Size of the ledger in bytes."""
     ledger_dropped: int = 0
     """Number of writes to the ledger that failed for good since the proxy started."""
     ledger_error: str | None = None
@@ -186,8 +194,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
         return proxy.link.status
 
     @routes.get("/stats", response_model=Stats)
-    async def stats(run: str = "") -> Stats | Response:
-        return await _stats_reply(proxy, run)
+    async def stats(run: str = "", curve: str = "") -> Stats | Response:
+        return await _stats_reply(proxy, run, ends_only=curve == "ends")
 
     return routes
 
@@ -214,9 +222,10 @@ async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
     return GroupReply.model_validate(columns | lists)
 
 
-async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
+async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> Stats | Response:
     """Return the statistics of the proxy. Their learning curve is that of one run: the newest run
-    whose id begins with `run`. If there is no such run, return a response with status 404."""
+    whose id begins with `run`. If there is no such run, return a response with status 404. If
+    `ends_only` is set, only the ends of the curve are read."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")
@@ -229,7 +238,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
         lambda: (
             ledger.counts(),
             ledger.untrained(),
-            ledger.curve(run_id),
+            ledger.curve_ends(run_id) if ends_only else CurveEnds(ledger.curve(run_id)),
             ledger.sampled_tokens(),
         )
     )
@@ -246,9 +255,12 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
         feedback=feedback,
         run_id=run_id,
         other_runs=[name for name in runs if name != run_id],
-        curve=[StepStats.model_validate(row, from_attributes=True) for row in curve],
+        curve=[StepStats.model_validate(row, from_attributes=True) for row in curve.steps],
+        curve_before=curve.num_before,
+        curve_between=curve.num_between,
         sampled_tokens=tokens,
         lookups=dict(proxy.tasks.counts),
+        ledger_bytes=await asyncio.to_thread(ledger.num_bytes),
         ledger_dropped=ledger.health.dropped,
         ledger_error=ledger.health.error,
     )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from sqlalchemy import Connection
 
 from fakevllm_runtime.migrations import Migration
+from fakevllm_server.journal import prompts
 
 
 def m001_tables(db: Connection) -> None:
@@ -40,12 +41,20 @@ def m005_hook_hash(db: Connection) -> None:
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN hook_hash VARCHAR NOT NULL DEFAULT ''")
 
 
+def m006_prompts(db: Connection) -> None:
+    """Store long prompts as slices of pieces, which the calls share."""
+    for statement in _M006:
+        db.exec_driver_sql(statement)
+    prompts.move_prompts(db)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
     m003_owner,
     m004_idempotency,
     m005_hook_hash,
+    m006_prompts,
 ]
 
 
@@ -176,5 +185,56 @@ _M002 = (
     CREATE TRIGGER count_dropped_later AFTER UPDATE OF state ON groups
     WHEN NEW.state = 'dropped' AND OLD.state <> 'dropped'
     BEGIN {_COUNT} END
+    """,
+)
+
+_M006 = (
+    """
+    CREATE TABLE prompts (
+        id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+        slices VARCHAR NOT NULL,
+        num_calls INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    """
+    CREATE TABLE pieces (
+        piece_id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+        data BLOB NOT NULL,
+        num_prompts INTEGER NOT NULL DEFAULT 0
+    )
+    """,
+    "ALTER TABLE calls ADD COLUMN prompt INTEGER",
+    "CREATE INDEX ix_calls_prompt ON calls (prompt)",
+    """
+    CREATE TRIGGER count_call AFTER INSERT ON calls WHEN NEW.prompt IS NOT NULL
+    BEGIN UPDATE prompts SET num_calls = num_calls + 1 WHERE id = NEW.prompt; END
+    """,
+    """
+    CREATE TRIGGER count_moved_call AFTER UPDATE OF prompt ON calls
+    WHEN OLD.prompt IS NULL AND NEW.prompt IS NOT NULL
+    BEGIN UPDATE prompts SET num_calls = num_calls + 1 WHERE id = NEW.prompt; END
+    """,
+    """
+    CREATE TRIGGER count_deleted_call AFTER DELETE ON calls WHEN OLD.prompt IS NOT NULL
+    BEGIN
+        UPDATE prompts SET num_calls = num_calls - 1 WHERE id = OLD.prompt;
+        DELETE FROM prompts WHERE id = OLD.prompt AND num_calls = 0;
+    END
+    """,
+    """
+    CREATE TRIGGER count_prompt AFTER INSERT ON prompts
+    BEGIN
+        UPDATE pieces SET num_prompts = num_prompts + 1 WHERE piece_id IN
+        (SELECT json_extract(value, '$[0]') FROM json_each(NEW.slices));
+    END
+    """,
+    """
+    CREATE TRIGGER count_deleted_prompt AFTER DELETE ON prompts
+    BEGIN
+        UPDATE pieces SET num_prompts = num_prompts - 1 WHERE piece_id IN
+        (SELECT json_extract(value, '$[0]') FROM json_each(OLD.slices));
+        DELETE FROM pieces WHERE num_prompts = 0 AND piece_id IN
+        (SELECT json_extract(value, '$[0]') FROM json_each(OLD.slices));
+    END
     """,
 )

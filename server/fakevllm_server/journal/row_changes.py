@@ -14,11 +14,12 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry
+from fakevllm_runtime.contents import MIN_BYTES
 from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.journal import reads
 from fakevllm_server.journal.group_commit_writer import Change
+from fakevllm_server.journal.prompts import forget_unused, recent_prompts
 from fakevllm_server.journal.rows import (
-    CALL_COLUMNS,
     PRUNED,
     PooledGroup,
     SavedCheckpoint,
@@ -303,11 +304,18 @@ def move_episode(db: Connection, episode_id: str, state: EpisodeState) -> None:
 def put_call(
     db: Connection, owner: str, seq: int, call: RecordedCall, group_id: str | None
 ) -> None:
+    prompt_ids, *values = call_row(call)
+    prompt_id = None
+    if len(prompt_ids) >= MIN_BYTES:
+        prompt_id = recent_prompts(db).put(db, prompt_ids, group_id or owner)
+        prompt_ids = b""
     insert = (
-        f"INSERT OR IGNORE INTO calls (owner, group_id, seq, {CALL_COLUMNS}) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        "INSERT OR IGNORE INTO calls (owner, group_id, seq, prompt, prompt_ids, response_ids, "
+        "logprobs, facts_json, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
-    db.exec_driver_sql(insert, (owner, group_id, seq, *call_row(call)))
+    row = (owner, group_id, seq, prompt_id, prompt_ids, *values)
+    if db.exec_driver_sql(insert, row).rowcount == 0 and prompt_id is not None:
+        forget_unused(db, prompt_id)
 
 
 def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> None:

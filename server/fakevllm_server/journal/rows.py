@@ -13,11 +13,13 @@ from typing import Any
 
 import orjson
 
+from fakevllm_server.journal.prompts import PROMPT_COLUMN
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.token_masks import TokenMasks
 
-CALL_COLUMNS = "prompt_ids, response_ids, logprobs, facts_json, digest"
+CALL_COLUMNS = f"{PROMPT_COLUMN}, response_ids, logprobs, facts_json, digest"
+"""SQL for the values of a `CallRow`, in a query on the table `calls`."""
 CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
 
 
@@ -27,7 +29,7 @@ class CorruptCall(Exception):
 
 def call_row(call: RecordedCall) -> CallRow:
     """Return a captured call as values for the columns CALL_COLUMNS."""
-    logprobs = None if call.logprobs is None else array("d", call.logprobs).tobytes()
+    logprobs = None if call.logprobs is None else array("d", call.logprobs)
     facts = orjson.dumps(
         {
             "versions": [[span.version, span.start, span.end] for span in call.versions],
@@ -40,16 +42,20 @@ def call_row(call: RecordedCall) -> CallRow:
     parts = (
         array("i", call.prompt_ids).tobytes(),
         array("i", call.response_ids).tobytes(),
-        logprobs,
+        None if logprobs is None else logprobs.tobytes(),
         facts,
     )
-    return (*parts, _digest(*parts))
+    digest = _digest(*parts)
+    return (*parts[:2], None if logprobs is None else _shortest(logprobs), facts, digest)
 
 
 def parse_call_row(row: CallRow) -> RecordedCall:
     """Return the captured call that `call_row` converted to this row. Raises CorruptCall if the
     digest in the row does not match."""
-    prompt_ids, response_ids, logprobs, facts_json, digest = row
+    prompt_ids, response_ids, stored_logprobs, facts_json, digest = row
+    logprobs = stored_logprobs
+    if stored_logprobs is not None and len(stored_logprobs) == len(response_ids):
+        logprobs = array("d", array("f", stored_logprobs)).tobytes()
     if _digest(prompt_ids, response_ids, logprobs, facts_json) != digest:
         raise CorruptCall
     facts: dict[str, Any] = orjson.loads(facts_json)
@@ -64,6 +70,13 @@ def parse_call_row(row: CallRow) -> RecordedCall:
         untrainable=facts["untrainable"],
         allowed=None if allowed is None else TokenMasks.from_wire(allowed),
     )
+
+
+def _shortest(logprobs: array[float]) -> bytes:
+    """Return log-probabilities as float32 if this loses nothing, else as float64. Most engines
+    compute in float32. A float32 has as many bytes as a token id."""
+    short = array("f", logprobs)
+    return short.tobytes() if array("d", short) == logprobs else logprobs.tobytes()
 
 
 def _digest(*parts: bytes | str | None) -> bytes:

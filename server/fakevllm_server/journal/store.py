@@ -24,6 +24,7 @@ from fakevllm_runtime.errors import ConfigError
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 from fakevllm_server.journal.group_commit_writer import Change, JournalError, JournalWriter
 from fakevllm_server.journal.migrations import MIGRATIONS
+from fakevllm_server.journal.prompts import recent_prompts
 from fakevllm_server.journal.retention import Retention
 from fakevllm_server.journal.rows import CorruptCall
 from fakevllm_server.types.crash_points import crash_point
@@ -174,7 +175,7 @@ class Journal:
         self._write_engine.dispose()
 
     def _transact(self, changes: Sequence[Change]) -> None:
-        with self._db.begin():
+        with recent_prompts(self._db).transaction(), self._db.begin():
             for change in changes:
                 change.apply(self._db)
             self._retention.run_after(self._db, len(changes), time.time())

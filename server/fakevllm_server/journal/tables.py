@@ -76,16 +76,43 @@ class Calls(_Row, table=True):
     seq: int
     """Index of the call among the calls of its owner, from 0."""
     prompt_ids: bytes
-    """Token ids as little-endian int32."""
+    """Token ids as little-endian int32. Empty if the prompt is in the table `prompts`."""
     response_ids: bytes
     """Token ids as little-endian int32."""
     logprobs: bytes | None = None
-    """Log-probabilities as little-endian float64, exactly as the engine reported them."""
+    """Log-probabilities, exactly as the engine reported them: as little-endian float32 if nothing
+    is lost, else as float64."""
     facts_json: str
     """Weight versions, temperature, finish reason, reason why the call is untrainable, and allowed
     token sets."""
     digest: bytes
-    """Digest of the four columns above, so that data that a disk has changed is not trained on."""
+    """Digest of the whole prompt and of the three columns above (the log-probabilities as float64),
+    so that data that a disk has changed is not trained on."""
+    prompt: int | None = Field(default=None, index=True)
+    """Row of a long prompt in the table `prompts`; NULL if the prompt is in this row."""
+
+
+class Prompts(_Row, table=True):
+    """A long prompt. Calls with the same prompt share the row. Triggers count its calls, and delete
+    the row with the last of them."""
+
+    __table_args__ = {"sqlite_autoincrement": True}
+
+    id: int | None = Field(default=None, primary_key=True)
+    slices: str
+    """Slices of the table `pieces` as `[[piece_id, start, length], ...]`, in bytes."""
+    num_calls: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
+
+
+class Pieces(_Row, table=True):
+    """A part of prompts, as little-endian int32. Triggers count its prompts, and delete the row
+    with the last of them."""
+
+    __table_args__ = {"sqlite_autoincrement": True}
+
+    piece_id: int | None = Field(default=None, primary_key=True)
+    data: bytes
+    num_prompts: int = Field(default=0, sa_column_kwargs={"server_default": text("0")})
 
 
 class Samples(_Row, table=True):

@@ -14,7 +14,7 @@ from fakevllm.errors import LedgerError
 from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.records import FeedbackRecord, GroupRecord, SiblingRecord
 from fakevllm.ledger.store import Ledger
-from fakevllm.ledger.tables import FEEDBACK, GROUPS, METADATA, SIBLINGS
+from fakevllm.ledger.tables import FEEDBACK, GROUPS, METADATA, SIBLINGS, VIEWS
 
 
 def shape(path: Path) -> dict[str, Any]:
@@ -36,6 +36,15 @@ def test_the_migrations_create_the_tables_of_tables_py(tmp_path: Path) -> None:
     METADATA.create_all(engine)
     engine.dispose()
     assert shape(tmp_path / "migrated") == shape(tmp_path / "created")
+
+
+def test_the_views_have_the_columns_of_tables_py(tmp_path: Path) -> None:
+    Ledger.open(tmp_path / "migrated").close()
+    db = sqlite3.connect(tmp_path / "migrated")
+    for name, view in VIEWS.tables.items():
+        columns = [row[1] for row in db.execute(f"PRAGMA table_info({name})")]
+        assert columns == view.columns.keys()
+    db.close()
 
 
 def test_the_columns_of_a_table_are_the_fields_of_its_record() -> None:

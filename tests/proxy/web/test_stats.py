@@ -47,6 +47,20 @@ async def test_writes_that_the_ledger_gave_up_are_shown(tmp_path: Path) -> None:
         assert stats["ledger_dropped"] == 1 and "not JSON serializable" in stats["ledger_error"]
 
 
+async def test_the_status_shows_the_bytes_per_request(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (proxy, client):
+        assert "ledger" not in dict(status_rows((await client.get("/fakevllm/stats")).json()))
+        for number in range(4):
+            proxy.ledger.record(group(f"g{number}"))
+        assert await proxy.ledger.flush()
+        stats = (await client.get("/fakevllm/stats")).json()
+    size = stats["ledger_bytes"]
+    assert 50_000 < size < 1_000_000
+    assert dict(status_rows(stats))["ledger"] == (
+        f"{size / 1e6:.1f} MB, {size // 4:,} bytes per request"
+    )
+
+
 async def test_the_curve_belongs_to_the_newest_run_or_the_requested_one(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (proxy, client):
         for at, name in enumerate(("aaaaaaaaaaaa", "bbbbbbbbbbbb"), 1):

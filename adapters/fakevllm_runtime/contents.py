@@ -1,0 +1,239 @@
+"""Long contents of rows in an SQLite file: requests and prompts, of which each turn of a
+conversation repeats the one before.
+
+A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. A new content
+refers to the slices of an earlier one for the beginning and the end that both share, and adds one
+piece for the rest. So a turn stores only what it adds to its parent, in whatever format its app
+writes requests. The pieces are rows of the table `pieces (piece_id, data)`. SQL puts the slices
+together: see `join_slices`.
+
+`ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory, so
+that it compares bytes and need not read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sqlite3
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import orjson
+from sqlalchemy import Connection
+
+MIN_BYTES = 512
+"""Contents below this size are stored in their row, because a piece has a cost of its own."""
+MIN_SHARED = 256
+"""A content that shares fewer bytes with an earlier one is stored whole."""
+MAX_SLICES = 200
+"""Maximum number of slices of a content. The next turn is stored whole, so that neither the list
+nor reading it grows without an end."""
+MAX_RECENT_BYTES = 64 * 1024 * 1024
+"""Maximum size of the recent contents in memory."""
+DIGEST_BYTES = 16
+
+_INSERT = "INSERT INTO pieces (data) VALUES (?)"
+_PIECE = "SELECT data FROM pieces WHERE piece_id = ?"
+
+_KEY = "contents"
+
+_JOIN = """
+    SELECT CAST(group_concat(part, '') AS {type}) FROM (
+        SELECT substr(p.data, json_extract(s.value, '$[1]') + 1,
+                      json_extract(s.value, '$[2]')) AS part
+        FROM json_each({slices}) AS s
+        JOIN pieces AS p ON p.piece_id = json_extract(s.value, '$[0]') ORDER BY s.key
+    )
+"""
+
+Slice = tuple[int, int, int]
+"""A part of a piece: id of the piece, index of the first byte, number of bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A stored content."""
+
+    data: bytes
+    slices: tuple[Slice, ...]
+    digest: bytes
+    """Digest of `data`."""
+
+    @property
+    def slices_json(self) -> str:
+        """The slices as they are stored in a row."""
+        return orjson.dumps(self.slices).decode()
+
+
+def join_slices(slices: str, sql_type: str) -> str:
+    """Return an SQL query for the content that the slices in a column make, as TEXT or BLOB."""
+    return _JOIN.format(slices=slices, type=sql_type)
+
+
+def digest_of(data: bytes) -> bytes:
+    """Return the digest that is stored beside the slices of a content."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+
+
+def cut(slices: Sequence[Slice], start: int, length: int) -> list[Slice]:
+    """Return the slices of a part of a content.
+
+    >>> cut([(1, 0, 10), (2, 5, 10)], 8, 5)
+    [(1, 8, 2), (2, 5, 3)]
+    """
+    parts: list[Slice] = []
+    for piece, first, size in slices:
+        begin, end = max(0, start), min(size, start + length)
+        if begin < end:
+            parts.append((piece, first + begin, end - begin))
+        start -= size
+    return parts
+
+
+def joined(slices: Sequence[Slice]) -> tuple[Slice, ...]:
+    """Return the slices, with adjacent slices of one piece as one.
+
+    >>> joined([(1, 0, 4), (1, 4, 2), (2, 0, 1)])
+    ((1, 0, 6), (2, 0, 1))
+    """
+    parts: list[Slice] = []
+    for piece, start, size in slices:
+        if parts and parts[-1][0] == piece and sum(parts[-1][1:]) == start:
+            parts[-1] = (piece, parts[-1][1], parts[-1][2] + size)
+        else:
+            parts.append((piece, start, size))
+    return tuple(parts)
+
+
+def common_prefix(first: bytes, second: bytes) -> int:
+    """Return the number of equal bytes at the beginning.
+
+    >>> common_prefix(b"abcd", b"abxd"), common_prefix(b"ab", b"abc")
+    (2, 2)
+    """
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # compares whole blocks, because a loop over bytes would be slow
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def common_suffix(first: bytes, second: bytes, limit: int) -> int:
+    """Return the number of equal bytes at the end, at most `limit`.
+
+    >>> common_suffix(b"abcd", b"xbcd", 4), common_suffix(b"abcd", b"xbcd", 2)
+    (3, 2)
+    """
+    low, high = 0, min(len(first), len(second), limit)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (
+            first[len(first) - middle : len(first) - low]
+            == second[len(second) - middle : len(second) - low]
+        ):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+class ContentStore:
+    """Stores contents as slices of pieces. Every content is stored inside `transaction`."""
+
+    def __init__(self, max_recent_bytes: int = MAX_RECENT_BYTES) -> None:
+        self._recent: OrderedDict[str, Content] = OrderedDict()
+        self._num_bytes = 0
+        self._max_recent_bytes = max_recent_bytes
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """Forget the recent contents if the block fails, because its pieces are then rolled
+        back."""
+        try:
+            yield
+        except BaseException:
+            self.clear()
+            raise
+
+    def clear(self) -> None:
+        """Forget the recent contents."""
+        self._recent.clear()
+        self._num_bytes = 0
+
+    def find(self, key: str) -> Content | None:
+        """Return a recent content by its key, or None."""
+        content = self._recent.get(key)
+        if content is not None:
+            self._recent.move_to_end(key)
+        return content
+
+    def remember(self, key: str, content: Content) -> None:
+        """Keep a content in memory under a key. It replaces the content that has this key."""
+        old = self._recent.pop(key, None)
+        self._num_bytes += len(content.data) - (0 if old is None else len(old.data))
+        self._recent[key] = content
+        while self._num_bytes > self._max_recent_bytes:
+            _, oldest = self._recent.popitem(last=False)
+            self._num_bytes -= len(oldest.data)
+
+    def load(self, db: Connection, slices_json: str) -> Content:
+        """Read a content from its slices."""
+        slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
+        driver = _driver(db)
+        pieces = {
+            piece: driver.execute(_PIECE, (piece,)).fetchone()[0]
+            for piece in {piece for piece, _, _ in slices}
+        }
+        data = b"".join(pieces[piece][start : start + size] for piece, start, size in slices)
+        return Content(data, tuple(slices), digest_of(data))
+
+    def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
+        """Store a content, and return it. `bases` are earlier contents that may share their
+        beginning and their end with it."""
+        for base in bases:
+            if base.data == data:
+                return base
+        best: tuple[int, int, Content] | None = None
+        for base in bases:
+            prefix = common_prefix(base.data, data)
+            suffix = common_suffix(base.data, data, min(len(base.data), len(data)) - prefix)
+            if best is None or prefix + suffix > best[0] + best[1]:
+                best = (prefix, suffix, base)
+        slices: tuple[Slice, ...] = ()
+        if best is not None and best[0] + best[1] >= MIN_SHARED:
+            slices = self._store_rest(db, data, *best)
+        if not slices:
+            slices = ((_insert(db, data), 0, len(data)),)
+        return Content(data, slices, digest_of(data))
+
+    def _store_rest(
+        self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content
+    ) -> tuple[Slice, ...]:
+        """Store what a content adds to its base, and return its slices. Return () and store
+        nothing if the content would have too many slices."""
+        head = cut(base.slices, 0, prefix)
+        tail = cut(base.slices, len(base.data) - suffix, suffix)
+        if len(head) + 1 + len(tail) > MAX_SLICES:
+            return ()
+        rest = data[prefix : len(data) - suffix]
+        middle = [(_insert(db, rest), 0, len(rest))] if rest else []
+        return joined([*head, *middle, *tail])
+
+
+def content_store(db: Connection) -> ContentStore:
+    """Return the store of the connection that writes the file."""
+    return cast(ContentStore, db.info.setdefault(_KEY, ContentStore()))
+
+
+def _insert(db: Connection, data: bytes) -> int:
+    return cast(int, _driver(db).execute(_INSERT, (data,)).lastrowid)
+
+
+def _driver(db: Connection) -> sqlite3.Connection:
+    return cast(sqlite3.Connection, db.connection.dbapi_connection)

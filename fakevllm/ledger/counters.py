@@ -1,0 +1,406 @@
+"""The ledger's counters: numbers and sums over all groups, kept up to date by the writer.
+
+Counting the rows takes longer as the ledger grows, so nothing that a user waits for counts rows.
+The transaction that changes rows also changes the counters. It reads what each changed group
+contributes to the counters before its changes and after them, and adds the differences. `Deltas` is
+pure: it computes the differences. Triggers of the file count the feedback (see migrations.py).
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import orjson
+from sqlalchemy import Connection
+
+_CONTRIBUTIONS = """
+    SELECT g.group_id, g.state, g.reason, COALESCE(g.run_id, ''), COALESCE(g.trained_step, g.step),
+           COALESCE(g.hook_hash, ''), COALESCE(g.job_hash, ''), g.received_at, g.session_id,
+           g.parent_session_id, g.app_key, g.turn, g.kind,
+           COALESCE(SUM(s.completion_tokens), 0), GROUP_CONCAT(s.failure), COUNT(s.reward),
+           COUNT(CASE WHEN NOT (g.served_by IS 'greedy' AND s."index" = 0) THEN s.reward END),
+           COALESCE(SUM(CASE WHEN NOT (g.served_by IS 'greedy' AND s."index" = 0)
+                        THEN s.reward END), 0.0),
+           MIN(s.reward) IS MAX(s.reward),
+           COUNT(CASE WHEN s.served THEN s.reward END),
+           COALESCE(SUM(CASE WHEN s.served THEN s.reward END), 0.0),
+           g.served_by IS 'random'
+    FROM group_rows AS g LEFT JOIN siblings AS s USING (group_id)
+    WHERE {} GROUP BY g.group_id
+"""
+_BY_ID = _CONTRIBUTIONS.format("g.group_id IN (SELECT value FROM json_each(?))")
+_BY_SESSION = _CONTRIBUTIONS.format("g.session_id = ?")
+
+_ADD = """
+    INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT (subject, name)
+    DO UPDATE SET num = num + excluded.num
+"""
+_ADD_DIGEST = """
+    INSERT INTO step_digests VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id, step, kind, digest)
+    DO UPDATE SET num = num + excluded.num
+"""
+_FORGET_DIGEST = """
+    DELETE FROM step_digests
+    WHERE run_id = ? AND step = ? AND kind = ? AND digest = ? AND num <= 0
+"""
+_ADD_RUN_DIGEST = """
+    INSERT INTO run_digests VALUES (?, ?, ?, ?) ON CONFLICT (run_id, kind, digest)
+    DO UPDATE SET num = num + excluded.num
+"""
+_FORGET_RUN_DIGEST = """
+    DELETE FROM run_digests WHERE run_id = ? AND kind = ? AND digest = ? AND num <= 0
+"""
+_STEP = "SELECT * FROM step_counters WHERE run_id = ? AND step = ?"
+_PUT_STEP = "INSERT OR REPLACE INTO step_counters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_FORGET_STEP = "DELETE FROM step_counters WHERE run_id = ? AND step = ?"
+_ADD_RUN = """
+    INSERT INTO run_counters VALUES (?1, ?2, ?3, ?4) ON CONFLICT (run_id)
+    DO UPDATE SET newest_at = MAX(newest_at, ?2), num_groups = num_groups + ?3,
+    num_steps = num_steps + ?4
+"""
+_FORGET_RUN = "DELETE FROM run_counters WHERE run_id = ? AND num_groups <= 0"
+_FIND_NEWEST = """
+    UPDATE run_counters SET newest_at = (
+        SELECT MAX(received_at) FROM group_rows WHERE COALESCE(run_id, '') = ?1
+        AND COALESCE(trained_step, step) IS NOT NULL
+    ) WHERE run_id = ?1 AND newest_at <= ?2
+"""
+_SESSION = "SELECT * FROM session_counters WHERE session_id = ?"
+_PUT_SESSION = "INSERT OR REPLACE INTO session_counters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_FORGET_SESSION = "DELETE FROM session_counters WHERE session_id = ?"
+
+_KEY = "ledger_counters"
+
+
+class Contribution(NamedTuple):
+    """What a group contributes to the counters."""
+
+    group_id: str
+    state: str
+    reason: str | None
+    run_id: str
+    """Empty if the run is unknown."""
+    step: int | None
+    """Step that trained the group, or else the step that was collecting groups when it ended."""
+    hook_hash: str
+    """Empty if the digest is unknown."""
+    job_hash: str
+    """Empty if the digest is unknown."""
+    received_at: float
+    session_id: str | None
+    parent_session_id: str | None
+    app_key: str | None
+    turn: int | None
+    kind: str | None
+    num_tokens: int
+    failures: str | None
+    """Slugs of the siblings' failures, with commas between them."""
+    num_rewards: int
+    num_samples: int
+    """Number of rewards, without that of a greedy lead."""
+    reward_sum: float
+    """Sum of the rewards, without that of a greedy lead."""
+    is_flat: bool
+    """Whether all rewards are equal."""
+    num_served: int
+    """Number of rewards of served siblings."""
+    served_sum: float
+    is_random: bool
+    """Whether the served sibling was chosen at random."""
+
+    @property
+    def run_position(self) -> tuple[str, float] | None:
+        """The run and the time at which the group arrived. None if the group has no step."""
+        return None if self.step is None else (self.run_id, self.received_at)
+
+    @property
+    def session_facts(self) -> tuple[Any, ...]:
+        """The values from which a session's extremes are derived, such as its last turn."""
+        return (*self[7:13],)
+
+
+@dataclass(slots=True)
+class StepSums:
+    """The sums of one step of the learning curve, over its groups with a reward."""
+
+    num_groups: int = 0
+    num_samples: int = 0
+    reward_sum: float = 0.0
+    num_best: int = 0
+    """Number of groups whose served sibling has a reward and was not chosen at random."""
+    best_sum: float = 0.0
+    num_flat: int = 0
+    num_random: int = 0
+    """Number of groups whose served sibling has a reward and was chosen at random."""
+    random_sum: float = 0.0
+
+    def add(self, other: StepSums, sign: int = 1) -> None:
+        """Add the sums of `other`, or subtract them if `sign` is -1."""
+        self.num_groups += sign * other.num_groups
+        self.num_samples += sign * other.num_samples
+        self.num_best += sign * other.num_best
+        self.num_flat += sign * other.num_flat
+        self.num_random += sign * other.num_random
+        self.reward_sum = _plus(self.reward_sum, sign * other.reward_sum)
+        self.best_sum = _plus(self.best_sum, sign * other.best_sum)
+        self.random_sum = _plus(self.random_sum, sign * other.random_sum)
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values in the order of the table's columns."""
+        return (
+            *(self.num_groups, self.num_samples, self.reward_sum, self.num_best, self.best_sum),
+            *(self.num_flat, self.num_random, self.random_sum),
+        )
+
+
+def _plus(total: float, value: float) -> float:
+    # Rewards are finite, but the sum of huge rewards may overflow, and inf - inf would be NaN.
+    return 0.0 if math.isnan(total + value) else total + value
+
+
+def _step_sums(group: Contribution) -> StepSums:
+    sums = StepSums(1, group.num_samples, group.reward_sum, num_flat=int(group.is_flat))
+    if group.num_served:
+        mean = group.served_sum / group.num_served
+        if group.is_random:
+            sums.num_random, sums.random_sum = 1, mean
+        else:
+            sums.num_best, sums.best_sum = 1, mean
+    return sums
+
+
+@dataclass(slots=True)
+class SessionTotals:
+    """The counters of one session, in the order of the table's columns."""
+
+    session_id: str
+    parent_session_id: str | None = None
+    app_key: str | None = None
+    turns: int | None = None
+    num_groups: int = 0
+    seen_at: float = -math.inf
+    num_rewards: int = 0
+    reward_sum: float = 0.0
+    first_group_id: str = ""
+    """The first group that is no side request, or the first group if all are side requests."""
+    first_is_side: bool = True
+    first_at: float = math.inf
+
+    def add(self, group: Contribution) -> None:
+        """Add a group to the session."""
+        self.num_groups += 1
+        self.add_rewards(group, 1)
+        self.parent_session_id = _largest(self.parent_session_id, group.parent_session_id)
+        self.app_key = _largest(self.app_key, group.app_key)
+        self.turns = _largest(self.turns, group.turn)
+        self.seen_at = max(self.seen_at, group.received_at)
+        place = (group.kind == "side", group.received_at, group.group_id)
+        if place < (self.first_is_side, self.first_at, self.first_group_id):
+            self.first_is_side, self.first_at, self.first_group_id = place
+
+    def add_rewards(self, group: Contribution, sign: int) -> None:
+        """Add the rewards of a group, or subtract them if `sign` is -1."""
+        self.num_rewards += sign * group.num_served
+        self.reward_sum = _plus(self.reward_sum, sign * group.served_sum)
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values in the order of the table's columns."""
+        return (
+            *(self.session_id, self.parent_session_id, self.app_key, self.turns, self.num_groups),
+            *(self.seen_at, self.num_rewards, self.reward_sum, self.first_group_id),
+            *(self.first_is_side, self.first_at),
+        )
+
+
+def _largest(first: Any, second: Any) -> Any:
+    return max((value for value in (first, second) if value is not None), default=None)
+
+
+@dataclass(slots=True)
+class Deltas:
+    """The differences that a transaction makes to the counters."""
+
+    numbers: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """By (subject, name)."""
+    steps: defaultdict[tuple[str, int], StepSums] = field(
+        default_factory=lambda: defaultdict[tuple[str, int], StepSums](StepSums)
+    )
+    """By (run, step)."""
+    digests: Counter[tuple[str, int, str, str]] = field(
+        default_factory=Counter[tuple[str, int, str, str]]
+    )
+    """By (run, step, kind of the digest, digest)."""
+    run_groups: Counter[str] = field(default_factory=Counter[str])
+    run_arrivals: dict[str, float] = field(default_factory=dict[str, float])
+    """Time of the newest group that joined each run."""
+    run_departures: dict[str, float] = field(default_factory=dict[str, float])
+    """Time of the newest group that left each run."""
+    sessions: defaultdict[str, list[tuple[Contribution | None, Contribution]]] = field(
+        default_factory=lambda: defaultdict[str, list[tuple[Contribution | None, Contribution]]](
+            list
+        )
+    )
+    """By session: the groups that joined it, and the changed groups as they were and are."""
+    recounted_sessions: set[str] = field(default_factory=set[str])
+    """Sessions that a group has left, or whose groups have changed their places."""
+
+    def change(self, before: Contribution | None, after: Contribution | None) -> None:
+        """Add the difference between what a group contributed before and what it contributes
+        after the transaction. None means that the group does not exist."""
+        if before == after:
+            return
+        for group, sign in ((before, -1), (after, 1)):
+            if group is not None:
+                self._add(group, sign)
+        self._change_run(before, after)
+        self._change_session(before, after)
+
+    def _add(self, group: Contribution, sign: int) -> None:
+        self.numbers["state", group.state] += sign
+        if group.reason is not None:
+            self.numbers["untrained", group.reason.partition(":")[0]] += sign
+        self.numbers["tokens", "sampled"] += sign * group.num_tokens
+        for failure in (group.failures or "").split(","):
+            if failure:
+                self.numbers["failure", failure] += sign
+        if group.step is None:
+            return
+        self.run_groups[group.run_id] += sign
+        if group.num_rewards == 0:
+            return
+        self.steps[group.run_id, group.step].add(_step_sums(group), sign)
+        for kind, digest in (("hook", group.hook_hash), ("job", group.job_hash)):
+            if digest:
+                self.digests[group.run_id, group.step, kind, digest] += sign
+
+    def _change_run(self, before: Contribution | None, after: Contribution | None) -> None:
+        place = None if before is None else before.run_position
+        new_place = None if after is None else after.run_position
+        if place == new_place:
+            return
+        for moves, moved in ((self.run_departures, place), (self.run_arrivals, new_place)):
+            if moved is not None:
+                run_id, at = moved
+                moves[run_id] = max(at, moves.get(run_id, at))
+
+    def _change_session(self, before: Contribution | None, after: Contribution | None) -> None:
+        is_moved = before is not None and (
+            after is None or before.session_facts != after.session_facts
+        )
+        if is_moved and before is not None and before.session_id is not None:
+            self.recounted_sessions.add(before.session_id)
+        if after is not None and after.session_id is not None:
+            self.sessions[after.session_id].append((None if is_moved else before, after))
+
+
+@contextmanager
+def counted(db: Connection) -> Generator[None]:
+    """Count what the `with` block changes. The block is a part of a transaction, and calls
+    `watch` before it changes a group."""
+    before: dict[str, Contribution | None] = {}
+    db.info[_KEY] = before
+    try:
+        yield
+        if before:
+            _write(db, before)
+    finally:
+        del db.info[_KEY]
+
+
+def watch(db: Connection, group_ids: Iterable[str]) -> None:
+    """Note what these groups contribute to the counters, before they are changed."""
+    before = cast(dict[str, Contribution | None], db.info[_KEY])
+    new = [group_id for group_id in group_ids if group_id not in before]
+    if new:
+        found = _contributions(db, new)
+        before |= {group_id: found.get(group_id) for group_id in new}
+
+
+def _contributions(db: Connection, group_ids: Iterable[str]) -> dict[str, Contribution]:
+    ids = orjson.dumps(list(group_ids)).decode()
+    return {row[0]: Contribution(*row) for row in _driver(db).execute(_BY_ID, (ids,))}
+
+
+def _write(db: Connection, before: Mapping[str, Contribution | None]) -> None:
+    after = _contributions(db, before)
+    deltas = Deltas()
+    for group_id, contribution in before.items():
+        deltas.change(contribution, after.get(group_id))
+    driver = _driver(db)
+    numbers = [(*key, num) for key, num in deltas.numbers.items() if num]
+    driver.executemany(_ADD, numbers)
+    _write_digests(driver, deltas)
+    _write_runs(driver, deltas, _write_steps(driver, deltas))
+    _write_sessions(driver, deltas)
+
+
+def _write_digests(driver: sqlite3.Connection, deltas: Deltas) -> None:
+    by_step = [(*key, num) for key, num in deltas.digests.items() if num]
+    of_runs: Counter[tuple[str, str, str]] = Counter()
+    for run_id, _, kind, digest, num in by_step:
+        of_runs[run_id, kind, digest] += num
+    driver.executemany(_ADD_DIGEST, by_step)
+    driver.executemany(_ADD_RUN_DIGEST, [(*key, num) for key, num in of_runs.items() if num])
+    fewer = [row for row in by_step if row[-1] < 0]
+    driver.executemany(_FORGET_DIGEST, [row[:4] for row in fewer])
+    driver.executemany(_FORGET_RUN_DIGEST, [(row[0], row[2], row[3]) for row in fewer])
+
+
+def _write_steps(driver: sqlite3.Connection, deltas: Deltas) -> Counter[str]:
+    """Write the sums of the changed steps. Return by how many steps each run has grown."""
+    num_steps: Counter[str] = Counter()
+    for key, sums in deltas.steps.items():
+        row = driver.execute(_STEP, key).fetchone()
+        total = StepSums() if row is None else StepSums(*row[2:])
+        total.add(sums)
+        num_steps[key[0]] += (total.num_groups > 0) - (row is not None)
+        if total.num_groups > 0:
+            driver.execute(_PUT_STEP, (*key, *total.row()))
+        else:
+            driver.execute(_FORGET_STEP, key)
+    return num_steps
+
+
+def _write_runs(driver: sqlite3.Connection, deltas: Deltas, num_steps: Counter[str]) -> None:
+    for run_id in deltas.run_groups:
+        newest_at = deltas.run_arrivals.get(run_id, -math.inf)
+        num_groups = deltas.run_groups[run_id]
+        if num_groups or num_steps[run_id] or run_id in deltas.run_arrivals:
+            driver.execute(_ADD_RUN, (run_id, newest_at, num_groups, num_steps[run_id]))
+        if num_groups < 0:
+            driver.execute(_FORGET_RUN, (run_id,))
+        if run_id in deltas.run_departures:
+            driver.execute(_FIND_NEWEST, (run_id, deltas.run_departures[run_id]))
+
+
+def _write_sessions(driver: sqlite3.Connection, deltas: Deltas) -> None:
+    for session_id, groups in deltas.sessions.items():
+        if session_id in deltas.recounted_sessions:
+            continue
+        row = driver.execute(_SESSION, (session_id,)).fetchone()
+        totals = SessionTotals(session_id) if row is None else SessionTotals(*row)
+        for before, after in groups:
+            if before is None:
+                totals.add(after)
+            else:
+                totals.add_rewards(before, -1)
+                totals.add_rewards(after, 1)
+        driver.execute(_PUT_SESSION, totals.row())
+    for session_id in deltas.recounted_sessions:
+        totals = SessionTotals(session_id)
+        for row in driver.execute(_BY_SESSION, (session_id,)):
+            totals.add(Contribution(*row))
+        if totals.num_groups:
+            driver.execute(_PUT_SESSION, totals.row())
+        else:
+            driver.execute(_FORGET_SESSION, (session_id,))
+
+
+def _driver(db: Connection) -> sqlite3.Connection:
+    return cast(sqlite3.Connection, db.connection.dbapi_connection)

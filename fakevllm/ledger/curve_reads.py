@@ -1,0 +1,112 @@
+"""Reads of the learning curve from the ledger's counters: the whole curve, or its two ends.
+
+A curve has a row per step, so a large ledger has long curves. A user compares the ends, and reading
+the ends takes the same time in every ledger. Only if the hooks or the job changed during the run,
+the digests of all its steps are read, to find the last change.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Connection
+
+from fakevllm.ledger import reads
+from fakevllm.ledger.records import StepRow
+from fakevllm_adapters.protocol.reward_changes import RewardChanges
+
+MIN_END_GROUPS = 40
+"""Number of groups that an end of a curve has at least. The mean of a single step would not be
+enough, because a step may have only one group."""
+MAX_END_STEPS = 500
+"""Maximum number of steps of an end. More steps are read only if most of them have no reward of the
+kind that is looked for."""
+
+_Digests = defaultdict[int, dict[str, list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class CurveEnds:
+    """The first and the last steps of a learning curve since the rewards last changed their
+    meaning."""
+
+    steps: list[StepRow]
+    num_before: int = 0
+    """Number of steps before the first of `steps`. The rewards changed their meaning after them."""
+    num_between: int = 0
+    """Number of steps that are left out between the two ends."""
+
+
+def whole_curve(db: Connection, run_id: str) -> list[StepRow]:
+    """Return all steps of a run, in order."""
+    digests = _digests(db.exec_driver_sql(reads.DIGESTS, (run_id, 0)))
+    rows = [_with_digests(row, digests) for row in _rows(db, reads.WHOLE_CURVE, run_id)]
+    changes = RewardChanges()
+    return [replace(row, changed=changes.observe(row.hooks, row.jobs)) for row in rows]
+
+
+def curve_ends(db: Connection, run_id: str) -> CurveEnds:
+    """Return the ends of a run's curve. Each end has at least MIN_END_GROUPS groups with a reward
+    of the policy, and as many whose best answer was served, if the run has so many."""
+    num_steps = db.exec_driver_sql(reads.NUM_STEPS, (run_id,)).scalar() or 0
+    start, changed = _last_change(db, run_id)
+    num_before = 0
+    if changed:
+        num_before = db.exec_driver_sql(reads.NUM_STEPS_BEFORE, (run_id, start)).scalar_one()
+    first = _end(_rows(db, reads.WHOLE_CURVE, run_id, start))
+    last = _end(_rows(db, reads.CURVE_BACKWARDS, run_id, start))[::-1]
+    known = {row.step for row in first}
+    steps = [*first, *(row for row in last if row.step not in known)]
+    for at, row in enumerate(steps):
+        found = db.exec_driver_sql(reads.STEP_DIGESTS, (run_id, row.step))
+        steps[at] = _with_digests(row, _digests(found))
+    if changed:
+        steps[0] = replace(steps[0], changed=changed)
+    return CurveEnds(steps, num_before, num_steps - num_before - len(steps))
+
+
+def _last_change(db: Connection, run_id: str) -> tuple[int, str]:
+    """Return the step at which the rewards last changed their meaning, and what changed. Without a
+    change, the step is 0 and the text is empty."""
+    last = (0, "")
+    if db.exec_driver_sql(reads.IS_CHANGED, (run_id,)).first() is None:
+        return last
+    changes = RewardChanges()
+    digests = _digests(db.exec_driver_sql(reads.DIGESTS, (run_id, 0)))
+    for step, kinds in digests.items():
+        if changed := changes.observe(kinds.get("hook", ()), kinds.get("job", ())):
+            last = (step, changed)
+    return last
+
+
+def _rows(db: Connection, query: str, run_id: str, start: int = 0) -> Iterable[StepRow]:
+    for row in db.exec_driver_sql(query, (run_id, start)):
+        yield StepRow(*row)
+
+
+def _end(rows: Iterable[StepRow]) -> list[StepRow]:
+    """Return the first rows, until the groups of both series are enough."""
+    end: list[StepRow] = []
+    num_policy = num_best = 0
+    for row in rows:
+        end.append(row)
+        num_policy += row.groups if row.policy_mean is not None else 0  # pyright: ignore[reportUnnecessaryComparison]
+        num_best += row.groups if row.returned_best is not None else 0
+        if min(num_policy, num_best) >= MIN_END_GROUPS or len(end) == MAX_END_STEPS:
+            break
+    return end
+
+
+def _digests(rows: Iterable[tuple[int, str, str]]) -> _Digests:
+    digests: _Digests = defaultdict(dict)
+    for step, kind, digest in rows:
+        digests[step].setdefault(kind, []).append(digest)
+    return digests
+
+
+def _with_digests(row: StepRow, digests: _Digests) -> StepRow:
+    kinds = digests[row.step]
+    hooks, jobs = (tuple(sorted(kinds.get(kind, ()))) for kind in ("hook", "job"))
+    return replace(row, hooks=hooks, jobs=jobs)

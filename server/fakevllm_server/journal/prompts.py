@@ -1,0 +1,149 @@
+"""Long prompts of captured calls. Calls with the same prompt share one row, and each prompt stores
+only what it adds to an earlier one (see fakevllm_runtime/contents.py).
+
+Triggers count the calls of each prompt and the prompts of each piece. They delete a prompt with its
+last call, and a piece with its last prompt. So a call may be deleted by any statement, and what
+another call needs stays. Ids are never used twice, because the recent contents in memory refer to
+them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import cast
+
+from sqlalchemy import Connection
+
+from fakevllm_runtime.contents import MIN_BYTES, Content, content_store, join_slices
+
+NUM_RECENT = 16
+"""Number of recent prompts with the same beginning that a prompt is compared with. They may belong
+to sessions that alternate."""
+MAX_RECENT = 64
+"""Maximum number of prompts in memory."""
+HEAD_BYTES = 256
+"""Number of bytes in which such prompts agree."""
+PROMPT_COLUMN = f"""
+    CASE WHEN prompt IS NULL THEN prompt_ids ELSE (
+        {join_slices("(SELECT q.slices FROM prompts AS q WHERE q.id = prompt)", "BLOB")}
+    ) END AS prompt_ids
+"""
+"""SQL for the prompt of a row of the table `calls`."""
+
+MAX_RECENT_BYTES = 32 * 1024 * 1024
+"""Maximum size of the prompts in memory."""
+
+_INSERT = "INSERT INTO prompts (slices) VALUES (?)"
+_NEWEST = "SELECT id, slices FROM prompts ORDER BY id DESC LIMIT ?"
+_EXISTS = "SELECT 1 FROM prompts WHERE id = ?"
+_NUM_FOUND = """
+    SELECT COUNT(*) FROM pieces
+    WHERE piece_id IN (SELECT json_extract(value, '$[0]') FROM json_each(?))
+"""
+_FORGET_UNUSED = "DELETE FROM prompts WHERE id = ? AND num_calls = 0"
+_OLD_CALLS = "SELECT id FROM calls WHERE length(prompt_ids) >= ? ORDER BY id"
+_OLD_PROMPT = "SELECT owner, group_id, prompt_ids FROM calls WHERE id = ?"
+_MOVE = "UPDATE calls SET prompt_ids = x'', prompt = ? WHERE id = ?"
+_KEY = "recent_prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredPrompt:
+    id: int
+    """Id in the table `prompts`."""
+    content: Content
+
+
+class RecentPrompts:
+    """The latest prompts, in memory. Their rows may have been deleted since."""
+
+    def __init__(self) -> None:
+        self._by_key: OrderedDict[str, _StoredPrompt] = OrderedDict()
+        self._is_loaded = False
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """Forget the prompts if the block fails, because their rows are then rolled back."""
+        try:
+            yield
+        except BaseException:
+            self._by_key.clear()
+            raise
+
+    def put(self, db: Connection, prompt_ids: bytes, key: str) -> int:
+        """Store a prompt, and return its id. `key` names the group or the episode of the call."""
+        if not self._is_loaded:
+            self._load(db)
+        candidates = self._candidates(prompt_ids, key)
+        for one in candidates:
+            if one.content.data == prompt_ids and _exists(db, one.id):
+                self._remember(key, one)
+                return one.id
+        bases = [one.content for one in candidates if _has_pieces(db, one.content)]
+        content = content_store(db).store(db, prompt_ids, bases)
+        inserted = db.exec_driver_sql(_INSERT, (content.slices_json,)).lastrowid
+        prompt = _StoredPrompt(inserted, content)
+        self._remember(key, prompt)
+        return prompt.id
+
+    def _candidates(self, prompt_ids: bytes, key: str) -> list[_StoredPrompt]:
+        """Return the latest prompt of the same group or episode, then the latest prompts that begin
+        alike."""
+        own = self._by_key.get(key)
+        head = prompt_ids[:HEAD_BYTES]
+        alike = (
+            one for one in reversed(self._by_key.values()) if one.content.data.startswith(head)
+        )
+        others = [one for one in islice(alike, NUM_RECENT) if one is not own]
+        return others if own is None else [own, *others]
+
+    def _remember(self, key: str, prompt: _StoredPrompt) -> None:
+        self._by_key[key] = prompt
+        self._by_key.move_to_end(key)
+        while len(self._by_key) > MAX_RECENT or (
+            len(self._by_key) > 1
+            and sum(len(one.content.data) for one in self._by_key.values()) > MAX_RECENT_BYTES
+        ):
+            self._by_key.popitem(last=False)
+
+    def _load(self, db: Connection) -> None:
+        """Read the newest prompts of the file, which an earlier process has stored."""
+        for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
+            content = content_store(db).load(db, slices_json)
+            self._remember(f"of an earlier process: {number}", _StoredPrompt(number, content))
+        self._is_loaded = True
+
+
+def recent_prompts(db: Connection) -> RecentPrompts:
+    """Return the recent prompts of the connection that writes the journal."""
+    return cast(RecentPrompts, db.info.setdefault(_KEY, RecentPrompts()))
+
+
+def forget_unused(db: Connection, prompt_id: int) -> None:
+    """Delete a prompt that was stored for a call which was stored before, and which is therefore
+    not stored again."""
+    db.exec_driver_sql(_FORGET_UNUSED, (prompt_id,))
+
+
+def move_prompts(db: Connection) -> None:
+    """Move the long prompts of all calls to the table `prompts`."""
+    prompts = RecentPrompts()
+    for call_id in db.exec_driver_sql(_OLD_CALLS, (MIN_BYTES,)).scalars().all():
+        owner, group_id, prompt_ids = db.exec_driver_sql(_OLD_PROMPT, (call_id,)).one()
+        db.exec_driver_sql(_MOVE, (prompts.put(db, prompt_ids, group_id or owner), call_id))
+
+
+def _exists(db: Connection, prompt_id: int) -> bool:
+    return db.exec_driver_sql(_EXISTS, (prompt_id,)).first() is not None
+
+
+def _has_pieces(db: Connection, content: Content) -> bool:
+    num_pieces = len({piece for piece, _, _ in content.slices})
+    return db.exec_driver_sql(_NUM_FOUND, (content.slices_json,)).scalar() == num_pieces

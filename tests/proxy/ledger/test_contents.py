@@ -1,0 +1,262 @@
+"""Long requests and prompts: each turn adds a piece, and the views return what was recorded."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import tarfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import create_engine
+
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
+from fakevllm_runtime import contents
+from fakevllm_runtime.contents import (
+    MAX_SLICES,
+    Content,
+    ContentStore,
+    common_prefix,
+    common_suffix,
+    cut,
+    digest_of,
+)
+from tests.e2e.test_released_run import ARCHIVE
+from tests.proxy.ledger.ledger_cases import call, group, rows
+
+NUM_TURNS = 8
+NUM_SIBLINGS = 4
+PROMPT_IDS = 3_000
+
+
+def requests(num_turns: int = NUM_TURNS) -> list[str]:
+    """Return the request bodies of a session. The messages grow, and the tools follow them."""
+    messages = [{"role": "system", "content": "Be brief. " * 400}]
+    bodies: list[str] = []
+    for turn in range(num_turns):
+        messages.append({"role": "user", "content": f"Frage {turn}: größer? " + "é" * turn})
+        tools = [{"name": "read", "description": "reads a file, " * 100}]
+        bodies.append(json.dumps({"messages": messages, "tools": tools}, ensure_ascii=False))
+        messages.append({"role": "assistant", "content": f"answer {turn}"})
+    return bodies
+
+
+def prompts(num_turns: int = NUM_TURNS) -> list[list[int]]:
+    chosen = random.Random(0)
+    ids = [chosen.randrange(150_000) for _ in range(PROMPT_IDS)]
+    return [
+        ids := [*ids, *(chosen.randrange(150_000) for _ in range(50))] for _ in range(num_turns)
+    ]
+
+
+def record(ledger: Ledger, num_turns: int = NUM_TURNS, session: str = "s") -> list[GroupRecord]:
+    records: list[GroupRecord] = []
+    for turn, (body, ids) in enumerate(zip(requests(num_turns), prompts(num_turns), strict=True)):
+        name = f"{session}{turn}"
+        record = replace(
+            group(name, [0.5] * NUM_SIBLINGS, received_at=float(turn)),
+            request_json=body,
+            session_id=session,
+            parent_id=f"{session}{turn - 1}" if turn else None,
+        )
+        records.append(record)
+        ledger.record(record)
+        calls = [call().model_copy(update={"prompt_ids": pack_ids(ids)})] * NUM_SIBLINGS
+        ledger.settle(name, "pooled", None, 1, [[one] for one in calls])
+    assert ledger.drain() and ledger.health.dropped == 0
+    return records
+
+
+def assert_contents(path: Path, records: Sequence[GroupRecord]) -> None:
+    """Check the columns that users query, and derive every digest again."""
+    found = rows(path, "SELECT request_json FROM groups ORDER BY received_at")
+    assert found == [(one.request_json,) for one in records]
+    stored = rows(path, "SELECT prompt_ids FROM calls JOIN groups USING (group_id)")
+    assert len(stored) == NUM_SIBLINGS * len(records)
+    digests = """
+        SELECT CAST(v.request_json AS BLOB), r.request_digest FROM groups AS v
+        JOIN group_rows AS r USING (group_id) WHERE r.request_slices IS NOT NULL
+        UNION ALL SELECT v.prompt_ids, r.prompt_digest FROM calls AS v
+        JOIN call_rows AS r USING (group_id, sibling, seq) WHERE r.prompt_slices IS NOT NULL
+    """
+    digested: list[Any] = rows(path, digests)
+    assert len(digested) == (1 + NUM_SIBLINGS) * len(records)
+    for data, digest in digested:
+        assert digest_of(data) == digest
+
+
+def test_requests_and_prompts_are_read_as_they_were_recorded(ledger: Ledger, path: Path) -> None:
+    records = record(ledger)
+    assert_contents(path, records)
+    for turn, one in enumerate(records):
+        found = ledger.group(one.group_id)
+        assert found is not None and found.request_json == one.request_json
+        for calls in ledger.calls.by_sibling(one.group_id).values():
+            assert [unpack_ids(one.prompt_ids) for one in calls] == [prompts()[turn]]
+
+
+def test_a_turn_stores_only_what_it_adds_to_its_parent(ledger: Ledger, path: Path) -> None:
+    record(ledger)
+    ((num_bytes,),) = rows(path, "SELECT SUM(length(data)) FROM pieces")
+    assert isinstance(num_bytes, int)
+    distinct = len(requests()[-1].encode()) + 4 * len(prompts()[-1])
+    assert num_bytes < 1.02 * distinct
+    assert rows(path, "SELECT COUNT(*) FROM group_rows WHERE request_json <> ''") == [(0,)]
+
+
+def test_a_restarted_proxy_reads_the_parent_from_the_file(path: Path) -> None:
+    records = requests()
+    sizes: list[object] = []
+    for turn, body in enumerate(records):
+        ledger = Ledger.open(path)
+        parent_id = f"g{turn - 1}" if turn else None
+        one = replace(group(f"g{turn}", received_at=float(turn)), request_json=body)
+        ledger.record(replace(one, parent_id=parent_id))
+        ledger.close()
+        sizes.append(rows(path, "SELECT SUM(length(data)) FROM pieces")[0][0])
+    assert rows(path, "SELECT request_json FROM groups ORDER BY received_at") == [
+        (body,) for body in records
+    ]
+    assert isinstance(sizes[0], int) and isinstance(sizes[-1], int)
+    assert sizes[-1] < len(records[-1].encode()) * 1.02
+
+
+def test_a_content_with_too_many_slices_is_stored_whole(ledger: Ledger, path: Path) -> None:
+    num_turns = MAX_SLICES + 20
+    chosen = random.Random(1)
+    body = json.dumps({"messages": ["x" * 900]})
+    bodies: list[str] = []
+    for _ in range(num_turns):  # inserted in the middle, so that no two slices are adjacent
+        at = chosen.randrange(20, len(body) - 20)
+        body = body[:at] + "yz" + body[at:]
+        bodies.append(body)
+    for turn, text in enumerate(bodies):
+        parent_id = f"g{turn - 1}" if turn else None
+        one = replace(group(f"g{turn}", received_at=float(turn)), request_json=text)
+        ledger.record(replace(one, parent_id=parent_id))
+    assert ledger.drain() and ledger.health.dropped == 0
+    assert rows(path, "SELECT request_json FROM groups ORDER BY received_at") == [
+        (text,) for text in bodies
+    ]
+    ((longest,),) = rows(path, "SELECT MAX(json_array_length(request_slices)) FROM group_rows")
+    assert isinstance(longest, int) and 50 < longest <= MAX_SLICES
+
+
+def test_pieces_of_a_rolled_back_transaction_are_not_used(ledger: Ledger, path: Path) -> None:
+    first, second = requests(2)
+    broken: Any = replace(group("bad"), question=object(), request_json=first)
+    ledger.record(broken)
+    ledger.record(replace(group("good"), request_json=second))
+    assert ledger.drain() and ledger.health.dropped == 1
+    ledger.record(replace(group("later"), request_json=first, parent_id="good"))
+    assert ledger.drain() and ledger.health.dropped == 1
+    found = rows(path, "SELECT group_id, request_json FROM groups ORDER BY group_id")
+    assert found == [("good", second), ("later", first)]
+
+
+def test_a_ledger_that_a_released_version_wrote_has_the_same_contents(tmp_path: Path) -> None:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "run" / "ledger.sqlite"
+    columns = "group_id, sibling, seq, prompt_ids, response_ids, logprobs, weight_versions_json"
+    queries = (
+        f"SELECT {columns} FROM calls ORDER BY group_id, sibling, seq",
+        "SELECT group_id, request_json, state, reason FROM groups ORDER BY group_id",
+        'SELECT group_id, "index", text, reward FROM siblings ORDER BY group_id, "index"',
+    )
+    before = [rows(path, query) for query in queries]
+    Ledger.open(path).close()
+    assert [rows(path, query) for query in queries] == before
+    assert len(before[0]) > 100
+
+
+def test_long_contents_of_an_older_ledger_move_to_pieces(path: Path) -> None:
+    ledger = Ledger.open(path)
+    records = record(ledger)
+    ledger.close()
+    undo_pieces(path)
+    with closing(sqlite3.connect(path)) as db:
+        ((before,),) = db.execute("SELECT SUM(length(prompt_ids)) FROM calls").fetchall()
+    Ledger.open(path).close()
+    assert_contents(path, records)
+    ((after,),) = rows(path, "SELECT SUM(length(data)) FROM pieces")
+    assert isinstance(after, int) and after < before / 10
+    ((in_rows,),) = rows(path, "SELECT SUM(length(prompt_ids)) FROM call_rows")
+    assert in_rows == 0
+
+
+def undo_pieces(path: Path) -> None:
+    """Give the file the schema and the contents that it had before pieces."""
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE texts AS SELECT group_id, request_json FROM groups")
+        db.execute("CREATE TABLE ids AS SELECT group_id, sibling, prompt_ids FROM calls")
+        db.execute("DROP VIEW groups")
+        db.execute("DROP VIEW calls")
+        for table, column, source, keys in (
+            ("group_rows", "request_json", "texts", ("group_id",)),
+            ("call_rows", "prompt_ids", "ids", ("group_id", "sibling")),
+        ):
+            same = " AND ".join(f"s.{key} = {table}.{key}" for key in keys)
+            db.execute(
+                f"UPDATE {table} SET {column} = (SELECT {column} FROM {source} AS s WHERE {same})"
+            )
+            kind = column.partition("_")[0]
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {kind}_slices")
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {kind}_digest")
+            db.execute(f"DROP TABLE {source}")
+        db.execute("DROP TABLE pieces")
+        db.execute("ALTER TABLE group_rows RENAME TO groups")
+        db.execute("ALTER TABLE call_rows RENAME TO calls")
+        db.execute("DELETE FROM migrations WHERE name = 'm013_pieces'")
+
+
+BYTES = st.lists(st.sampled_from([b"a", b"b", "é".encode(), b"\0"]), max_size=12).map(b"".join)
+
+
+@given(BYTES, BYTES, st.integers(0, 30))
+def test_prefix_and_suffix_are_the_longest(first: bytes, second: bytes, limit: int) -> None:
+    prefix = common_prefix(first, second)
+    assert first[:prefix] == second[:prefix]
+    assert first[prefix : prefix + 1] != second[prefix : prefix + 1] or prefix in (
+        len(first),
+        len(second),
+    )
+    suffix = common_suffix(first, second, limit)
+    assert suffix <= limit and first[len(first) - suffix :] == second[len(second) - suffix :]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(BYTES, min_size=1, max_size=8))
+@example([b"aabb", b"aacbb", b"aabb", b""])
+def test_contents_are_read_as_they_were_stored(all_data: list[bytes]) -> None:
+    engine = create_engine("sqlite://")
+    with engine.begin() as db, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contents, "MIN_SHARED", 1)
+        db.exec_driver_sql("CREATE TABLE pieces (piece_id INTEGER PRIMARY KEY, data BLOB)")
+        store = ContentStore()
+        stored: list[Content] = []
+        for data in all_data:
+            stored.append(store.store(db, data, stored))
+        for data, content in zip(all_data, stored, strict=True):
+            assert store.load(db, content.slices_json) == content
+            assert content.data == data and sum(size for *_, size in content.slices) == len(data)
+            assert cut(content.slices, 0, len(data)) == [one for one in content.slices if one[2]]
+    engine.dispose()
+
+
+def test_the_recent_contents_have_a_limit() -> None:
+    store = ContentStore(max_recent_bytes=10)
+    for number in range(5):
+        store.remember(str(number), Content(b"abcd", ((number, 0, 4),), b""))
+    assert [store.find(str(number)) is not None for number in range(5)] == [False] * 3 + [True] * 2
+    store.remember("4", Content(b"a" * 11, ((9, 0, 11),), b""))
+    assert store.find("4") is None
