@@ -13,6 +13,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.protocol.swarm import CapturedCall
+from fakevllm_server.types.number_arrays import float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
@@ -48,6 +49,14 @@ class RecordedCall:
     """For each response token, the set from which it was sampled. None means the whole vocabulary.
     The sets are sent to the trainer. They are not sent to the proxy, because its ledger does not
     need them, and they may be larger than the call."""
+
+    def __post_init__(self) -> None:
+        """Keep ids and log-probabilities in arrays, because millions of tokens may wait for a
+        step."""
+        object.__setattr__(self, "prompt_ids", id_array(self.prompt_ids))
+        object.__setattr__(self, "response_ids", id_array(self.response_ids))
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", float_array(self.logprobs))
 
     @property
     def num_trained(self) -> int:
