@@ -45,7 +45,7 @@ def test_a_stream_is_whole_if_a_finish_reason_or_an_error_is_set(parts: list[byt
     is_whole = re.search(rb'"finish_reason":\s*"|"error":\s*[{"]', event) is not None
     assert (stream_end(RelayExchange({}), [event]) == DONE) <= is_whole
     exchange = RelayExchange({})
-    exchange.event(encode({"choices": [{}]}))
+    exchange.event(b'data: {"choices":[{}]}\n\n')
     exchange.event(event)
     assert (exchange.event(DONE) == DONE) == is_whole
 
