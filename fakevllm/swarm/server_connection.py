@@ -156,6 +156,12 @@ class SwarmLink:
         return self.status.dropped if self.status is not None else {}
 
     @property
+    def server_shares_calls(self) -> bool:
+        """Whether one call may sample several siblings. The value is False for an older server, and
+        while the status is unknown."""
+        return self.status is not None and self.status.shares_calls
+
+    @property
     def engine(self) -> EngineInfo:
         """The engine's model, context length and version. A field is None while it is unknown."""
         status = self.status

@@ -22,7 +22,8 @@ Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
 """Header `<group id>/<index>` that assigns a call to a sibling. The first call with it opens the
-sibling's episode."""
+sibling's episode. The form `<group id>/<first>-<last>` assigns the choices of a call with `n` to
+several siblings."""
 CLIENT_HEADER = "X-Fakevllm-Client"
 """Header of requests for the status that fakevllm's own clients send. The reply to a request with
 this header has the engine's status as it is. Other clients of a job whose steps are agreed on see
@@ -109,6 +110,53 @@ def parse_sibling(header: str) -> SiblingRef:
     return SiblingRef(group_id, int(index))
 
 
+@dataclass(frozen=True, slots=True)
+class SiblingRange:
+    """Reference to consecutive siblings of a group, which one model call samples.
+
+    >>> SiblingRange("g", 1, 7).header, SiblingRange("g", 0).header
+    ('g/1-7', 'g/0')
+    """
+
+    group_id: str
+    first: int
+    num: int = 1
+    """Number of siblings. If it is larger than 1, the call has `n` with the same number."""
+
+    @property
+    def header(self) -> str:
+        """Value of the sibling header."""
+        last = self.first + self.num - 1
+        indices = f"{self.first}-{last}" if self.num > 1 else f"{self.first}"
+        return f"{self.group_id}/{indices}"
+
+    @property
+    def siblings(self) -> list[SiblingRef]:
+        """The siblings of the range, in the order of the call's choices."""
+        return [SiblingRef(self.group_id, self.first + at) for at in range(self.num)]
+
+
+def parse_siblings(header: str) -> SiblingRange:
+    """Parse the value of the sibling header, which names one sibling or a range of siblings.
+
+    Raises ValueError if the value has neither form, or if the range has more siblings than a group.
+
+    >>> parse_siblings("a/b/1-3")
+    SiblingRange(group_id='a/b', first=1, num=3)
+    """
+    group_id, _, indices = header.rpartition("/")
+    first, dash, last = indices.partition("-")
+    if not dash:
+        ref = parse_sibling(header)
+        return SiblingRange(ref.group_id, ref.index)
+    if not (group_id and first.isdecimal() and last.isdecimal()):
+        raise ValueError(f"{SIBLING_HEADER} must read <group id>/<first>-<last>, got {header!r}")
+    num = int(last) - int(first) + 1
+    if not 1 < num <= MAX_GROUP_SIZE:
+        raise ValueError(f"{SIBLING_HEADER} must name 2 to {MAX_GROUP_SIZE} siblings: {header!r}")
+    return SiblingRange(group_id, int(first), num)
+
+
 class Task(BaseModel):
     """An AgentJet task, which is the problem that an agent solves in an episode.
 
@@ -167,6 +215,8 @@ class EngineStatusReply(BaseModel):
     """Context length of the engine, in tokens."""
     engine_version: str | None = None
     """Version that the engine's /version returns."""
+    shares_calls: bool = False
+    """Whether one call may sample several siblings, which the sibling header names as a range."""
 
 
 class SuccessReply(BaseModel):
