@@ -99,6 +99,7 @@ class ScriptedEngine(EngineClient):
         self.started: list[int] = []
         self.ended: list[int] = []
         self.bodies: dict[int, Json] = {}
+        self.headers: dict[int, Mapping[str, str]] = {}
 
     def act(self, index: int, word: str) -> None:
         self.words[index].put_nowait(word)
@@ -138,6 +139,7 @@ class ScriptedEngine(EngineClient):
             if not self._shares:
                 yield LiveResponse(400, WHOLE, False, _once(error_of("is refused")))
                 return
+            self.headers |= {ref.index: headers for ref in siblings.siblings}
             async with self._shared(siblings, body) as response:
                 yield response
             return
