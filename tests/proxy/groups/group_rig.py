@@ -160,7 +160,8 @@ class ScriptedEngine(EngineClient):
         indices = [sibling.index for sibling in siblings.siblings]
         self.calls.append(tuple(indices))
         self.started += indices
-        self.bodies |= dict.fromkeys(indices, orjson.loads(body))
+        parsed: Json = orjson.loads(body)
+        self.bodies |= {index: parsed for index in indices}
         acts: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
         self.words |= {index: _Acts(acts, index) for index in indices}
         try:

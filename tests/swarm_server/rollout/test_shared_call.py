@@ -127,7 +127,7 @@ async def test_a_choice_equals_a_call_of_its_own_with_the_seed_counted_up(
 
 async def test_tool_calls_of_a_streamed_choice_are_those_of_a_call_of_its_own() -> None:
     call = '<tool_call>{"name": "add", "arguments": {"left": 1}}</tool_call>'
-    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    tool: Json = {"type": "function", "function": {"name": "add", "parameters": {}}}
     body: Json = {"messages": [{"role": "user", "content": f"[[say {call}]]"}], "tools": [tool]}
     choices = await shared(CHAT, body | {"stream": True})
     for choice in choices:
@@ -185,8 +185,8 @@ def test_an_error_event_ends_the_call() -> None:
     "event",
     [
         b"data: {\n\n",
-        encode({"choices": [{"delta": {}, "index": 0}]}),
-        encode({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+        encode({"choices": [{"delta": None, "index": 0}]}),
+        encode({"choices": [{"index": 0, "delta": None, "finish_reason": "stop"}]}),
         encode({"choices": [{"index": 0, "delta": 1, "finish_reason": "stop"}]}),
         encode({"choices": [{"index": 0, "finish_reason": "s"}], "prompt_token_ids": [2**40]}),
     ],
@@ -208,7 +208,7 @@ def test_nothing_is_shared_until_the_form_of_the_engines_answers_is_known(stream
 
 
 def test_an_answer_has_the_form_of_the_engines_other_answers() -> None:
-    message = {"role": "assistant", "content": "a", "tool_calls": [], "reasoning": None}
+    message: Json = {"role": "assistant", "content": "a", "tool_calls": [], "reasoning": None}
     answer: Json = {
         "choices": [{"index": 0, "message": message, "logprobs": None, "token_ids": [1]}],
         "system_fingerprint": "f",
@@ -224,7 +224,7 @@ def test_an_answer_has_the_form_of_the_engines_other_answers() -> None:
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
     ]
     built = whole_answer(CHAT, chunks, {"completion_tokens": 1, "total_tokens": 9}, form)
-    message = {"role": "assistant", "content": None, "tool_calls": [], "reasoning": "hm"}
+    message |= {"content": None, "reasoning": "hm"}
     assert orjson.dumps(built) == orjson.dumps(
         {
             "choices": [{"index": 0, "message": message, "logprobs": None, "token_ids": [3]}],
