@@ -226,7 +226,8 @@ class SwarmLink:
         """Send the rewards that end a group, and retry after transient errors. A retry is safe,
         because the server accepts each group only once. Raises one of NETWORK_ERRORS if the last
         attempt fails."""
-        return await _with_retries(self._post)("/end_group", request, EndGroupReply)
+        reply = await _with_retries(self._post)(_END_GROUP, request, EndGroupReply)
+        return reply.with_prompts_per_call()
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
         """Send one late sample: an answer whose feedback came after its group had ended. Transient
@@ -390,6 +391,9 @@ def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str
     return (None, None) if status is None else (status.engine_status, status.engine_status_detail)
 
 
+_END_GROUP = "/end_group?prompts_once=true"
+"""Path that ends a group. The reply has each prompt once; a server of an older version ignores the
+query."""
 _with_retries = retry(
     retry=retry_if_exception(is_transient),
     stop=stop_after_delay(END_GROUP_RETRY_S),

@@ -264,6 +264,9 @@ class CapturedCall(BaseModel):
     shaped: bool = False
     """Whether tokens were sampled from less than the whole vocabulary. Only the server knows the
     allowed tokens."""
+    prompt: int | None = None
+    """Index of the prompt in the reply's `prompts`, if the reply has each prompt once. `prompt_ids`
+    is empty then."""
 
 
 class EndGroupReply(BaseModel):
@@ -277,11 +280,49 @@ class EndGroupReply(BaseModel):
     """Number of the step that was being collected when the group ended."""
     calls: list[list[CapturedCall]] = []
     """Captured calls by sibling index."""
+    prompts: list[str] = []
+    """The different prompts of the calls, encoded as in `prompt_ids`, if they were requested once
+    and not per call."""
     run_id: str = ""
     """Run to which the weight versions of the calls belong; empty if the group was refused."""
     job_hash: str = ""
     """Digest of the job for which the group was collected; empty if the group was refused, and from
     an older server."""
+
+    def with_prompts_once(self) -> EndGroupReply:
+        """Return the reply with each prompt once, in `prompts`."""
+        positions: dict[str, int] = {}
+        calls = [
+            [
+                call.model_copy(
+                    update={
+                        "prompt_ids": "",
+                        "prompt": positions.setdefault(call.prompt_ids, len(positions)),
+                    }
+                )
+                for call in own
+            ]
+            for own in self.calls
+        ]
+        return self.model_copy(update={"calls": calls, "prompts": [*positions]})
+
+    def with_prompts_per_call(self) -> EndGroupReply:
+        """Return the reply with a prompt in each call. An older server sends it in this form.
+
+        Raises IndexError if a call refers to a prompt that the reply lacks.
+        """
+        calls = [
+            [
+                call
+                if call.prompt is None
+                else call.model_copy(
+                    update={"prompt_ids": self.prompts[call.prompt], "prompt": None}
+                )
+                for call in own
+            ]
+            for own in self.calls
+        ]
+        return self.model_copy(update={"calls": calls, "prompts": []})
 
 
 class AbortGroupRequest(BaseModel):

@@ -2,7 +2,7 @@
 events of one choice together to the answer that a call of its own would have had.
 
 The module does no I/O. Events are parsed only when their choice is complete, all at once, which
-costs a third of parsing each by itself.
+costs half of parsing each by itself.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import orjson
 
 from fakevllm_adapters.formats.sse import SseDecoder, data_of
 from fakevllm_server.rollout.capture.answer_forms import CHAT, WholeForm
-from fakevllm_server.types.calls import MAX_ID
+from fakevllm_server.types.calls import are_ids
 
 Json = dict[str, Any]
 
 _INDEX = re.compile(rb'"choices":\s*\[\s*\{\s*"index":\s*(\d+)')
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 """Pattern of a choice's last event. Inside a JSON string, the pattern's quotes would be escaped."""
-_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*(\[[\d,\s]*\])')
+_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
 _TEXTS = ("content", "reasoning", "reasoning_content")
 
 
@@ -78,47 +78,46 @@ class ChoiceSplitter:
         complete: list[ChoiceEvents] = []
         for event in self._decoder.feed(chunk):
             data = data_of(event)
-            index = None if data is None else self._index_in(data)
-            choice = self._running.get(index) if index is not None else None
-            if data is None or choice is None:
+            match = None if data is None else _INDEX.search(data)
+            if data is None or match is None:
+                _check_without_choices(data)
                 continue
-            self._add(choice, data)
+            choice = self._running.get(int(match[1]))
+            if choice is None:
+                continue
+            if choice.index:
+                data = b"%b0%b" % (data[: match.start(1)], data[match.end(1) :])
+            if self._removes_prompt_ids and not choice.data:
+                data = self._without_prompt_ids(choice, data)
+            choice.data.append(data)
             if _FINISH.search(data):
                 complete.append(self._running.pop(choice.index))
         return complete
 
-    def _index_in(self, data: bytes) -> int | None:
-        """Return the index of a chunk's choice. Return None for a chunk without choices."""
-        match = _INDEX.search(data)
-        if match is not None:
-            return int(match[1])
-        chunk: Any = orjson.loads(data)
-        if not isinstance(chunk, dict) or "error" in chunk:
-            raise EngineStreamError(cast(Json, chunk) if isinstance(chunk, dict) else {})
-        if cast(Json, chunk).get("choices"):
-            raise ValueError("the index is not the first field of a choice")
-        return None
-
-    def _add(self, choice: ChoiceEvents, data: bytes) -> None:
-        if choice.index:
-            match = _INDEX.search(data)
-            assert match is not None, "the event has been assigned by its index"
-            data = data[: match.start(1)] + b"0" + data[match.end(1) :]
-        if self._removes_prompt_ids and not choice.data:
-            data = self._without_prompt_ids(choice, data)
-        choice.data.append(data)
-
     def _without_prompt_ids(self, choice: ChoiceEvents, data: bytes) -> bytes:
         match = _PROMPT_IDS.search(data)
-        if match is None:
+        end = -1 if match is None else data.find(b"]", match.end()) + 1
+        if match is None or not end:
             return data
-        text = match[1]
+        text = data[match.end() - 1 : end]
         if text != self._ids_text:
             self._ids_text, self._ids = text, orjson.loads(text)
-            if max(self._ids, default=0) > MAX_ID:
-                raise ValueError("a token id of the prompt is too large")
+            if not are_ids(self._ids):
+                raise ValueError("the prompt contains something that is not an id")
         choice.prompt_ids = self._ids
-        return data[: match.start(1)] + b"null" + data[match.end(1) :]
+        return b"%bnull%b" % (data[: match.end() - 1], data[end:])
+
+
+def _check_without_choices(data: bytes | None) -> None:
+    """Check an event without the index of a choice. It may be a comment, `[DONE]`, or a chunk
+    without choices. Raises EngineStreamError for an error, and ValueError for any other event."""
+    if data is None:
+        return
+    chunk: Any = orjson.loads(data)
+    if not isinstance(chunk, dict) or "error" in chunk:
+        raise EngineStreamError(cast(Json, chunk) if isinstance(chunk, dict) else {})
+    if cast(Json, chunk).get("choices"):
+        raise ValueError("the index is not the first field of a choice")
 
 
 def usage_of(chunks: Sequence[Json]) -> Json:

@@ -251,10 +251,12 @@ class ClientCall:
         if self.store is not None and isinstance(exchange, ResponsesExchange):
             exchange.on_response = partial(self.store, exchange.response_id)
         exchange.body = drop_limits_above_context(exchange.body, engine.endpoint.max_model_len)
-        try:
-            orjson.dumps(exchange.body)
-        except TypeError as error:  # integers above 64 bits
-            return not_served(str(error))
+        if self.parsed is None or self._is_translated:
+            # A body that orjson has read can be written again; others may have larger integers.
+            try:
+                orjson.dumps(exchange.body)
+            except TypeError as error:  # integers above 64 bits
+                return not_served(str(error))
         return exchange
 
     @property
