@@ -16,6 +16,8 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.protocol.swarm import (
+    CapturedCall,
+    EndGroupReply,
     EndGroupRequest,
     WorkflowOutput,
     parse_sibling,
@@ -72,3 +74,36 @@ def test_the_siblings_of_a_range_are_in_the_order_of_the_choices() -> None:
 def test_a_header_without_a_valid_range_is_refused(header: str) -> None:
     with pytest.raises(ValueError, match="X-Fakevllm-Sibling must"):
         parse_siblings(header)
+
+
+def reply_with(*prompts: list[str]) -> EndGroupReply:
+    calls = [
+        [
+            CapturedCall(
+                prompt_ids=prompt,
+                response_ids="",
+                logprobs=None,
+                temperature=1.0,
+                finish_reason=None,
+            )
+            for prompt in own
+        ]
+        for own in prompts
+    ]
+    return EndGroupReply(success=True, calls=calls)
+
+
+def test_a_reply_can_have_each_prompt_once() -> None:
+    reply = reply_with(["a"], ["a", "b"], [], ["a"])
+    short = reply.with_prompts_once()
+    assert short.prompts == ["a", "b"]
+    assert [[call.prompt for call in own] for own in short.calls] == [[0], [0, 1], [], [0]]
+    assert all(call.prompt_ids == "" for own in short.calls for call in own)
+    assert EndGroupReply.model_validate_json(short.model_dump_json()).with_prompts_per_call() == (
+        reply
+    )
+
+
+def test_a_reply_of_an_older_server_has_its_prompts_already() -> None:
+    reply = reply_with(["a"], ["b"])
+    assert reply.with_prompts_per_call() == reply
