@@ -1,6 +1,7 @@
-"""The proxy and the SDK. The proxy serves apps and trains on their traffic. Agents that are written
-for fakevllm use the SDK: they claim episodes from a swarm server. An episode is one run of an agent
-on one task."""
+"""The proxy and the SDK of fakevllm. The proxy forwards an app's requests to a model, and trains
+the model on this traffic. The SDK is for agents that are written for fakevllm: an agent claims
+episodes from a swarm server, the process that samples and trains the model. An episode is one run
+of an agent on one task."""
 
 from __future__ import annotations
 
@@ -97,11 +98,11 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> object:
-    """Return the exported class or function `name`. Its module is imported when the name is first
-    used.
+    """Return the exported class or function `name`. Python calls this function when a name of the
+    package is first used. Only then is the module that defines the name imported.
 
-    The command line imports this package at every start. The package imports none of its modules at
-    that time, so that the start is fast.
+    The command line imports this package at every start, and the start must be fast. The package
+    therefore imports no module of its own in advance.
     """
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)

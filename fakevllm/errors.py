@@ -1,7 +1,7 @@
-"""The proxy's exceptions.
+"""The exceptions of the package fakevllm (the proxy, its command line and the SDK).
 
 FakevllmError
-└── UserError        a mistake of the user; the message has the fix, and the exit code is 2
+└── UserError        a mistake of the user; the message names the fix; a command exits with code 2
     ├── ConfigError  a mistake in a setting or flag, or in a file that it names
     ├── HookError    a mistake in the user's hook files
     └── LedgerError  a problem with the ledger file

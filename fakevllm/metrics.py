@@ -1,5 +1,5 @@
-"""The proxy's Prometheus metrics, which have a registry of their own. GET /metrics shows them
-together with the engine's metrics."""
+"""The proxy's Prometheus metrics. They are kept in a separate Prometheus registry. GET /metrics
+returns them together with the metrics of the engine."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class _LabelledGauge(Collector):
-    """A Prometheus gauge that has one value for each value of its label. A callback returns the
-    values at each scrape."""
+    """A Prometheus gauge with one label. At each scrape, a callback returns the gauge's value for
+    each value of the label."""
 
     def __init__(
         self, name: str, help_text: str, label: str, values: Callable[[], Mapping[str, float]]
@@ -43,8 +43,9 @@ class _LabelledGauge(Collector):
 
 
 class Metrics:
-    """The proxy's metrics. Methods of this class count requests, siblings and feedback. `gauge` and
-    `labelled_gauge` add metrics whose values come from a callback."""
+    """The proxy's metrics. Methods of this class count requests, siblings (the answers that were
+    sampled for one request) and user feedback. `gauge` and `labelled_gauge` add metrics whose
+    values come from a callback."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -116,21 +117,21 @@ class Metrics:
     def labelled_gauge(
         self, name: str, help_text: str, label: str, values: Callable[[], Mapping[str, float]]
     ) -> None:
-        """Add a gauge that has one value for each value of its label. The values are read from the
-        callback `values` at each scrape."""
+        """Add a gauge with one label. At each scrape, the callback `values` returns the gauge's
+        value for each value of the label."""
         self._registry.register(_LabelledGauge(name, help_text, label, values))
 
     def request_resent(self, route: str) -> None:
-        """Count a request that the app sent again, and that got the answer of its first attempt."""
+        """Count a retry by an app that was answered with the answer to the first attempt."""
         self._resent.labels(route).inc()
 
     def feedback_received(self, kind: str) -> None:
-        """Count one feedback about an answer, under the feedback's kind."""
+        """Count one item of feedback on an answer, labelled with the feedback's kind."""
         self._feedback.labels(kind).inc()
 
     def group_ended(self, group: GroupRecord) -> None:
-        """Count an ended request, its siblings and their rewards. Call this method when the record
-        of the request's group is complete."""
+        """Count an ended request, its siblings (the answers that were sampled for it) and their
+        rewards. `group` must be the complete ledger record of the request and its siblings."""
         reason = (group.reason or "").partition(":")[0]
         self._requests_by_end(group.route, group.state, reason).inc()
         self._siblings_by_route(group.route).inc(len(group.siblings))

@@ -1,7 +1,7 @@
-"""Reward answers that differ from their siblings, if they are good enough.
+"""Reward answers that differ from the other answers of their group, if they are good enough.
 
 An answer that is not good enough gets 0, so being different alone never pays. Near copies form a
-cluster and share one bonus. Eight near copies together therefore earn the bonus of a single answer.
+cluster and share one bonus: eight near copies together earn the bonus of one answer.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from fakevllm.hooks.spec import Json, Sibling
 
 QUALITY = 1.0
-"""Reward of every answer that passes."""
+"""Reward of every answer that is good enough."""
 BONUS = 0.5
-"""Additional reward of an answer unlike all others. The answers of a cluster share one bonus."""
+"""Additional reward of an answer that is unlike all others. The answers of a cluster of near copies
+share one bonus."""
 COPY_SIMILARITY = 0.9
-"""Jaccard similarity of word n-grams from which on two texts are copies."""
+"""Jaccard similarity of the texts' n-grams of words from which on two texts count as near
+copies."""
 NGRAM_WORDS = 5
 """Number of words in an n-gram."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -42,15 +44,17 @@ def on_compute_relative_reward(
 
 
 def passes(answer: Json) -> bool:
-    """Return True if the answer is good enough. Edit this function. By default, any complete text
-    is good enough."""
+    """Return True if the answer is good enough. Edit this function for your own criterion. By
+    default, any text that is complete and not empty is good enough."""
     return answer["finish_reason"] == "stop" and bool((answer.get("content") or "").strip())
 
 
 def clusters_of(texts: Sequence[str]) -> list[list[int]]:
-    """Return clusters of near copies. Each cluster is a list of indices into `texts`.
+    """Group the texts into clusters of near copies, and return the clusters. Each cluster is a list
+    of indices into `texts`.
 
-    A text joins the first cluster whose first text is similar to it.
+    A text joins the first cluster whose first text is similar to it. If there is none, it begins a
+    new cluster.
 
     >>> clusters_of(["It is 7.", "it is  7", "The answer is seven."])
     [[0, 1], [2]]
@@ -68,8 +72,8 @@ def clusters_of(texts: Sequence[str]) -> list[list[int]]:
 
 
 def word_ngrams(text: str) -> Ngrams:
-    """Return the set of all sequences of NGRAM_WORDS words in a text. Case and punctuation are
-    ignored.
+    """Return the set of all n-grams of a text: its sequences of NGRAM_WORDS consecutive words. Case
+    and punctuation are ignored.
 
     A text of at most NGRAM_WORDS words has a single n-gram, the whole text.
     """

@@ -12,14 +12,18 @@ from typing import Any, cast
 from fakevllm.hooks.spec import Json, Sibling
 
 PATTERN: str | None = r"####\s*(.+)|\\boxed\{([^{}]*)\}|[Aa]nswer\s*(?:is|:|=)\s*(.+)"
-"""Regex that extracts the answer. The last match counts, and in it the first group that matched.
-None: the whole text is the answer."""
+"""Regex that finds the final answer in the text. If it matches several times, the last match
+counts. The answer is the first group of the regex that took part in this match. None means that the
+whole text is the answer."""
 JSON_FIELD: str | None = None
-"""Field with the answer, if the text contains a JSON object. It replaces PATTERN."""
+"""Name of the field that contains the answer, if answers are JSON objects. If it is set, PATTERN is
+not used."""
 REFERENCE_FIELD = "answer"
-"""Field of the task's metadata with the reference. Without it, the answers are not trained."""
+"""Field of the task's metadata that contains the reference answer. If a task has no such field, its
+answers get no reward and are not trained."""
 MUST_FINISH = True
-"""Whether an answer that was cut off, or that calls a tool, counts as wrong even if it matches."""
+"""Whether an answer that was cut off, or that calls a tool, is wrong even if it equals the
+reference."""
 
 
 def on_compute_relative_reward(
@@ -34,7 +38,8 @@ def score(sibling: Sibling, answer: Json) -> float | None:
     """Return 1 for a correct answer and 0 for a wrong one. Return None if the task has no reference
     answer.
 
-    The final answer that was found in the text is stored as `answer["extracted"]`.
+    The final answer that was found in the text is stored in the field `extracted` of `answer`, so
+    that the ledger shows it.
     """
     reference = sibling.task.metadata.get(REFERENCE_FIELD)
     if reference is None:
@@ -47,7 +52,7 @@ def score(sibling: Sibling, answer: Json) -> float | None:
 
 
 def extract(text: str) -> str | None:
-    """Return the final answer that a text contains, or None if no final answer is found.
+    """Return the final answer that a text contains, or None if the text contains none.
 
     >>> extract("So 6 times 7 is 42.  Answer: 42.")
     '42.'
@@ -64,8 +69,8 @@ def extract(text: str) -> str | None:
 
 
 def json_field(text: str, name: str) -> str | None:
-    """Return a field of the JSON object in a text, as a string. Return None if there is no such
-    field.
+    """Return the value of a field of the JSON object that a text contains, as a string. Return None
+    if there is no such object or field.
 
     >>> json_field('```json\\n{"result": 42}\\n```', "result")
     '42'
@@ -82,9 +87,10 @@ def json_field(text: str, name: str) -> str | None:
 
 
 def normalise(text: str) -> str:
-    """Return a normal form of a text. Answers that mean the same have the same normal form.
+    """Return a normal form of a text, which is the same for equal answers that are written
+    differently.
 
-    Numbers are compared by value. Other text is compared without case. Spaces, full stops,
+    Numbers are compared by value, and other text without regard to case. Spaces, full stops,
     asterisks, backticks and dollar signs at both ends are ignored.
 
     >>> normalise(" $1,200.0. ") == normalise("1200"), normalise("Yes.")

@@ -1,9 +1,11 @@
 """Reward an answer in the required format with 1, or a little less if it is long.
 
-An answer without the required format gets 0, far less than any answer with the format, so giving up
-the format never pays. Lengths are compared only within the group. Only answers with the required
-format count for the median length. An answer longer than this median loses up to LENGTH_CAP. If you
-add a score for quality, it should outweigh LENGTH_CAP.
+An answer in another format gets 0. This is far less than any answer in the required format gets, so
+that giving up the format never pays.
+
+Lengths are compared only within the group. The median length is that of the answers in the required
+format. An answer longer than this median loses up to LENGTH_CAP. If you add a score for quality,
+differences in quality should be larger than LENGTH_CAP.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from statistics import median
 from fakevllm.hooks.spec import Json, Sibling
 
 PATTERN = r"(?s).*\bAnswer: \S.*"
-"""Regex that the whole text must match."""
+"""Regex of the required format. It must match the whole text."""
 MUST_FINISH = True
-"""Whether an answer that was cut off counts as outside the format."""
+"""Whether an answer that was cut off, or that calls a tool, counts as not in the required
+format."""
 LENGTH_CAP = 0.1
-"""Maximum penalty for length. An answer of twice the median length, or longer, gets it."""
+"""Maximum penalty for length. An answer gets it from twice the median length on."""
 
 
 def on_compute_relative_reward(
@@ -53,8 +56,8 @@ def measure_lengths(siblings: list[Sibling], answers: list[Json]) -> list[int]:
 
 
 def length_penalty(length: int, median_length: float) -> float:
-    """Return the penalty for an answer's length. It rises from 0 at the median length to LENGTH_CAP
-    at twice the median.
+    """Return the penalty for an answer's length. The penalty is 0 up to the median length, then
+    rises to LENGTH_CAP at twice the median, and stays there.
 
     >>> length_penalty(100, 100), round(length_penalty(150, 100), 3), length_penalty(900, 100)
     (0.0, 0.05, 0.1)

@@ -1,11 +1,11 @@
-"""Let another model score the answers, through any OpenAI-compatible server.
+"""Let another model, the judge, score the answers. It is called at any OpenAI-compatible server.
 
     export FAKEVLLM_JUDGE_BASE_URL=http://localhost:9000/v1 FAKEVLLM_JUDGE_MODEL=judge
     export FAKEVLLM_JUDGE_API_KEY=…          # if the judge requires a key
 
-Never use the model that is being trained as its own judge. If the judge's reply cannot be parsed,
-the answers get no reward and are not trained. If the judge cannot be reached, the hook fails, and
-the ledger records the reason.
+Never let the model that is being trained judge its own answers. If the judge's reply cannot be
+parsed, the answers get no reward and are not trained. If the judge cannot be reached, the hook
+fails, and the ledger (the proxy's database) records the reason.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from openai import AsyncOpenAI
 from fakevllm.hooks.spec import Json, Sibling
 
 MODE: Literal["listwise", "pointwise"] = "listwise"
-"""listwise: one call shows all answers, in shuffled order. pointwise: one call per answer."""
+"""How the judge gets the answers. listwise: all answers in one call, in random order. pointwise:
+each answer in a call of its own."""
 RUBRIC = "Correct and complete first, then clear and to the point."
 BEST = 10
-"""Best score of the judge, whose scale begins at 0. Rewards are from 0 to 1."""
+"""Best score that the judge can give. Its scale begins at 0. Scores are divided by BEST, so rewards
+are from 0 to 1."""
 MAX_TOKENS = 1024
 
 SYSTEM = f"""You are a strict judge of answers to a user's request. Rubric: {RUBRIC}
@@ -42,8 +44,8 @@ async def on_compute_relative_reward(
 ) -> list[float | None]:
     """Return the judge's scores as rewards.
 
-    Answers that are empty or cut off get 0. The judge does not see these answers, so that their
-    text cannot mislead the judge.
+    Answers that are empty or cut off get 0. They are not shown to the judge, so that they cannot
+    mislead it.
     """
     rewards: list[float | None] = [0.0] * len(all_answers)
     judged = [index for index, answer in enumerate(all_answers) if is_complete(answer)]
@@ -72,7 +74,7 @@ async def judge_answers(question: str, texts: list[str]) -> list[float | None]:
 
 
 async def call_judge(question: str, texts: list[str]) -> list[float | None]:
-    """Show the texts to the judge in one call, and return a reward per text."""
+    """Show the texts to the judge in one call, and return the reward of each text."""
     answers = "\n".join(f"<answer>\n{text}\n</answer>" for text in texts)
     reply = await client().chat.completions.create(
         model=setting("MODEL"),
@@ -87,10 +89,10 @@ async def call_judge(question: str, texts: list[str]) -> list[float | None]:
 
 
 def parse_scores(text: str, num_answers: int) -> list[float | None]:
-    """Return a reward per answer from the judge's reply.
+    """Read the scores in the judge's reply, and return a reward for each answer.
 
-    If any score is missing or invalid, return None for each answer, because the other scores cannot
-    be matched to the answers.
+    If any score is missing or invalid, return None for every answer, because it is not certain
+    which score belongs to which answer.
 
     >>> parse_scores('Sure: {"scores": [10, 2.5]}', 2), parse_scores("both are good", 2)
     ([1.0, 0.25], [None, None])
@@ -109,7 +111,7 @@ def parse_scores(text: str, num_answers: int) -> list[float | None]:
 
 
 def reward_of(score: Any) -> float | None:
-    """Return a judge's score as a reward from 0 to 1. Return None if the score is not a finite
+    """Convert a judge's score to a reward from 0 to 1. Return None if the score is not a finite
     number."""
     if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
         return None
@@ -130,8 +132,8 @@ def answer_text(answer: Json) -> str:
 def setting(name: str) -> str:
     """Return the value of the environment variable FAKEVLLM_JUDGE_`name`.
 
-    Raises RuntimeError if the variable is not set. Only the API key may be missing; then "none" is
-    returned.
+    Raises RuntimeError if the variable is not set. Only the API key may be missing. In that case,
+    return "none".
     """
     value = os.environ.get(f"FAKEVLLM_JUDGE_{name}", "none" if name == "API_KEY" else "")
     if not value:

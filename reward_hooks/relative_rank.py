@@ -1,9 +1,11 @@
-"""Reward answers by their rank in the group: 1 for the best, -1 for the worst. Ties share a rank.
+"""Reward answers by their rank in the group: 1 for the best, -1 for the worst. Answers with equal
+scores share a rank.
 
-Rewards by rank suit scores whose differences mean little, such as a judge's scores. When the model
-has nearly solved a task, the scores of its answers become almost equal, and rewards by score would
-differ little. Rewards by rank still differ as much as at the beginning, so the updates stay large.
-Therefore use about half of the learning rate that you would use with the scores themselves.
+Use rewards by rank if the differences between scores mean little, as with a judge's scores. When
+the model has nearly solved a task, the scores of its answers are almost equal, and so would be
+rewards that equal the scores. Rewards by rank still differ as much as at the beginning, so the
+updates stay large. Therefore use about half of the learning rate that you would use with the scores
+themselves.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from fakevllm.hooks.spec import Json, Sibling
 
 MARGIN = 0.0
-"""Scores that differ by at most this much are equal."""
+"""Scores that differ by at most this number count as equal."""
 
 
 def on_compute_relative_reward(
@@ -26,17 +28,19 @@ def on_compute_relative_reward(
 
 
 def score(answer: Json) -> float:
-    """Return the score by which an answer is ranked; larger is better. Edit this function.
+    """Return the score by which an answer is ranked. A larger score is better. Edit this function
+    for your own criterion.
 
-    By default, complete answers rank before incomplete answers, and shorter answers before longer
-    answers.
+    By default, complete answers rank above incomplete answers, and a shorter complete answer ranks
+    above a longer one.
     """
     length = len(answer.get("content") or "")
     return -float(length) if answer["finish_reason"] == "stop" and length else -1e9
 
 
 def rank_rewards(scores: Sequence[float]) -> list[float]:
-    """Return rewards from -1 to 1 by rank. Tied scores get the mean of their ranks.
+    """Return a reward from -1 to 1 for each score, by the score's rank. Tied scores get the reward
+    for the mean of their ranks.
 
     >>> rank_rewards([5.0, 1.0, 2.0, 1.0, 0.0])
     [1.0, -0.25, 0.5, -0.25, -1.0]
@@ -56,8 +60,8 @@ def rank_rewards(scores: Sequence[float]) -> list[float]:
 
 
 def tied_groups(scores: Sequence[float]) -> list[list[int]]:
-    """Return groups of tied scores. Each group is a list of indices into `scores`. The group with
-    the lowest scores comes first.
+    """Return groups of scores that count as equal. Each group is a list of indices into `scores`.
+    The group with the lowest scores comes first.
 
     A score belongs to a group if it exceeds the group's lowest score by at most MARGIN.
 

@@ -1,9 +1,10 @@
-"""Reward answers only by what users do with them: thumbs, scores, corrections and next messages.
+"""Reward answers only by what users do after an answer: thumbs, scores, corrections and next
+messages.
 
 Without feedback, all answers of a group get the same reward, so the group trains nothing. Feedback
-that arrives within `window_s` seconds (section `[feedback]` of the configuration) counts in the
-answer's own group. Later feedback becomes a training sample of its own. Missing feedback does not
-count as bad.
+that arrives within `window_s` seconds (a setting in the section `[feedback]` of the configuration)
+changes the reward of the answer in its group. Later feedback becomes a training sample of its own.
+An answer without feedback does not count as bad.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import re
 from fakevllm.hooks.spec import Feedback, Json, Sibling
 
 REGENERATE: float | None = -0.5
-"""Value if the user requested another answer. None: no value."""
+"""Value if the user requested another answer to the same question. None means no value."""
 WRONG = re.compile(
     r"(that's|that is|this is|it's) (wrong|not right|incorrect)|not what i|try again"
     r"|^no([.!]|, (?!thank|it'?s? (is )?(fine|ok)|problem|worries))"
 )
-"""Regex of a complaint, searched anywhere in the first sentence of the next message."""
+"""Regex of a complaint. It is searched in the first sentence of the user's next message."""
 THANKS = re.compile(
     r"(thanks?( you)?( a lot| so much)?|perfect|great|that works)[^\w?']*($|[.!,;\n])"
 )
-"""Regex of thanks. It must match the whole first sentence, or its beginning up to a comma."""
+"""Regex of thanks. It must match the first sentence of the user's next message, either all of it or
+the part before a comma or semicolon."""
 NEXT_MESSAGE = 0.5
-"""Absolute value of a next message that thanks or complains."""
+"""Absolute value of a next message: positive if the user thanks, negative if the user complains."""
 _SENTENCE = re.compile(r"[^.!?\n]*[.!?]?")
 EDITED: float | None = -0.5
-"""Value if the user corrected the answer. None: no value. The ledger stores the corrected text."""
+"""Value if the user corrected the answer. None means no value. The ledger stores the corrected text
+in either case."""
 
 
 def on_compute_relative_reward(
@@ -49,9 +52,10 @@ def on_feedback(feedback: Feedback) -> float | None:
 
 
 def value_of_next_message(text: str) -> float | None:
-    """Return the value of an answer, judged by the user's next message. Edit this function.
+    """Return the value of an answer, judged by the user's next message. Edit this function for your
+    own criterion.
 
-    The value is None for most messages, because they say nothing about the answer.
+    The value is None for most messages, because most messages say nothing about the answer.
 
     >>> [value_of_next_message(text) for text in ("Thanks a lot!", "No, it is 7.", "And 2?")]
     [0.5, -0.5, None]

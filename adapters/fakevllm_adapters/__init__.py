@@ -1,9 +1,10 @@
-"""HTTP code that the proxy and the swarm server share: API formats, errors, keys, swarm protocol.
+"""Code about HTTP that the proxy and the swarm server (the server that trains) share: API formats,
+errors, keys, and the messages between the two.
 
 Nothing in this package does I/O: no module opens a socket, reads a clock or runs an event loop.
 
     protocol/      messages between proxy, clients and swarm server; keys; vLLM's error bodies
-    formats/       translation between the app's API format and chat completions
+    formats/       translation between an app's API format and chat completions
     http/          ASGI functions, access checks and limits on requests
     vllm_compat/   vLLM's request schemas and response bodies, for the bundled engines
     job/           the training job: fields, YAML and checks

@@ -1,6 +1,7 @@
 """The exit codes of commands.
 
-A command exits with 2 and one line on stderr after a user's mistake, and with 130 after Ctrl-C.
+After a mistake of the user, a command prints one line to stderr and exits with 2. After Ctrl-C, it
+exits with 130.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from fakevllm_runtime.errors import UserError
 
 
 def run_command(run: Callable[[], None], program: str = "fakevllm") -> None:
-    """Call the function `run`. End the program with an exit code after a UserError or Ctrl-C.
+    """Call the function `run`. If it raises UserError, exit with code 2. After Ctrl-C, exit with
+    code 130.
 
-    Before the end, one line is printed to stderr. It consists of the name `program` and either the
-    message of the UserError or "stopped".
+    Before the exit, one line is printed to stderr: the name `program`, and the message of the
+    UserError or "stopped".
     """
     try:
         run()

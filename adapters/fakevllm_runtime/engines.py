@@ -1,7 +1,7 @@
-"""The packages that each engine needs, and the time that each engine's process may take to start.
+"""The packages that each engine needs, and the time that its process may take to start.
 
 The server starts the engines. The commands `fakevllm demo` and `fakevllm train` start a server and
-wait for its engines, so they use the same tables.
+wait for its engines, so they use the same times.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ REQUIRED_MODULES = {
     "vllm": ("vllm",),
     "verl": ("verl", "ray"),
 }
-"""Engine -> Python modules that must be installed."""
+"""For each engine, the Python modules that must be installed."""
 
 BOOT_TIMEOUT_S = 600.0
-"""Seconds that the process of an engine may take until it is ready. A large model can be loaded
-from a slow disk in this time."""
+"""Seconds that the process of an engine may take until it is ready. This is enough to load a large
+model from a slow disk."""
 VLLM_BOOT_TIMEOUT_S = 1800.0
-"""Seconds that a vLLM process may take until it is ready. Loading and compiling a large model takes
-long."""
+"""Seconds that a vLLM process may take until it is ready. vLLM not only loads a large model but
+also compiles it."""
 
 
 def is_installed(module: str) -> bool:
-    """Return whether this Python can import a module. The module is not imported."""
+    """Return True if this Python can import the module. The module is not imported."""
     return importlib.util.find_spec(module) is not None
 
 
 def check_installed(
     engines: Iterable[str], is_installed: Callable[[str], bool] = is_installed
 ) -> None:
-    """Raise ConfigError if a package of one of the engines is missing. Call this function before
-    any process is started, so that no process must be stopped after the error."""
+    """Raise ConfigError if a package that one of the engines needs is missing. Call this function
+    before any process is started, because otherwise the error would leave processes to stop."""
     for engine in engines:
         missing = [module for module in REQUIRED_MODULES[engine] if not is_installed(module)]
         if missing:
@@ -55,6 +55,6 @@ def install_hint(engine: str) -> str:
 
 
 def boot_timeout_s(engines: Iterable[str]) -> float:
-    """Return the seconds that a server may take to start the processes of the engines one after
-    another."""
+    """Return the number of seconds that a server may take to start the processes of these engines,
+    one after the other."""
     return sum(VLLM_BOOT_TIMEOUT_S if name == "vllm" else BOOT_TIMEOUT_S for name in engines)

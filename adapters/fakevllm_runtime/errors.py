@@ -13,7 +13,7 @@ class FakevllmError(Exception):
 
 
 class UserError(FakevllmError):
-    """Error for a mistake of the user. The message says what to do."""
+    """Error for a mistake of the user. The message says what the user must do."""
 
 
 class ConfigError(UserError):

@@ -1,27 +1,29 @@
-"""Limits on slow and endless requests for uvicorn's httptools protocol.
+"""Limits on slow and endless requests, for uvicorn's httptools protocol class.
 
-The head of a request is its request line and its headers. Uvicorn's httptools protocol stores the
-headers until the last header arrives, which may be never. Until then, no API key is checked.
+The head of a request is its request line and its headers. Uvicorn stores the headers until the last
+one has arrived, which may never happen. No API key is checked before that.
 
-`limited_protocol` returns a subclass of uvicorn's protocol. The subclass has these limits:
+`limited_protocol` returns a subclass of uvicorn's protocol class. The subclass has these limits:
 
 * A limit on the size of a head.
-* Limits on the time in which a head, and then a body, must arrive (see `ArrivalLimits`).
+* A limit on the time in which the head must arrive, and one on the time in which the body must
+  arrive (see `ArrivalLimits`).
 * A limit on the number of connections whose head is unfinished. When one more such connection is
   opened, the oldest of them is closed.
 * A limit on the number of all connections, so that file descriptors remain for databases and for
-  calls to the engine. One more connection closes the connection that has been idle longest. If no
-  connection is idle, the new one gets a 503.
+  calls to the engine. When one more connection is opened, the connection that has been idle longest
+  is closed. If no connection is idle, the new connection gets a 503.
 
-Nearly all requests arrive in one read of the socket. Such a request starts no timer.
+Nearly all requests arrive in one read of the socket. No timer is started for such a request.
 
 The subclass also mends two faults of uvicorn's protocol class that let a client hide a request or a
 header from a load balancer:
 
 * An offer to switch to another protocol, such as `Upgrade: h2c`, is ignored, and the request is
-  served over HTTP/1.1. Uvicorn drops the body of such a request, and reads the bytes of the body as
-  the next request.
-* Trailers, which may follow a chunked body, are ignored. Uvicorn adds trailers to the headers.
+  served over HTTP/1.1. Uvicorn would drop the body of the request, and read its bytes as the next
+  request.
+* Trailers, which are headers after a chunked body, are ignored. Uvicorn would add them to the
+  headers of the request.
 """
 
 from __future__ import annotations
@@ -39,41 +41,45 @@ from fakevllm_runtime.log_throttle import LogThrottle
 log = logging.getLogger("fakevllm.http")
 
 MAX_HEAD_BYTES = 2**19
-"""Maximum size of a request head. It exceeds the guard's limit, so that the guard can send its
-worded refusal first. It also exceeds one read of a socket."""
+"""Maximum size of a request head. It is larger than the limit of the access guard, so that a head
+just above that limit gets the guard's more helpful error message. It is also larger than one read
+of a socket."""
 PER_PART_BYTES = 32
-"""Overhead added to the size of each header, the same as in HTTP/2."""
+"""Number of bytes that is added to the size of each header for its overhead, as in HTTP/2."""
 MIN_AGE_S = 5.0
-"""Age in seconds up to which an unfinished head is not closed. When many clients connect at once,
-their heads have not been read yet."""
+"""Seconds for which a connection with an unfinished head is never closed. When many clients connect
+at once, the server has not yet read their heads."""
 LOG_INTERVAL_S = 60.0
-"""Seconds between two log lines about connections that were closed for the same reason."""
+"""Minimum number of seconds between two log lines about connections that were closed for the same
+reason."""
 
 P = TypeVar("P", bound=type[Any])
 
 ON_CONNECTION_LOST = "fakevllm.on_lost"
-"""Key of `scope["state"]` for a callback. It is called when the connection is lost while the
-request is the connection's last one. Its argument is the error, or None."""
+"""Key of `scope["state"]` under which an app can store a callback. If the connection is lost and
+this request is the latest on the connection, the callback is called with the error, or with
+None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArrivalLimits:
-    """Limits on the arrival time of a request's head and body, and on the number of connections.
+    """Limits on the time in which the head and the body of a request must arrive, and on the number
+    of connections.
 
-    The head and the body each have `base_s` seconds to arrive, and one second more for every
+    The head and the body each have `base_s` seconds to arrive, and one more second for every
     `min_rate` bytes that have arrived. The default times are those of Apache's mod_reqtimeout.
     """
 
     base_s: float = 20.0
     min_rate: float = 500.0
-    """Bytes per second."""
+    """Lowest rate of arrival, in bytes per second."""
     num_unfinished_heads: int = 512
     num_connections: int = 10_000
 
     def deadline(self, started_at: float, num_bytes: int) -> float:
         """Return the time by which the rest of a head or body must arrive.
 
-        `num_bytes` have arrived since `started_at`. Both times are in seconds of the same clock.
+        `num_bytes` bytes have arrived since the time `started_at`. Times are in seconds.
 
         >>> ArrivalLimits().deadline(100.0, 0), ArrivalLimits().deadline(100.0, 5000)
         (120.0, 130.0)
@@ -83,26 +89,29 @@ class ArrivalLimits:
 
 @dataclass(slots=True)
 class Connections:
-    """The limits and the unfinished request heads, which all connections of a server share."""
+    """State that all connections of a server share: the limits, and lists of the connections that
+    may be closed to make room."""
 
     limits: ArrivalLimits
     unfinished: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
     """Connections whose request head is unfinished, the oldest first."""
     idle: dict[LimitedProtocol, None] = field(default_factory=dict["LimitedProtocol", None])
-    """Connections between two requests, the one that has been idle longest first."""
+    """Connections that wait for their next request, the one that has been idle longest first."""
     throttle: LogThrottle = field(default_factory=lambda: LogThrottle(LOG_INTERVAL_S))
 
     def log_closed(self, reason: str, now: float) -> None:
-        """Log that a connection was closed, at most once per LOG_INTERVAL_S for each reason."""
+        """Log that a connection was closed. For each reason, at most one line per LOG_INTERVAL_S
+        seconds is logged."""
         due = self.throttle.due(reason, now)
         if due is not None:
             log.warning("closed %d connection(s): %s", 1 + due.num_suppressed, reason)
 
 
 def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
-    """Return a subclass of uvicorn's httptools protocol that limits slow and endless requests.
+    """Return a subclass of uvicorn's protocol class `protocol` that limits slow and endless
+    requests.
 
-    `protocol` is the base class. A class that is not based on httptools is returned unchanged.
+    If `protocol` is not based on httptools, it is returned unchanged.
     """
     if not hasattr(protocol, "on_header"):
         return protocol
@@ -113,7 +122,8 @@ def limited_protocol(protocol: P, limits: ArrivalLimits | None = None) -> P:
 if TYPE_CHECKING:
 
     class _HttpTools:
-        """The attributes and methods of uvicorn's httptools protocol that LimitedProtocol uses."""
+        """The attributes and methods that LimitedProtocol uses of uvicorn's httptools protocol
+        class. This class exists for type checkers only."""
 
         transport: Any
         scope: Any
@@ -146,12 +156,12 @@ else:
 
 
 class LimitedProtocol(_HttpTools):
-    """A mixin that adds limits to uvicorn's protocol class.
+    """A mixin that adds limits on slow and endless requests to uvicorn's protocol class.
 
-    The mixin must precede uvicorn's protocol class in the method resolution order.
+    In the list of base classes, the mixin must stand before uvicorn's protocol class.
 
-    A request whose head is too long gets a 400, and its connection is closed. Uvicorn does this
-    also for malformed HTTP. A request that arrives too slowly gets a 408.
+    If the head of a request is too long, the request gets a 400 and its connection is closed, as
+    uvicorn does for malformed HTTP. A request that arrives too slowly gets a 408.
     """
 
     shared: Connections
@@ -159,20 +169,24 @@ class LimitedProtocol(_HttpTools):
     _head_bytes = 0
     """Size of the current request's URL, headers and trailers."""
     _unseen_bytes = 0
-    """Bytes received since the last callback of the parser, such as those of an endless header."""
+    """Bytes received since the parser last called a method of this class. The number grows while an
+    endless header arrives."""
     _awaits_head = True
-    """Whether the next byte belongs to a head: at the beginning, and between two requests."""
+    """Whether the next byte belongs to a head. This is so at the beginning, in a head, and between
+    two requests."""
     _is_idle = False
-    """Whether the last request has arrived completely; uvicorn's keep-alive timeout applies."""
+    """Whether the last request has arrived completely. Uvicorn's keep-alive timeout then
+    applies."""
     _part_started_at = 0.0
     """Time at which the current head or body began, on the event loop's clock."""
     _part_bytes = 0
-    """Bytes of the current head or body."""
+    """Number of bytes of the current head or body that have arrived."""
     _timer: asyncio.TimerHandle | None = None
     _data = b""
-    """The bytes that the parser reads at present."""
+    """The bytes that the parser is reading now."""
     _again = b""
-    """Bytes that the parser must read again, because of an offer to switch the protocol."""
+    """Bytes that the parser must read again, after an offer to switch the protocol was removed from
+    them."""
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -238,10 +252,11 @@ class LimitedProtocol(_HttpTools):
         super().on_body(body)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse a request that the parser could not read, and close the connection.
+        """Refuse a request that the parser could not read, and close the connection. The response
+        is a 503 and not a 400 if the parser failed for lack of memory.
 
-        Uvicorn calls this method while it handles the parser's exception. The context of that
-        exception is a MemoryError if the system refused memory to one of the parser's callbacks.
+        Uvicorn calls this method while it handles the parser's exception. If memory was lacking,
+        the context of this exception is a MemoryError.
         """
         if self.transport.is_closing():
             return
@@ -259,14 +274,17 @@ class LimitedProtocol(_HttpTools):
         super().on_message_complete()
 
     def _should_upgrade(self) -> bool:
-        """Return True, so that uvicorn skips the request and calls `handle_websocket_upgrade`."""
+        """Return True, so that uvicorn calls `handle_websocket_upgrade` for a request that offers
+        to switch the protocol, instead of serving the request at once."""
         return True
 
     def handle_websocket_upgrade(self) -> None:
-        """Prepare to read the request again, without its offer to switch the protocol.
+        """Let the parser read a request again, without the request's offer to switch to another
+        protocol.
 
-        Uvicorn calls this method for an offer of any protocol, while it handles the parser's
-        exception. The argument of the exception is the position of the first byte after the head.
+        Uvicorn calls this method for an offer of any protocol, while it handles an exception of the
+        parser. The argument of the exception is the position of the first byte after the request's
+        head.
         """
         method = self.parser.get_method()
         error = sys.exception()
@@ -283,8 +301,8 @@ class LimitedProtocol(_HttpTools):
         self._await_next_request()
 
     def _make_room(self, now: float) -> bool:
-        """Close another connection on which no request is being answered, and return whether there
-        was one."""
+        """Close another connection that is idle or whose request head is unfinished. Return False
+        if there is no such connection."""
         if self.shared.idle:
             oldest = next(iter(self.shared.idle))
             del self.shared.idle[oldest]
@@ -299,10 +317,11 @@ class LimitedProtocol(_HttpTools):
         return True
 
     def _await_next_request(self) -> None:
-        """Register the connection as idle if its last request is answered.
+        """If the last request has arrived and is answered, register the connection as idle.
 
-        If the answer was complete before the request's body had arrived, uvicorn has stopped its
-        keep-alive timer when the rest of the body came. The timer is then started again.
+        Uvicorn has no keep-alive timer running if a request's body arrived only after its answer
+        was complete, because the arrival of the body stopped the timer. In this case, start the
+        timer again.
         """
         if not self._is_idle or self._is_answering or self.transport.is_closing():
             return
@@ -324,10 +343,10 @@ class LimitedProtocol(_HttpTools):
         self._part_bytes = num_bytes
 
     def _watch(self) -> None:
-        """Start the timer for the head or body that is arriving.
+        """Start the timer that limits the arrival of the current head or body.
 
-        A head is also registered as unfinished. If too many heads are unfinished, the connection
-        with the oldest unfinished head is closed.
+        If a head is arriving, register the connection as one with an unfinished head. If there are
+        too many of them, close the one whose head began first.
         """
         self._timer = self.loop.call_at(self._deadline, self._check_arrival)
         if not self._awaits_head or self._is_answering:
@@ -351,16 +370,17 @@ class LimitedProtocol(_HttpTools):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a response is open, so that closing the connection would cut off the response.
+        """Whether a request is being answered, so that closing the connection would cut off the
+        response.
 
-        Bytes that arrive meanwhile, such as part of a pipelined request, have no time limit.
+        Bytes that arrive meanwhile, such as a part of a pipelined request, have no time limit.
         """
         is_open = self.cycle is not None and not self.cycle.response_complete
         return bool(self.pipeline) or (self._awaits_head and is_open)
 
     @property
     def _has_begun_response(self) -> bool:
-        """Whether a part of a response was sent, and the rest was not."""
+        """Whether a response has begun and has not ended."""
         cycle = self.cycle
         return cycle is not None and cycle.response_started and not cycle.response_complete
 
@@ -384,7 +404,7 @@ class LimitedProtocol(_HttpTools):
         self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Send an error response in vLLM's form, and close the connection."""
+        """Send an error response in the format of vLLM's errors, and close the connection."""
         body = json.dumps(error_body(message, _KINDS[status], status)).encode()
         head = (
             f"HTTP/1.1 {status} {_KINDS[status]}\r\ncontent-type: application/json\r\n"

@@ -1,8 +1,8 @@
 """The HTTP server of a process, with its listening socket and its graceful stop.
 
-Uvicorn's own server raises the stop signal again after it has stopped. The signal would end the
-process before the program has written its files and finished its running work. `GracefulServer`
-returns to its caller instead.
+After a stop by a signal, uvicorn's own server raises the signal again. This would end the process
+before the program has written its files and finished its running work. `GracefulServer` returns to
+its caller instead.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGI3Application
 
 BACKLOG = 2_048
-"""Connections that the kernel may hold before the process accepts them."""
+"""Maximum number of connections that the kernel holds before the process accepts them."""
 KEEP_ALIVE_S = 65
-"""Seconds that an idle connection is kept open. This is longer than clients keep idle connections,
-so that the clients close them and not the server: a request on a connection that the server is just
-closing would be lost."""
+"""Seconds for which an idle connection is kept open. Clients keep idle connections for a shorter
+time, so the client closes the connection and not the server. If the server closed it, a request
+that a client sends at the same moment would be lost."""
 WARNING_INTERVAL_S = 60.0
-"""Seconds between two equal warnings of uvicorn."""
+"""Minimum number of seconds between two equal warnings of uvicorn."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -60,8 +60,8 @@ class GracefulServer(uvicorn.Server):
 def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
     """Return uvicorn's settings for a port that untrusted clients may reach.
 
-    `num_connections` is the maximum number of open connections. Uvicorn's log warnings are
-    rate-limited, because anybody can cause warnings, for example by a request that is not HTTP.
+    `num_connections` is the maximum number of open connections. Uvicorn's warnings in the log are
+    rate-limited, because anybody can cause them, for example by a request that is not HTTP.
     """
     warnings = logging.getLogger("uvicorn.error")
     if not any(isinstance(one, ThrottledLog) for one in warnings.filters):
@@ -82,8 +82,8 @@ def public_server_config(app: AsgiApp, num_connections: int) -> uvicorn.Config:
 def listening_socket(host: str, port: int, fd: int | None = None) -> socket.socket:
     """Return a socket that listens on `host` and `port`.
 
-    If `fd` is set, return the socket with this descriptor, on which the parent process listens
-    already. Raises ConfigError if the address cannot be used.
+    If `fd` is not None, return the socket with this file descriptor instead. The parent process has
+    opened it, and it listens already. Raises ConfigError if the address cannot be used.
     """
     if fd is not None:
         return socket.socket(fileno=fd)
@@ -102,10 +102,10 @@ def listening_socket(host: str, port: int, fd: int | None = None) -> socket.sock
 
 
 def stop_when_stdin_closes() -> None:
-    """Start a thread that sends SIGTERM to this process once its standard input ends.
+    """Start a thread that sends SIGTERM to this process when its standard input ends.
 
-    Standard input is a pipe whose other end the parent process holds. If the parent dies for any
-    reason, the pipe closes and this process stops.
+    Use this if standard input is a pipe from the parent process. If the parent dies for any reason,
+    the pipe closes, and this process stops.
     """
 
     def wait() -> None:

@@ -1,4 +1,4 @@
-"""Load the accepted API keys from a key file, and follow later changes of the file."""
+"""Load the accepted API keys from a key file, and reload them when the file changes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fakevllm_runtime.errors import ConfigError
 def follow_key_file(
     file: Path, log: logging.Logger, clock: Callable[[], float] = time.monotonic
 ) -> ReloadingKeyRing:
-    """Return the set of API keys in `file`, which reloads the file after each change.
+    """Return the set of the API keys in `file`. The set reloads the file by itself after each
+    change.
 
     The file may be absent. If a reload fails, the previous keys stay valid and a warning is written
     to `log`. `clock` returns the time in seconds. Raises ConfigError if the file cannot be read or
@@ -36,7 +37,7 @@ def follow_key_file(
 
 
 def _file_version(file: Path) -> object:
-    """Return a value that differs after each change of the file, or None if the file is absent."""
+    """Return a value that changes whenever the file changes, or None if there is no file."""
     try:
         stat = file.stat()
     except (FileNotFoundError, NotADirectoryError):

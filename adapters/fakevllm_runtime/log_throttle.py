@@ -1,7 +1,8 @@
-"""Rate-limit repeated log lines. The first line of each kind is written, then one per interval.
+"""Rate-limit repeated log lines. The first line of each kind is written at once, and further lines
+of this kind at most once per interval.
 
-`LogThrottle` writes nothing. It only tells the caller whether a line may be written. `ThrottledLog`
-is a logging filter that applies a LogThrottle to the lines of a library.
+`LogThrottle` writes nothing itself. It tells the caller whether a line may be written.
+`ThrottledLog` is a logging filter that applies a LogThrottle to the log lines of a library.
 """
 
 from __future__ import annotations
@@ -18,28 +19,30 @@ MAX_KINDS = 256
 
 @dataclass(frozen=True, slots=True)
 class DueLine:
-    """Permission to write a log line now, with facts about the suppressed lines before it."""
+    """Permission to write a log line now, and the number of lines of this kind that were suppressed
+    before it."""
 
     is_first: bool
     """Whether this is the first event of its kind."""
     num_suppressed: int
-    """Number of events of this kind since the previous line, without this event."""
+    """Number of events of this kind since the last written line, not counting this event."""
 
 
 class LogThrottle:
     """A rate limit that decides for each event whether its log line may be written.
 
-    Each event has a kind, and the limit applies to each kind separately. Many events must share a
-    kind. A kind that contains an episode's id, for example, would throttle nothing. At most
-    `MAX_KINDS` kinds are tracked. If there are more, the kind with the oldest line is forgotten,
-    and its next event counts as its first. The class is thread-safe.
+    Each event has a kind, and the limit applies to each kind separately. Choose kinds that many
+    events share: if a kind contains an episode's id, for example, every event has a kind of its
+    own, and nothing is suppressed. At most `MAX_KINDS` kinds are tracked. If there are more, the
+    kind whose last line is oldest is forgotten, and its next event counts as its first. The class
+    is thread-safe.
     """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._lines: dict[Hashable, tuple[float, int]] = {}
-        """The time of each kind's last line and the number of events suppressed since then; the
-        kind with the oldest line comes first."""
+        """For each kind: the time of its last line, and the number of events suppressed since then.
+        The kind whose last line is oldest comes first."""
         self._lock = threading.Lock()
 
     def due(self, kind: Hashable, now: float) -> DueLine | None:
@@ -66,9 +69,9 @@ class LogThrottle:
 class ThrottledLog(logging.Filter):
     """A logging filter that passes each message of a logger at most once per interval.
 
-    Two messages are equal if their texts are equal before arguments are filled in. The next line
-    after suppressed lines ends with the number of suppressed lines. Lines with a traceback always
-    pass.
+    Messages count as equal if their format strings are equal, before arguments are filled in. The
+    first line after suppressed ones ends with the number of suppressed lines. Lines with a
+    traceback always pass.
     """
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:

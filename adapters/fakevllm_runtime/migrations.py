@@ -1,6 +1,6 @@
 """Schema migrations of an SQLite file.
 
-Each migration runs once, in order, and is recorded in the file.
+Each migration runs once, in order, and the file records that it has run.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from collections.abc import Callable, Sequence
 from sqlalchemy import Connection
 
 Migration = Callable[[Connection], None]
-"""One change of the schema. The function's name identifies the migration in the file."""
+"""Function that makes one change of the schema. The function's name identifies the migration in the
+file."""
 
 
 class NewerSchemaError(Exception):
-    """Error for an SQLite file with migrations that this version of the program does not know."""
+    """Raised for an SQLite file to which a newer version of the program has applied migrations that
+    this version does not know."""
 
     def __init__(self, names: Sequence[str]) -> None:
         super().__init__(", ".join(names))
 
 
 def migrate(db: Connection, migrations: Sequence[Migration]) -> None:
-    """Apply the migrations that are not yet recorded in the SQLite file.
+    """Apply those migrations to the SQLite file that are not recorded in it yet, and record them.
 
-    Raises NewerSchemaError if a newer version of the program has applied further migrations.
+    Raises NewerSchemaError if the file records migrations that this version does not know.
     """
     db.exec_driver_sql(
         "CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY, applied_at REAL NOT NULL)"

@@ -1,7 +1,7 @@
-"""The limit on open files of this process, and the number of connections that the limit allows.
+"""The limit on the open files of this process, and the number of connections that it allows.
 
-Every connection is an open file. A process at its limit can neither accept connections nor open its
-database. The number of connections is therefore kept well below the limit on open files.
+Every connection is an open file. A process that has reached its limit can neither accept
+connections nor open its database. The number of connections is therefore kept well below the limit.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ import resource
 from dataclasses import dataclass
 
 WANTED_FILES = 65_536
-"""The limit to ask for. A shell's limit is often 1,024, although the system allows far more."""
+"""Number of open files that the process asks for. A shell often sets a limit of 1,024, although the
+system allows far more."""
 RESERVED_FILES = 256
-"""Files for databases, logs, pipes of child processes, and everything else that is no
-connection."""
+"""Number of files that are kept for everything except connections, such as databases, logs and the
+pipes of child processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileBudget:
-    """The division of a process's allowed open files between clients, the engine and a reserve."""
+    """The distribution of the files that a process may open: connections of clients, connections to
+    the engine, and a reserve."""
 
     total: int
 
@@ -34,7 +36,7 @@ class FileBudget:
 
     @property
     def num_calls(self) -> int:
-        """Maximum number of connections to the engine. It is equal to `num_connections`."""
+        """Maximum number of connections to the engine, which is equal to `num_connections`."""
         return self.num_connections
 
     @property
@@ -47,10 +49,11 @@ DEFAULT_FILES = FileBudget(1_024)
 
 
 def raise_file_limit(wanted: int = WANTED_FILES) -> FileBudget:
-    """Raise this process's soft limit on open files as far as the system allows, up to `wanted`.
+    """Raise this process's soft limit on open files as far as the system allows, but at most to
+    `wanted`. Return the budget for the new limit.
 
-    A soft limit that is already higher than `wanted` stays unchanged, and the budget for `wanted`
-    files is returned. Otherwise the budget for the new limit is returned.
+    A soft limit that is higher than `wanted` already stays unchanged. The budget is then that for
+    `wanted` files.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

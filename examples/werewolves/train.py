@@ -55,7 +55,9 @@ def play_move(client: SwarmClient, options: argparse.Namespace, task: Task) -> f
         with episode.openai() as model:
             trained = players.Endpoint(model, constrained=not options.free)
             legal = players.take_turn(game, dict.fromkeys(game.roles, trained), random.Random(seed))
-        hit = players.hits_target(game, game.moves[-1])
+        # The random move that replaces an illegal answer earns nothing: it is the same for all
+        # repeats, so it would reward every illegal answer to some prompts.
+        hit = legal and players.hits_target(game, game.moves[-1])
         episode.end(float(hit), is_success=hit, log_metrics={"illegal": float(not legal)})
     return float(hit)
 

@@ -1,6 +1,6 @@
 """Admission: decides which requests are fanned out (sampled several times) and trained, and finds
-the task of a request. The folder does no I/O, except for the file of the kill switch and the
-reading of datasets.
+the dataset task to which a request belongs. The only I/O in this folder is reading datasets, and
+reading and writing the kill switch's file.
 
 * `admission_rules` applies the configuration section `[policy]`. `side_calls` recognises requests
   such as title generation, which are never trained.

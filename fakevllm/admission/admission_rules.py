@@ -1,6 +1,6 @@
 """Admission rules: decide whether a request is fanned out and trained, or only served. A request
-that is fanned out is sampled several times, and the answers are its siblings. This module does no
-I/O."""
+that is fanned out is sampled several times; the sampled answers are called siblings. A request that
+is only served is sampled once. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ from fakevllm.config.policy import PolicySection, SkipRule
 Json = dict[str, Any]
 
 MAX_SEARCHED_CHARS = 10_000
-"""Number of characters of the first message that a rule's regular expression searches, because a
-search in a long text can be slow."""
+"""Number of characters at the beginning of the first message in which a rule's regular expression
+is searched. The number is limited because a search in a long text can be slow."""
 
 _NON_SAMPLING_FIELDS = ("echo", "suffix", "use_beam_search", "prompt_logprobs")
 _IMAGE_TYPES = ("image_url", "input_image", "image")
 
 
 class ServeOnlyReason(StrEnum):
-    """Reason why a request is sampled once and not trained. The ledger stores this value. If there
-    is a detail, a colon and the detail follow the value."""
+    """Reason why a request is sampled once and not trained. The ledger stores the value of the
+    reason. Some reasons have a detail; the ledger then stores the value, a colon and the detail."""
 
     PAUSED = "paused"
     SIDE_CALL = "side_call"
-    """A rule classified the request as a side call. The detail is the name of the rule."""
+    """A rule classified the request as a side call, such as title generation. The detail is the
+    name of the rule."""
     SKIP_RULE = "skip_rule"
     """A `[[policy.skip]]` rule matched. The detail is the rule's name or number."""
     NOT_SAMPLED = "not_sampled"
-    """The request is not in the sampled fraction."""
+    """The request is outside the fraction of the traffic that is trained."""
     ONE_SIBLING = "one_sibling"
-    """The group would have one sibling only, so there is nothing to compare."""
+    """Only one answer would be sampled for the request, so there is no other answer to compare it
+    with."""
     SEVERAL_PROMPTS = "several_prompts"
     INVALID_REQUEST = "invalid_request"
     GREEDY_REQUEST = "greedy_request"
@@ -58,13 +60,14 @@ class ServeOnlyReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Train:
     """Decision of the admission rules to fan the request out and to train it. The decision is not
-    final: if `why_only_served` finds an obstacle in the request's body, the request is only served.
-    """
+    final: if `why_only_served` finds an obstacle in the request's body, the request is sampled once
+    and not trained."""
 
     num: int | None = None
-    """Number of siblings; None: the number in the job."""
+    """Number of siblings (answers to sample); None means the number in the training job."""
     shadow: bool = False
-    """Whether the app gets the answer to its own request, as it would without the proxy."""
+    """Whether the app always gets the answer to its own, unchanged request, whatever the rewards
+    are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ class ServeOnly:
 
     @property
     def recorded_reason(self) -> str:
-        """The reason and its detail as the ledger stores them, such as `side_call: marker`."""
+        """The reason with its detail, in the form that the ledger stores, such as
+        `side_call: marker`."""
         return f"{self.reason}: {self.detail}" if self.detail else self.reason.value
 
 
@@ -129,20 +133,24 @@ class AdmissionRules:
         object.__setattr__(self, "side_calls", rules)  # the dataclass is frozen
 
     def side_call(self, facts: RequestFacts, session: SessionSummary | None) -> ServeOnly | None:
-        """Return the decision not to train if the request is a side call (a request of the client
-        itself, such as title generation). Return None if the request is a main call.
+        """Return the decision not to train the request, if it is a side call (a request that the
+        client program makes on its own, such as title generation). Return None for a main call (a
+        request of the user or the agent).
 
-        `session`: summary of the session's earlier main calls; None if there are none.
+        `session`: summary of the earlier main calls in the same session (conversation); None if
+        there are none.
         """
         rule = self.side_calls.matching_rule(facts.model, facts.headers, facts.body, session)
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
     def decide(self, facts: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:
-        """Return the decision whether a main call (a request of the user or the agent) is trained.
+        """Decide whether a main call (a request of the user or the agent) is trained, and return
+        the decision.
 
-        `subject`: id of the request's session, or of the request if it has no session. All requests
-        with one subject are either in the sampled fraction or outside it. `is_paused`: whether the
-        kill switch is on.
+        `subject`: id of the request's session (conversation), or id of the request if it has no
+        session. If only a fraction of the traffic is trained, this fraction is chosen by subject.
+        Either all requests of a session belong to the fraction, or none. `is_paused`: whether the
+        kill switch is on, which stops training on all requests.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
@@ -156,11 +164,11 @@ class AdmissionRules:
 
 
 def is_sampled(subject: str, fraction: float) -> bool:
-    """Return True if a subject (the id of a session or of a request) belongs to the sampled
-    fraction of the traffic.
+    """Return True if a subject (the id of a session or of a request) belongs to the fraction of the
+    traffic that is fanned out and trained.
 
-    The result depends on the two arguments only. A subject that belongs to a fraction also belongs
-    to every larger fraction.
+    The result depends on the two arguments only. A subject for which the result is True keeps this
+    result if the fraction is increased.
 
     >>> [is_sampled(name, 0.5) for name in ("a", "b", "a")]
     [True, False, True]
@@ -172,8 +180,8 @@ def is_sampled(subject: str, fraction: float) -> bool:
 
 
 def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
-    """Return the reason why a request with this body and this number of siblings must be served
-    once and not trained. Return None if there is no such reason."""
+    """Return the reason why a request with this body and this number of siblings (answers to
+    sample) must be sampled once and not trained. Return None if the request can be trained."""
     if num_siblings < 2:
         return ServeOnlyReason.ONE_SIBLING
     if not _has_one_prompt(body):
@@ -192,7 +200,7 @@ def why_only_served(body: Json, num_siblings: int) -> ServeOnlyReason | None:
 
 
 def _matches(rule: SkipRule, facts: RequestFacts) -> bool:
-    """Return whether the request satisfies all conditions of the rule."""
+    """Return True if the request satisfies all conditions of this `[[policy.skip]]` rule."""
     pattern = rule.first_message_pattern
     return (
         rule.route in (None, facts.route)
@@ -223,7 +231,8 @@ def _has_images(body: Json) -> bool:
 
 
 def _has_one_prompt(body: Json) -> bool:
-    """Return whether the body has one conversation, or one prompt as text or as token ids."""
+    """Return True if the body has a list of messages, or exactly one prompt, as text or as token
+    ids."""
     messages: object = body.get("messages")
     prompt: object = body.get("prompt")
     if isinstance(messages, list):

@@ -1,4 +1,5 @@
-"""Read tasks from a dataset in JSON Lines, and yield them in shuffled order."""
+"""Read tasks from a dataset file in JSON Lines, and yield them in shuffled order. Each row of the
+file is a task."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class DatasetRow(NamedTuple):
     """One row of a dataset in JSON Lines."""
 
     row_id: str
-    """Hash of the file's content, and the row's index."""
+    """Id of the row, made of a hash of the file's content and the row's index."""
     line_number: int
     """Number of the row's line in the file. The first line is 1."""
     fields: dict[str, Any]
@@ -33,8 +34,8 @@ class DatasetRow(NamedTuple):
 
 
 def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tuple[int, Task]]:
-    """Yield (number of the round, task) without end. Each round has all tasks in a new order;
-    rounds are numbered from 0.
+    """Yield pairs (round number, task) forever. Each round yields all tasks once, in a new order.
+    The first round has the number 0.
 
     `skip`: number of tasks to leave out at the beginning, because an earlier run has used them.
     """
@@ -51,7 +52,7 @@ def endless_rows(tasks: Sequence[Task], seed: int, skip: int = 0) -> Iterator[tu
 
 def read_tasks(file: Path, field: str) -> list[Task]:
     """Return one task per row of the dataset file. The task's query is the text in the row's field
-    `field`, and its metadata is the whole row.
+    `field`, and the task's metadata is the whole row.
 
     A task's id consists of a hash of the file's content and the row's index. Raises ConfigError if
     the file cannot be read or a row is not valid.
@@ -100,7 +101,7 @@ def _fields(line: bytes, line_number: int, file: Path) -> dict[str, Any]:
 
 def _strict_json(line: bytes) -> Any:
     """Return the parsed value of a line. Raises ValueError or RecursionError if the line is not
-    JSON, or if its value cannot be sent to the server as JSON."""
+    JSON, or if its value cannot be serialized as JSON again, to be sent to the server."""
 
     def refuse(name: str) -> float:
         raise ValueError(f"it contains {name}")

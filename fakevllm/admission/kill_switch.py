@@ -1,8 +1,9 @@
-"""The kill switch of fan-out. While the switch is on, each request is sampled once and not trained.
+"""The kill switch, with which the user stops the training on traffic. While the switch is on, each
+request is sampled once and not trained.
 
-The switch is a file in the run directory, so a restarted proxy stays paused. A full disk or a
-broken ledger cannot prevent the use of the switch. If the file cannot be written, the switch still
-has effect until the proxy stops.
+While the switch is on, a file exists in the run directory, so the switch stays on when the proxy
+restarts. The switch also works on a full disk or with a broken ledger. If the file cannot be
+created or deleted, the new state takes effect nevertheless, but it is lost when the proxy stops.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ _FILE_TEXT = (
 
 
 class KillSwitch:
-    """The kill switch of one proxy. The file is read at the start and written by `set`. Other
-    changes of the file have no effect before a restart."""
+    """The kill switch of one proxy. The constructor checks whether the file exists, and `set`
+    creates or deletes the file. If anything else creates or deletes the file, this has no effect
+    until the proxy restarts."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -35,8 +37,8 @@ class KillSwitch:
     def set(self, is_on: bool) -> str | None:
         """Turn the switch on or off at once.
 
-        Return None on success, or the error message if the file could not be changed. After such an
-        error, a restarted proxy will not know the new state.
+        Return None on success, or an error message if the file could not be created or deleted. In
+        the case of an error, the new state is lost when the proxy restarts.
         """
         if is_on != self._is_on:
             log.warning("%s", "paused" if is_on else "resumed")
@@ -55,5 +57,5 @@ class KillSwitch:
 
 
 def pause_file(run_dir: Path) -> Path:
-    """Return the path of the kill switch's file."""
+    """Return the path of the kill switch's file, whose existence means that the switch is on."""
     return run_dir / FILE_NAME

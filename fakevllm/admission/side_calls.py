@@ -1,8 +1,8 @@
-"""Recognition of side calls: requests by which a client generates titles, tags, summaries or commit
-messages. This module does no I/O.
+"""Recognition of side calls: requests that a client program makes on its own, for example to
+generate a title, tags, a summary or a commit message. This module does no I/O.
 
-A side call is served once, is never trained, and is not a turn of its session. Every request that
-no rule recognises as a side call is a main call.
+A side call is sampled once, is never trained, and is not a turn of its session (conversation).
+Every request that no rule recognises as a side call is a main call.
 """
 
 from __future__ import annotations
@@ -24,29 +24,30 @@ MARKERS = (
     "You are an expert software engineer that generates concise, one-line Git commit messages",
     "You are now acting as the managed memory extraction subagent",
 )
-"""Beginnings of known side calls: opencode's title and compaction, Open WebUI's tasks (title, tags,
-follow-ups, queries), aider's commit message, qwen-code's memory."""
+"""Texts with which known side calls begin: title generation and compaction in opencode; titles,
+tags, follow-up questions and search queries in Open WebUI; commit messages in aider; memory
+extraction in qwen-code."""
 _MAIN_CALL_MARKERS = ("### Task:\nRespond to the user query",)
-"""Beginnings of main calls that would otherwise match a marker. Open WebUI puts a user's question
-into this template if the question has files, knowledge or a web search. Open WebUI's side calls
-begin with similar text."""
+"""Texts with which main calls begin that would otherwise match a marker of side calls. Open WebUI
+puts a user's question into a template with this beginning if files, knowledge or a web search
+belong to the question. Open WebUI's side calls begin with similar text."""
 
 MIN_QUOTED_CHARS = 12
-"""Minimum length of an opening message that counts as quoted. A shorter text may be contained in
-another by chance."""
+"""Minimum length in characters of a session's first user message for the heuristic that searches
+the message in later requests. A shorter message may be contained in another text by chance."""
 MAX_SESSIONS = 10_000
 """Maximum number of sessions whose summaries are kept."""
 MAX_KEPT_CHARS = 2_000
-"""Number of characters of a session's opening message that are kept. To recognise a quote, the
-beginning is enough."""
+"""Number of characters of a session's first user message that are kept. They are enough to
+recognise a later request that quotes the message."""
 
 _SYSTEM_ROLES = ("system", "developer")
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSummary:
-    """Facts about a session's earlier main calls. The side call rules compare the next request with
-    these facts."""
+    """Facts about the earlier main calls (requests of the user or the agent) in a session. The
+    rules that recognise side calls compare the session's next request with these facts."""
 
     has_tools: bool = False
     """Whether any main call had tools."""
@@ -58,12 +59,15 @@ class SessionSummary:
 
 @dataclass(frozen=True, slots=True)
 class SideCallRules:
-    """Rules by which a request is recognised as a side call."""
+    """Rules that recognise side calls (requests that the client program makes on its own, such as
+    title generation)."""
 
     models: Sequence[str] = ()
-    """Patterns of model names, as for `fnmatch`."""
+    """Patterns in the syntax of `fnmatch`. A request whose model name matches one of them is a side
+    call."""
     headers: Sequence[str] = ()
-    """Header names, each optionally followed by a colon and a pattern for the value."""
+    """Header names, each optionally followed by a colon and a pattern for the value. A request with
+    a matching header is a side call."""
     markers: Sequence[str] = MARKERS
     """Texts with which the messages of side calls begin."""
     guesses: Collection[str] = ("no_tools", "marker", "quoted")
@@ -76,12 +80,14 @@ class SideCallRules:
         body: Json,
         session: SessionSummary | None = None,
     ) -> str | None:
-        """Return the name of the rule that recognises a request as a side call, or None for a main
-        call.
+        """Return the name of the rule that recognises a request as a side call (a request that the
+        client program makes on its own, such as title generation). Return None for a main call (a
+        request of the user or the agent).
 
         `model`: model name as the app sent it. `headers`: the app's headers, with names in lower
         case. `body`: the body in the format of chat completions or completions. `session`: summary
-        of the session; None if the session is unknown or has no earlier main call.
+        of the earlier main calls in the request's session; None if the session is unknown or has no
+        earlier main call.
         """
         if self.headers and any(has_header(headers, pattern) for pattern in self.headers):
             return "header"
@@ -104,8 +110,9 @@ class SideCallRules:
 
 
 class SessionSummaries:
-    """Summaries of at most `max_sessions` sessions. If there are more, the sessions whose latest
-    main calls are the oldest are removed."""
+    """Summaries of the main calls of at most `max_sessions` sessions (conversations). When a new
+    session exceeds this number, the session that has had no main call for the longest time is
+    removed."""
 
     def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
         self._max_sessions = max_sessions
@@ -115,11 +122,11 @@ class SessionSummaries:
         return self._summaries.get(session_id)
 
     def note(self, session_id: str, body: Json) -> None:
-        """Add a main call to the summary of its session.
+        """Add a main call (a request of the user or the agent) to the summary of its session.
 
-        The summary keeps a hash of the system messages and the first user message of the first main
-        call. `has_tools` becomes True with the first main call that offers tools, and then stays
-        True.
+        From the session's first main call, the summary keeps a hash of the system messages, and the
+        first user message. The field `has_tools` becomes True as soon as a main call offers tools,
+        and then stays True.
         """
         summary = self._summaries.pop(session_id, None)
         has_tools = bool(body.get("tools"))
@@ -166,10 +173,11 @@ def messages_of(body: Json) -> Iterator[tuple[str, str]]:
 
 
 def _marked_messages(body: Json) -> list[str]:
-    """Return the texts of those messages at whose beginning a marker of side calls is searched.
+    """Return the texts of the messages that are checked for a marker (a text with which side calls
+    begin).
 
-    Every system message is such a message. If the request has exactly one other message, that
-    message is included too.
+    All system messages are checked. If the request has exactly one other message, this message is
+    checked too.
     """
     system: list[str] = []
     others: list[str] = []
@@ -179,17 +187,18 @@ def _marked_messages(body: Json) -> list[str]:
 
 
 def _system_hash(body: Json) -> bytes:
-    """Return a hash of the system messages. Hashes are compared and kept in place of the messages,
-    which are long."""
+    """Return a hash of the system messages. The messages are long, so only their hash is kept and
+    compared."""
     text = "\n".join(text for role, text in messages_of(body) if role in _SYSTEM_ROLES)
     return blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def _lacks_tools(body: Json, session: SessionSummary) -> bool:
-    """Return True if the request offers no tools, although an earlier main call of its session did.
+    """Return True if the request offers no tools, although an earlier main call of its session
+    offered tools. Such a request is probably a side call.
 
-    The result is False if the last message is a tool's result. Such a request continues the main
-    conversation, although it offers no tools.
+    If the last message is a tool's result, the request continues the main conversation even without
+    tools, and the result is False.
     """
     if body.get("tools") or not session.has_tools:
         return False
@@ -198,15 +207,16 @@ def _lacks_tools(body: Json, session: SessionSummary) -> bool:
 
 
 def _quotes(body: Json, session: SessionSummary) -> bool:
-    """Return True if the request is a separate conversation about the session, for example to
-    summarise it. Such a request quotes the session's first user message.
+    """Return True if the request is not part of the session's conversation but quotes the session's
+    first user message, for example in order to summarise the conversation.
 
-    Two kinds of main calls also contain the session's first user message, and the result for both
-    kinds is False:
+    Two kinds of requests contain the session's first user message and are still part of the
+    conversation. The result for both kinds is False:
 
-    * A call whose first message was edited. It has the same system messages as the session.
-    * A call that continues the session with a shortened history. Its history contains answers. Its
-      system messages may differ from those of the session, for example if they contain the date.
+    * A request whose first user message was edited. Its system messages are those of the session.
+    * A request that continues the session with a shortened history. Its messages include answers of
+      the assistant. Its system messages may differ from those of the session, for example if they
+      contain the date.
     """
     opening = session.opening.strip()
     if len(opening) < MIN_QUOTED_CHARS or body.get("tools"):

@@ -1,5 +1,6 @@
-"""Index that finds the task of a request, by the request's API key or by its text. This module does
-no I/O."""
+"""Index that finds the task to which a request belongs, by the request's API key or by its text. A
+task is a dataset row: a query with metadata such as the reference answer. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +14,29 @@ from fakevllm_adapters.protocol.swarm import Task
 
 _WHITE_SPACE = re.compile(r"\s+")
 _NUM_PREFIX_CHARS = 16
-"""Number of first characters by which rows are looked up. Few rows of a dataset have the same first
-characters."""
+"""Number of characters at the beginning of a row by which the row is looked up. Few rows of a
+dataset begin with the same 16 characters."""
 _NUM_MAC_DIGITS = 16
 """Number of hexadecimal digits of a task key's signature."""
 
 
 class TaskIndex:
-    """Index of all known tasks. Tasks of the proxy's own dataset can also be found by their text.
+    """Index of all registered tasks. Every task can be found by its task key, an API key
+    `sk-task-…` that an app can send with its requests. Tasks of the proxy's own dataset can also be
+    found by their text.
 
-    Each task has a task key (`sk-task-…`), which an app can use as its API key. Ownership of tasks
-    depends on whether the proxy requires API keys:
+    Who owns a task depends on whether the proxy requires API keys:
 
     * If the proxy requires API keys, a task belongs to the API key that registered the task. Only
       the holder of this API key can replace the task. The task key is signed, and contains the
-      fingerprint of this API key. It is valid only while this API key is valid.
+      fingerprint of this API key. The task key is valid only while this API key is valid.
     * If the proxy requires no API keys, tasks belong to nobody, and a task key may be unsigned.
     """
 
     def __init__(self, secret: bytes | None = None, keys: KeyRing | None = None) -> None:
-        """Create an empty index. `secret` signs task keys. If `secret` is None, task keys are not
-        signed and tasks belong to nobody. `keys` are the API keys that the proxy accepts."""
+        """Create an empty index. `secret` signs task keys (API keys `sk-task-…` that name a task).
+        If `secret` is None, task keys are not signed. `keys` are the API keys that the proxy
+        accepts."""
         self._secret = secret
         self._keys = KeyRing() if keys is None else keys
         self._tasks: dict[str, Task] = {}
@@ -44,11 +47,12 @@ class TaskIndex:
         self._by_text: defaultdict[str, list[Task]] = defaultdict(list)
         self._texts = TextIndex()
         self.counts: Counter[str] = Counter()
-        """Number of text look-ups by their result: hit, miss, tie."""
+        """Number of look-ups by text, for each result: hit (one task), miss (no task) or tie
+        (several tasks)."""
 
     def add_dataset(self, tasks: Iterable[Task]) -> None:
-        """Add the tasks of the proxy's own dataset. A request may also be matched with these tasks
-        by its text."""
+        """Add the tasks of the proxy's own dataset. A request that contains the text of one of
+        these tasks can be matched with the task by that text."""
         for task in tasks:
             self._tasks[task.task_id] = self._dataset[task.task_id] = task
             if text := normalised(task.main_query):
@@ -56,20 +60,23 @@ class TaskIndex:
                 self._texts.add(text)
 
     def owner_of(self, key: str | None) -> str | None:
-        """Return the owner of the tasks that are registered with this API key. The owner is the
-        key's fingerprint, or None if the proxy requires no keys."""
+        """Return the owner to record for tasks that an app registers with this API key. The owner
+        is the key's fingerprint. The result is None if the proxy requires no API keys."""
         return fingerprint(key) if key and self._keys else None
 
     def ids_of_others(self, tasks: Iterable[Task], owner: str | None) -> list[str]:
-        """Return the ids of those tasks that `owner` must not register.
+        """Return the ids of those of the given tasks that `owner` (the fingerprint of an API key)
+        must not register.
 
-        There are two cases: a task with this id belongs to another valid API key, or the dataset
-        has a different task with this id. If `owner` is None, the result is empty.
+        A task must not be registered if a task with the same id already belongs to another valid
+        API key, or if the dataset has a different task with the same id. If `owner` is None, the
+        result is empty.
         """
         return [task.task_id for task in tasks if owner and not self._may_register(task, owner)]
 
     def add(self, tasks: Sequence[Task], owner: str | None = None) -> None:
-        """Register tasks for an owner. A task replaces an earlier task with the same id."""
+        """Register tasks for an owner (the fingerprint of an API key, or None). A task replaces an
+        earlier task with the same id."""
         for task in tasks:
             self._tasks[task.task_id] = task
             if owner is None or self._is_row(task):
@@ -78,20 +85,22 @@ class TaskIndex:
                 self._owners[task.task_id] = owner
 
     def key(self, task_id: str, owner: str | None = None) -> str:
-        """Return the task key (`sk-task-…`) of a task for an owner. An app sends it as its API key,
-        so that its requests belong to the task."""
+        """Return the task key (`sk-task-…`) of a task that `owner` has registered. A request that
+        an app sends with the task key as its API key belongs to the task."""
         if self._secret is None:
             return task_key(task_id)
         name = task_id if owner is None else f"{task_id}.{owner}"
         return f"{task_key(name)}.{self._mac(self._secret, task_id, owner)}"
 
     def knows(self, key: str | None) -> bool:
-        """Return True if `key` is a valid task key of a registered task."""
+        """Return True if `key` is a valid task key (`sk-task-…`), and the task that it names is
+        registered."""
         return self._by_key(key) is not None
 
     def registering_key(self, key: str | None) -> str | None:
-        """Return the fingerprint of the API key that registered the task of this task key. Return
-        None for any key that is not a signed task key. The result for one key never changes."""
+        """Return the fingerprint of the API key that registered the task which the task key `key`
+        (`sk-task-…`) names. Return None for any key that is not a task key signed for an owner. The
+        result for one key never changes."""
         task_id = task_id_of(key)
         if task_id is None or self._secret is None:
             return None
@@ -100,9 +109,9 @@ class TaskIndex:
         return owner if _are_equal(mac, self._mac(self._secret, signed, owner)) else None
 
     def key_names(self, key: str | None) -> tuple[str, ...]:
-        """Return the names under which an admission rule may refer to an API key: its name in the
-        key file and its fingerprint. A task key also has the names of the API key that registered
-        the task."""
+        """Return the names by which an admission rule may refer to an API key: its name in the key
+        file and its fingerprint. For a task key (`sk-task-…`), the names of the API key that
+        registered the task are returned too."""
         if not key:
             return ()
         owner = self.registering_key(key)
@@ -113,9 +122,10 @@ class TaskIndex:
     def find(self, key: str | None, opening: str) -> Task | None:
         """Return the task to which a request belongs, or None.
 
-        If the request's API key is a task key (`sk-task-…`), that key decides. Otherwise the text
-        of the first user message, `opening`, decides: if it contains the text of exactly one task
-        of the dataset, that task is returned.
+        If the request's API key is a task key (`sk-task-…`), the task that it names is returned.
+        Otherwise `opening`, the text of the first user message, is searched for the texts of the
+        dataset's tasks. If it contains the text of exactly one task, this task is returned. A text
+        within another matching task's text does not count.
         """
         if task_id_of(key) is not None:
             return self._by_key(key)
@@ -131,7 +141,8 @@ class TaskIndex:
         return registered is None or self._is_row(task) or not self._is_row(registered)
 
     def _is_row(self, task: Task) -> bool:
-        """Return True if the dataset has a row with the task's id and with equal content."""
+        """Return True if the proxy's dataset contains this task, with the same id and the same
+        content."""
         return self._dataset.get(task.task_id) == task
 
     def _by_key(self, key: str | None) -> Task | None:
@@ -152,9 +163,9 @@ class TaskIndex:
     def _of_owner(self, task_id: str, owner: str) -> Task | None:
         """Return the task with the id `task_id` if `owner` may use it, else None.
 
-        `owner` is the fingerprint of an API key. The owner may use the tasks that this API key has
-        registered, and the rows of the dataset, while the API key is valid. If the proxy requires
-        no API keys, everybody may use every task.
+        `owner` is the fingerprint of an API key. While this API key is valid, its owner may use the
+        tasks that were registered with it, and the tasks of the dataset. If the proxy requires no
+        API keys, everybody may use every task.
         """
         task = self._tasks.get(task_id)
         if task is None or not self._keys:
@@ -176,9 +187,10 @@ class TaskIndex:
         return tasks[0] if result == "hit" else None
 
     def _contained_tasks(self, text: str) -> list[Task]:
-        """Return the tasks whose texts `text` contains.
+        """Return the dataset tasks whose texts are contained in `text`.
 
-        A task whose text is part of another matching task's text is left out.
+        If the text of one such task is part of the text of another, only the task with the longer
+        text is returned.
         """
         matches = self._texts.contained_rows(text)
         longest = [
@@ -188,8 +200,8 @@ class TaskIndex:
 
 
 class TextIndex:
-    """Index of texts ("rows"). It finds all rows that are contained in another text, in one pass
-    over that text.
+    """Index of short texts, called rows. Given a long text, the index finds all rows that this text
+    contains, in one pass over the long text.
 
     >>> index = TextIndex()
     >>> index.add("what is 1 plus 2?")
@@ -202,8 +214,8 @@ class TextIndex:
         self._long: defaultdict[str, defaultdict[int, set[str]]] = defaultdict(
             lambda: defaultdict(set)
         )
-        """Rows by their first characters, then by their length. All rows of equal beginning and
-        length cost one look-up."""
+        """Rows by their first characters, then by their length. One look-up checks all rows that
+        have the same first characters and the same length."""
 
     def add(self, row: str) -> None:
         if len(row) < _NUM_PREFIX_CHARS:
@@ -223,7 +235,8 @@ class TextIndex:
 
 
 def normalised(text: str) -> str:
-    """Return the text in lower case, with all white space as single spaces.
+    """Return the text in lower case. Each run of white space becomes one space, and white space at
+    both ends is removed.
 
     >>> normalised("  What is\\n1 plus 2? ")
     'what is 1 plus 2?'

@@ -1,5 +1,5 @@
-"""Import path for scripts that were written for AgentJet: `fakevllm.ajet` has the names that such
-scripts import."""
+"""Import path for scripts that were written for AgentJet (another RL framework). `fakevllm.ajet`
+exports the names that such scripts import from AgentJet."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """AgentJet's names for classes and functions of the SDK.
 
-In a script that was written for AgentJet, only the imports need to change: `from fakevllm.ajet
-import AgentJetJob, SwarmClient, …`. The classes and functions are documented in `fakevllm.sdk`, and
-those that only scripts for AgentJet use in this folder.
+In a script that was written for AgentJet, only the imports need to change, to
+`from fakevllm.ajet import AgentJetJob, SwarmClient, …`. Most of these names stand for classes and
+functions of `fakevllm.sdk`, and are documented there. A few exist only for AgentJet scripts, and
+are defined and documented in this folder.
 """
 
 from __future__ import annotations

@@ -20,11 +20,13 @@ def read_jsonl_tasks(file: Path) -> list[Task]:
     """Return one task per row of the file, in the order of the rows.
 
     A row needs the field `main_query` or `question`. The fields `task_id`, `init_messages`,
-    `env_type` and `metadata` are optional. Without `task_id`, the id consists of a hash of the
-    file's content and the row's index. Without `metadata`, the metadata is the whole row.
+    `env_type` and `metadata` are optional. If a row has no `task_id`, the task's id consists of a
+    hash of the file's content and the row's index. If a row has no `metadata`, the task's metadata
+    is the whole row.
 
     Raises ConfigError if the file cannot be read, if a row is not valid, or if two rows with the
-    same `task_id` have different queries. Episodes of these rows would be compared with each other.
+    same `task_id` have different queries. All episodes with one task id form a group and are
+    compared with each other, so they must have the same query.
     """
     tasks: list[Task] = []
     first_by_id: dict[str, tuple[int, str]] = {}
@@ -61,8 +63,8 @@ def _task(row: DatasetRow, file: Path) -> Task:
 
 
 def _task_id(row: DatasetRow) -> Any:
-    """Return the row's `task_id`, or the row's own id if the row has no `task_id`. A number is
-    converted to a text."""
+    """Return the row's field `task_id`, with a number converted to text. If the row has no such
+    field, return an id made of a hash of the file's content and the row's index."""
     task_id = row.fields.get("task_id")
     if task_id is None or task_id == "":
         return row.row_id

@@ -1,4 +1,5 @@
-"""AgentJet's task reader, which reads its tasks from the source that `reader_type` names."""
+"""RouterTaskReader, AgentJet's class for reading tasks. Its argument `reader_type` selects the
+source of the tasks."""
 
 from __future__ import annotations
 
@@ -15,21 +16,23 @@ from fakevllm_adapters.protocol.swarm import Task
 
 HF_REPO, JSONL_FILE, RANDOM_DUMMY = "huggingface_dat_repo", "jsonl_dataset_file", "random_dummy"
 NOT_SUPPORTED = ("env_service", "tracing", "data_generation")
-"""AgentJet's reader types that do not exist here."""
+"""Reader types that AgentJet has and that fakevllm does not support."""
 NUM_DUMMY_TASKS = 1000
 _DUMMY_SEED = "random_dummy"
-"""Seed of the order of the dummy tasks. All machines have the same order."""
+"""Random seed that determines the order of the dummy tasks, so that the order is the same on all
+machines."""
 
 Split = Literal["training", "validation"]
 
 
 @dataclass(slots=True)  # not frozen, because scripts for AgentJet may set attributes
 class HuggingfaceDatRepo:
-    """The settings of a Hugging Face dataset, which must have a column `question`."""
+    """The settings of a Hugging Face dataset. The dataset must have a column `question`."""
 
     dataset_path: str = "gsm8k"
-    """A name or folder that HfReader accepts, or a folder with one JSON Lines file per split, such
-    as `train.jsonl`. Reading JSON Lines needs no further package."""
+    """Name of a dataset on the Hugging Face hub, or a folder that HfReader can read, or a folder
+    with one JSON Lines file per split, such as `train.jsonl`. JSON Lines files can be read without
+    an additional package."""
     dataset_name: str | None = None
     training_split: str = "train"
     validation_split: str = "validation"
@@ -55,7 +58,7 @@ class AjetTaskReader:
     """The settings of a RouterTaskReader."""
 
     type: str = HF_REPO
-    """Not used: the argument `reader_type` of RouterTaskReader selects the source."""
+    """Not used, because the argument `reader_type` of RouterTaskReader selects the source."""
     huggingface_dat_repo: HuggingfaceDatRepo = field(default_factory=HuggingfaceDatRepo)
     jsonl_dataset_file: JsonlDatasetFile = field(default_factory=JsonlDatasetFile)
 
@@ -65,8 +68,8 @@ class RouterTaskReader:
 
     `reader_type` is one of these sources:
 
-    * `random_dummy`: 1000 tasks with only a number, for agents that generate their own problems.
-      The order is random, but always the same.
+    * `random_dummy`: 1000 tasks that contain only a number, for agents that generate their own
+      problems. The tasks are shuffled with a fixed seed.
     * `jsonl_dataset_file`: the files in `reader_config.jsonl_dataset_file`.
     * `huggingface_dat_repo`: the dataset in `reader_config.huggingface_dat_repo`.
     """
@@ -99,12 +102,13 @@ class RouterTaskReader:
         return iter(self._read(self._config, "validation"))
 
     def get_training_tasks(self) -> list[Task]:
-        """Return the training tasks in a new random order. To repeat an order, call `random.seed`
-        before."""
+        """Return the training tasks in a new random order. For a reproducible order, call
+        `random.seed` first."""
         return _shuffled(self.generate_training_tasks())
 
     def get_validation_tasks(self) -> list[Task]:
-        """Return the validation tasks in a new random order, like `get_training_tasks`."""
+        """Return the validation tasks in a new random order. For a reproducible order, call
+        `random.seed` first."""
         return _shuffled(self.generate_validation_tasks())
 
 

@@ -1,4 +1,5 @@
-"""AgentJet's argument of a workflow: a task, and where in a batch the task runs."""
+"""WorkflowTask, the argument that AgentJet passes to a workflow (a function that runs an agent). It
+has the task and the task's position in the batch."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 class WorkflowTask(BaseModel):
-    """A task as AgentJet passes it to a workflow, which is the code that runs an agent.
+    """A task in the form in which AgentJet passes it to a workflow (a function that runs an agent).
 
-    Scripts create it themselves and pass it to their own workflow. fakevllm reads none of the
-    fields.
+    Scripts create a WorkflowTask themselves and pass it to their own workflow. fakevllm itself
+    reads none of the fields.
     """
 
     task: Task = Field(default_factory=Task)
@@ -27,9 +28,9 @@ class WorkflowTask(BaseModel):
     """Label of the task for log lines."""
     episode_uuid: str = ""
     observation_window: dict[str, Any] = Field(default_factory=dict)
-    """Data that the workflow shows to an observer while it runs."""
+    """Data that the running workflow shows to an observer."""
     llm_inference_fn: Any = None
-    """Function that asks the model."""
+    """Function that sends a request to the model."""
     tokenizer: Any = None
     gym_env: Any = None
     """Handle of the task's environment."""

@@ -1,4 +1,5 @@
-"""`fakevllm pause`, `resume` and `status`: commands for a running proxy."""
+"""The commands `fakevllm pause`, `fakevllm resume` and `fakevllm status`, which control or show a
+running proxy."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from fakevllm_runtime.commands import run_command
 
 
 def proxy_url(url: str | None, config: Path | None) -> str:
-    """Return `url`, or the proxy's address in the configuration if `url` is None. Raises
+    """Return `url`. If `url` is None, return the proxy's address from the configuration. Raises
     ConfigError if the configuration is not valid or has no fixed port."""
     if url is not None:
         return url
@@ -22,12 +23,12 @@ def proxy_url(url: str | None, config: Path | None) -> str:
 
 
 def pause(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Stop the fan-out of a running proxy. It serves each request once until `resume`."""
+    """Stop training on new requests. Until `resume`, the proxy samples each request only once."""
     _set_paused(url, key, config, paused=True)
 
 
 def resume(url: ProxyUrl = None, key: ProxyKey = None, config: ConfigFile = None) -> None:
-    """Resume the fan-out of a running proxy."""
+    """Resume training on new requests. The proxy samples them several times again."""
     _set_paused(url, key, config, paused=False)
 
 
@@ -51,8 +52,9 @@ def status(
     ] = "",
     config: ConfigFile = None,
 ) -> None:
-    """Show the state of a running proxy. The table has the fan-out, the engine, the learning curve,
-    and the number of groups that were not trained, by reason."""
+    """Show the state of a running proxy. The table shows whether training is paused, the state of
+    the engine, and the learning curve. It also shows how many requests were not trained, for each
+    reason."""
 
     def run() -> None:
         from rich.console import Console

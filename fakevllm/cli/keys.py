@@ -55,7 +55,7 @@ def add(
     run_dir: RunDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """Create a key and print it once. Only its SHA-256 hash is stored."""
+    """Create a key and print it once. The key file stores only the key's SHA-256 hash."""
 
     def run() -> None:
         import sys
@@ -82,7 +82,7 @@ def add(
 
 @app.command("list")
 def list_keys(key_file: File = None, run_dir: RunDir = None, config: ConfigFile = None) -> None:
-    """List all keys. The ledger identifies apps by the fingerprints."""
+    """List all keys with their fingerprints. The ledger stores the fingerprint of an app's key."""
 
     def run() -> None:
         from rich.console import Console

@@ -143,7 +143,7 @@ def check_hook(
     ] = None,
     config: ConfigFile = None,
 ) -> None:
-    """Run all hooks on one group and show their results."""
+    """Run all hooks once and show their results. The hooks get one request with several answers."""
 
     def run() -> None:
         import asyncio
@@ -184,7 +184,7 @@ def sessions(
     run_dir: RunDir = None,
     config: ConfigFile = None,
 ) -> None:
-    """List sessions, or draw one. A session is one conversation of an app."""
+    """List sessions, or draw one session as a tree. A session is one conversation of an app."""
 
     def run() -> None:
         from rich.console import Console
@@ -279,7 +279,7 @@ def demo(
     ] = None,
     lockstep: Lockstep = False,
 ) -> None:
-    """Train the included demo model. The processes are those of a real run."""
+    """Train the included demo model. The demo starts the same processes as a real run."""
 
     def run() -> None:
         from fakevllm.demo.command import DemoSettings, run_demo
@@ -297,7 +297,7 @@ def train(
         Path, typer.Option(help="YAML file with the job, the workflow, the dataset and the server.")
     ],
 ) -> None:
-    """Train a workflow function on a dataset, in one command."""
+    """Train a model with your workflow function on a dataset."""
 
     def run() -> None:
         from fakevllm.train.command import run_train

@@ -30,7 +30,8 @@ def overwatch(
     as_json: Annotated[bool, typer.Option("--json", help="With --once: print JSON.")] = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show a swarm server on one screen. Keys start, stop, pause, resume or drain it."""
+    """Show the state of a swarm server on one screen. With keys you can start, stop, pause, resume
+    or drain the server."""
 
     def run() -> None:
         from rich.console import Console

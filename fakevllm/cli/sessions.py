@@ -1,6 +1,7 @@
-"""`fakevllm sessions`: a list of the ledger's sessions, or one session as a tree.
+"""The command `fakevllm sessions`: list the sessions (conversations of apps) in the ledger, or draw
+one session as a tree.
 
-The command reads the ledger file, so no proxy needs to run.
+The command reads the ledger file directly, so it also works while no proxy is running.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ _STYLES = {
 def render(
     ledger_file: Path, session: str | None, limit: int, names: Mapping[str, str]
 ) -> RenderableType:
-    """Return the list of sessions. If `session` is set, return instead the tree of the one session
-    whose id begins with `session`.
+    """Return a table of the latest `limit` sessions. If `session` is set, return instead the tree
+    of the one session whose id begins with `session`.
 
-    `names` maps the fingerprints of API keys to their names. Raises UserError if there is no
-    ledger, or if not exactly one session matches.
+    `names` maps the fingerprints of API keys to their names. Raises UserError if the ledger file
+    does not exist, or if the text `session` matches no session or several sessions.
     """
     if not ledger_file.exists():
         raise UserError(f"There is no ledger {ledger_file} yet: name another with --run-dir.")
@@ -104,12 +105,14 @@ def render_tree(
     """Return a session drawn as a tree. Each node is a group, which is one request with its
     answers.
 
-    If several groups continue the same answer, they are all drawn at the same level. The groups
-    that follow the latest of them are drawn at this level too. The groups that follow any other of
-    them are drawn below it, as a branch. Feedback on an answer is drawn below its group.
+    A conversation without branches is drawn as a flat list. If several groups continue the same
+    answer, they are all drawn at the same level. The latest of these groups continues the list, so
+    the groups that follow it are drawn at this level too. The groups that follow one of the others
+    are drawn below that group, as a branch. Feedback on an answer is drawn below the group of the
+    answer.
 
-    `children` has one pair for each session that a sub-agent of this session has opened: (id of the
-    sub-agent's session, id of the group that started the sub-agent).
+    `children` has one pair for each sub-agent that this session started: (id of the sub-agent's own
+    session, id of the group that started the sub-agent).
     """
     first = groups[0]
     head = Text(session_id, "bold").append(f"  {_app(first.app_key, names)}", "not bold")
@@ -142,10 +145,8 @@ def _add_branches(
     agents: Mapping[str | None, list[str]],
     feedback_rows: Mapping[str, list[FeedbackRecord]],
 ) -> None:
-    """Add all groups to the tree.
-
-    The function uses a loop, because recursion would exceed Python's limit in a long conversation.
-    """
+    """Add all groups, sub-agents and feedback to the tree. A loop is used, because recursion would
+    exceed Python's limit in a long conversation."""
     work: list[tuple[Tree, str | None, int]] = [(tree, None, 0)]
     while work:
         node, last_id, turn = work.pop()

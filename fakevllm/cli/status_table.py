@@ -23,8 +23,9 @@ RUN_ID_CHARS = 8
 """Number of characters of a run's id to print."""
 MAX_OTHER_RUNS = 5
 MIN_MEAN_GROUPS = 40
-"""Minimum number of groups in the mean at either end of a learning curve. The mean of a single step
-would not be enough, because a step may have only one group."""
+"""Minimum number of groups from which the mean reward at the beginning and at the end of a learning
+curve is computed. A single step is not enough for a reliable mean, because a step may have only one
+group."""
 
 NO_SERVER = "the swarm server cannot be reached: start it (`fakevllm-server start`)"
 ENGINE_STATES = {
@@ -38,7 +39,7 @@ ENGINE_STATES = {
 
 def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
     """Fetch the statistics of the proxy at `url`, and return them as a table. Raises ConfigError if
-    they cannot be fetched.
+    the statistics cannot be fetched.
 
     `run` is the beginning of the id of the training run whose learning curve is shown. An empty
     string means the newest run.
@@ -48,8 +49,8 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
-    """Return a table with one row per (name, value). Markup of the library rich in a value is
-    printed as plain text."""
+    """Return a table with one row per pair (name, value). Values are printed literally: markup of
+    the library rich within a value has no effect."""
     from rich.table import Table
     from rich.text import Text
 
@@ -119,8 +120,9 @@ def _learning_rows(stats: Json) -> Iterator[tuple[str, str]]:
 
 
 def _since_last_change(curve: list[Json]) -> tuple[list[Json], str]:
-    """Return the steps whose rewards can be compared with those of the last step, and a message if
-    these are not all steps. The message is empty if they are."""
+    """Return the pair (steps, message). The steps are the latest part of the learning curve: the
+    part since the hooks or the job last changed. Within this part, rewards can be compared with
+    each other. The message says which steps were left out. It is empty if no step was left out."""
     start = max((at for at, step in enumerate(curve) if step.get("changed")), default=0)
     if start == 0:
         return curve, ""
@@ -133,10 +135,10 @@ def _since_last_change(curve: list[Json]) -> tuple[list[Json], str]:
 
 
 def _group_mean(steps: Iterable[tuple[float, int]]) -> float:
-    """Return the mean reward over the first groups of a learning curve.
+    """Return the mean reward of the groups at the beginning of a learning curve.
 
-    `steps` has (mean reward, number of groups) of each step. Whole steps are added until there are
-    at least MIN_MEAN_GROUPS groups.
+    `steps` has the pair (mean reward, number of groups) for each step. Only as many of the first
+    steps are used as are needed to reach MIN_MEAN_GROUPS groups.
 
     >>> _group_mean([(1.0, 30), (0.0, 30), (0.5, 90)])
     0.5

@@ -36,8 +36,8 @@ def tokens(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Show the trained tokens of an episode. For each token: id, text, mask, logprob and
-    advantage."""
+    """Show the trained tokens of an episode. For each token, the output has its id, text, loss
+    mask, logprob and advantage."""
 
     def run() -> None:
         from rich.console import Console

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Section(BaseModel):
-    """Base class of the sections of fakevllm.toml. A section cannot be changed after it was read,
-    and an unknown key in it is an error."""
+    """Base class of the sections of fakevllm.toml. The values of a section cannot be changed after
+    they were read. An unknown key in a section is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

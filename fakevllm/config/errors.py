@@ -26,28 +26,31 @@ _FLAGS = {
     "job.num_repeat": "--n",
     "job.lockstep": "--lockstep",
 }
-"""Flag of `fakevllm serve` for each key. Flags for keys of `[proxy]` have the key's name."""
+"""Flag of `fakevllm serve` for each configuration key whose flag has a different name. Any other
+flag has the name of its key."""
 _SECRETS = ("swarm.key", "fallback.key")
-"""Keys whose values no message shows."""
+"""Configuration keys whose values are secret and never appear in a message."""
 _FIXES = {
     "tuple_type": 'write a list, such as ["..."]',
     "dict_type": 'write a table, such as {"..." = 4}',
     "bool_parsing": "write true or false",
     "bool_type": "write true or false",
 }
-"""Fix for each of pydantic's error types whose own text mentions Python types."""
+"""Text that replaces pydantic's message, for each pydantic error type whose message mentions Python
+types."""
 _FOREIGN_NAMES = {
     "learning_rate": "lr",
     "group_size": "num_repeat",
     "num_generations": "num_repeat",
 }
-"""Name of a setting for each name that other trainers use."""
+"""Name of the setting in fakevllm, for each name that other trainers use for this setting."""
 
 
 def explain(
     error: ValidationError, file: Path | None, flag_keys: Set[str], model: type[BaseModel]
 ) -> str:
-    """Return one line about the first problem in `error`, with the fix.
+    """Return a message of one line that describes one problem in `error` and names the fix. An
+    unknown key takes precedence over other problems.
 
     `flag_keys` are the configuration keys whose values come from flags. `model` is the class of the
     whole configuration.
@@ -83,17 +86,17 @@ def _flag(key: str) -> str:
 
 
 def _quoted_value(value: object) -> str:
-    """Return the wrong value as text for an error message. The result is "" if the value is a
-    table, or an address that may contain a password."""
+    """Return the wrong value as text for an error message. Return "" if the value is a table, or an
+    address that may contain a password."""
     if isinstance(value, Mapping | BaseModel) or "@" in str(value):
         return ""
     return f" (got {value!r})"
 
 
 def _fix_for_unknown_key(location: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Return the part of an error message that tells how to fix an unknown key. It names the
-    section to which the key belongs. If there is none, it names a known key with a similar name, or
-    else all known keys."""
+    """Return the part of an error message that says how to fix an unknown key. If the key belongs
+    in a section, the text names the section. If there is a known key with a similar name, the text
+    names this key. Otherwise the text lists all known keys."""
     *path, name = location
     known = _known_keys(model, tuple(path))
     if not path:

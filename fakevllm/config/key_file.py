@@ -1,5 +1,5 @@
-"""The file with the API keys of apps. Changes replace the file atomically, so that a proxy always
-reads a complete file."""
+"""The file with the API keys of apps. Each change replaces the whole file atomically, so that a
+running proxy never reads a half-written file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fakevllm_adapters.protocol.keys import AppKey, add_key, parse_key_file, rev
 
 
 class KeyFile:
-    """One file of API keys. Every method may raise ConfigError."""
+    """A file of API keys. Every method raises ConfigError if the file cannot be read or written, or
+    if its content is not valid."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser()
 
     def entries(self) -> list[AppKey]:
-        """Return the keys in the file."""
+        """Return the entries of the file, one per API key."""
         with self._as_config_errors():
             return parse_key_file(self._read())
 
@@ -38,7 +39,7 @@ class KeyFile:
 
     def revoke(self, name: str, when: str) -> None:
         """Mark the valid key with this name as revoked. `when` is the date of the revocation as
-        text. Raises ConfigError if there is no such key."""
+        text. Raises ConfigError if no valid key has this name."""
         with self._as_config_errors():
             text = self._read()
             try:

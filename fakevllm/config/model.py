@@ -1,5 +1,5 @@
-"""The whole configuration, and the function `load`, which reads it. Values in fakevllm.toml
-override the defaults, and flags override values in the file."""
+"""The whole configuration of the proxy, and the function `load`, which reads it. Values in
+fakevllm.toml override the defaults, and command-line flags override values in the file."""
 
 from __future__ import annotations
 
@@ -37,14 +37,17 @@ WILDCARD_HOSTS = ("0.0.0.0", "::")
 _LOOPBACK_OF: dict[str, str] = dict(zip(WILDCARD_HOSTS, ("127.0.0.1", "::1"), strict=True))
 _DEFAULT_LIMITS = Limits()
 _TOMLLIB_INVALID_VALUE = "Invalid value"
-"""Beginning of tomllib's message for a value that is not TOML, such as bare text."""
+"""Text with which tomllib's error message begins if a value is not valid TOML, such as text without
+quotes."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\sA-Z/?#@\\*]*")
 _DEFAULT_PORT = re.compile(r"http://.*:80$|https://.*:443$")
 _ORIGINS_OF_ANY_PAGE = ("*", "null")
-"""Values that let pages of every site use the proxy: sandboxed frames have the origin null."""
+"""Values of `proxy.allowed_origins` with which every website can use the proxy. "null" is one of
+them, because any site can embed a sandboxed frame, and browsers send "null" as the origin of such a
+frame."""
 DEFAULT_NUM_CALLS = 1536
-"""More than the calls that one API key may have open by default, so that the slow readers of one
-key do not hold all slots."""
+"""Default of `limits.num_calls`. It is larger than the default of `limits.num_open_per_key`, so
+that slow clients with one API key cannot occupy all slots."""
 
 log = logging.getLogger("fakevllm.config.model")
 
@@ -69,19 +72,22 @@ class ProxySection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)
     run_dir: Path = Path("runs/default")
-    """Folder of the ledger."""
+    """Folder with the ledger, the proxy's SQLite file."""
     key_file: Path | None = None
-    """File with the API keys of apps, one per line; required for any address except loopback. None
-    means the file `keys` in the run directory, as soon as that file exists."""
+    """File with the API keys of apps, one per line. None means the file `keys` in the run
+    directory, if that file exists. If `host` is not a loopback address, the proxy requires a key
+    file."""
     allowed_hosts: tuple[str, ...] = ()
-    """Further names that are accepted in a request's `Host` header."""
+    """Names that are accepted in a request's `Host` header, in addition to loopback names and
+    `host`."""
     allowed_origins: Annotated[tuple[str, ...], AfterValidator(_checked_origins)] = ()
     """Origins of web pages and desktop apps that may use the routes under /v1/; "*" means every
     origin."""
 
 
 class SwarmSection(Section):
-    """The section `[swarm]`: address and API key with which the proxy reaches the swarm server."""
+    """The section `[swarm]`: address and API key of the swarm server, which samples and trains the
+    model."""
 
     url: Annotated[str, AfterValidator(checked_server_url)] = "http://127.0.0.1:10086"
     key: str | None = Field(default=None, repr=False)
@@ -92,34 +98,35 @@ class HooksSection(Section):
     """The section `[hooks]`: the user's hook files, and the time limit of a hook call."""
 
     path: Path | None = None
-    """Folder with the hook files, or one file. None means that every request is served once and not
-    trained."""
+    """Folder with the hook files, or one hook file. None means that every request is sampled once
+    and not trained."""
     timeout_s: float = Field(default=30.0, gt=0)
-    """Seconds a hook may take. After that, its process is killed and the group has no reward."""
+    """Seconds a hook call may take. A call that takes longer is stopped, and its group is not
+    trained."""
     environment: tuple[str, ...] = ()
-    """Names of environment variables that hooks see in addition to the default ones."""
+    """Names of environment variables that hooks may read, in addition to a default list."""
     memory_mb: int = Field(default=0, ge=0)
-    """Maximum address space of the hook process in MiB; 0: no limit."""
+    """Maximum address space of the hook process in MiB; 0 means no limit."""
 
 
 class ModelsSection(Section):
-    """The section `[models]`: the names under which apps may request the served model."""
+    """The section `[models]`: the model names that apps may use in requests."""
 
     aliases: tuple[str, ...] = ()
-    """Names that an app may use for the served model; "*" accepts any name."""
+    """Names that an app may use for the served model, in addition to the model's own name; "*"
+    accepts any name."""
 
 
 class DatasetSection(Section):
-    """The section `[dataset]`: the user's own tasks with reference answers, for requests of an
-    existing app.
+    """The section `[dataset]`: a file of tasks with reference answers that the reward hook can use.
 
-    A request belongs to a row of the dataset if the request contains the row's text.
+    A request of an app belongs to a row of the dataset if the request contains the row's text.
     """
 
     file: Path | None = None
     """JSON Lines file with one task per row."""
     field: str = "question"
-    """Text field of the rows."""
+    """Name of the field that has a row's text."""
 
 
 def _checked_removed_fields(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -131,7 +138,8 @@ def _checked_removed_fields(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class LimitsSection(Section):
-    """The section `[limits]`: limits of one request, and of the number of concurrent requests."""
+    """The section `[limits]`: limits on the size of one request, and on the number of concurrent
+    requests."""
 
     body_bytes: int = Field(default=_DEFAULT_LIMITS.body_bytes, ge=1)
     num_headers: int = Field(default=_DEFAULT_LIMITS.num_headers, ge=1)
@@ -150,10 +158,11 @@ class LimitsSection(Section):
     num_open_per_key: int = Field(default=1024, ge=0)
     """Maximum number of concurrent requests with one API key; 0 means no limit."""
     num_calls: int = Field(default=DEFAULT_NUM_CALLS, ge=1)
-    """Maximum number of calls that the proxy has open at the server; further calls wait, leads
-    before siblings."""
+    """Maximum number of open calls from the proxy to the swarm server. Further calls wait. A lead
+    (the app's own request) goes before the other siblings (additional samples of a request)."""
     allowed_fields: Annotated[tuple[str, ...], AfterValidator(_checked_removed_fields)] = ()
-    """Body fields that are passed on to the engine instead of being removed."""
+    """Body fields that the proxy passes on to the engine. Without this setting, the proxy removes
+    them."""
 
     @cached_property
     def per_request(self) -> Limits:
@@ -178,19 +187,21 @@ class Config(Section):
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
-    """The training job. The server makes the same checks again."""
+    """The training job: what to train and how. The swarm server repeats the checks of these values.
+    """
 
     @cached_property
     def serves_greedy(self) -> bool:
-        """Whether the requests of at least one route get a lead (the app's own request) at
-        temperature 0, in addition to the sampled siblings."""
+        """Whether at least one route has the serve policy `greedy`. With this policy, the lead (the
+        app's own request) is sampled at temperature 0, in addition to the sampled siblings. Always
+        False in shadow mode."""
         policies = {self.serve.rules(name).policy for name in ADAPTERS}
         return "greedy" in policies and not self.policy.shadow
 
     @cached_property
     def max_siblings(self) -> int:
-        """Maximum number of calls to the engine for one request, including the lead (the app's own
-        request)."""
+        """Maximum number of answers that are sampled for one request, including the answer to the
+        lead (the app's own request)."""
         most = max(self.job.num_repeat, self.policy.max_siblings) + self.serves_greedy
         return min(most, MAX_GROUP_SIZE) if self.hooks.path is not None else 1
 
@@ -262,11 +273,11 @@ class Config(Section):
         return self.proxy.key_file or self.proxy.run_dir / "keys"
 
     def keys(self, clock: Callable[[], float] = time.monotonic) -> ReloadingKeyRing:
-        """Return the API keys in the key file. The returned object reads the file again after each
-        change of the file.
+        """Return the API keys in the key file. When the file changes, the returned object reads the
+        file again.
 
         `clock` returns seconds. Raises ConfigError if the file cannot be read, or if the proxy
-        requires keys and the file has none.
+        requires API keys and the file has no valid key.
         """
         ring = follow_key_file(self.key_file, log, clock)
         if ring.num_valid == 0:
@@ -274,7 +285,8 @@ class Config(Section):
         return ring
 
     def _refuse_without_keys(self) -> None:
-        """Raise ConfigError if the proxy requires API keys, and there is no valid key.
+        """Raise ConfigError if the proxy requires API keys. Call this method if there is no valid
+        key.
 
         The proxy requires keys in four cases:
 
@@ -302,11 +314,11 @@ class Config(Section):
 
 
 def load(file: Path | None, flags: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Return the configuration, read from a file and from flags. The file is `file`. If `file` is
-    None, it is ./fakevllm.toml, if that file exists.
+    """Return the configuration, read from the file `file` and from flags. If `file` is None,
+    ./fakevllm.toml is read, if it exists.
 
-    `flags` maps the names of sections to keys and values. The value None means that the flag was
-    not set. Raises ConfigError with one line that names the fix.
+    `flags` maps the name of each section to a dict of keys and values. The value None means that
+    the flag was not set. Raises ConfigError with a message of one line that names the fix.
     """
     source = file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
     merged = _read(source) if source is not None else {}

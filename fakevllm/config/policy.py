@@ -1,5 +1,5 @@
-"""The section `[policy]` of fakevllm.toml: which requests are fanned out, and the number of their
-siblings."""
+"""The section `[policy]` of fakevllm.toml: which requests are fanned out (sampled several times),
+and how many answers are sampled for each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from fakevllm_adapters.http.validation_messages import closest_name
 from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE
 
 SideRule = Literal["no_tools", "marker", "quoted"]
-"""The heuristics that recognise side calls. Configured model names and headers are not heuristics.
-They always apply."""
+"""Names of the heuristics that recognise side calls (requests that a client program makes on its
+own, such as title generation). The settings `side_models` and `side_headers` are no heuristics and
+always apply."""
 
 _HEADER = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
@@ -57,17 +58,18 @@ def _checked_sizes(sizes: dict[str, int]) -> dict[str, int]:
 
 
 Route = Annotated[str, AfterValidator(_checked_route)]
-"""The name of a format: chat, completions, responses or messages."""
+"""Name of an API format: chat, completions, responses or messages."""
 _NonEmptyText = Annotated[str, AfterValidator(_checked_text)]
 _Header = Annotated[str, AfterValidator(_checked_header)]
 
 
 class SkipRule(Section):
-    """A rule for requests that are served once and not trained. The rule applies to a request if
-    all of the rule's conditions hold."""
+    """A rule `[[policy.skip]]`, which excludes requests from training. The rule applies to a
+    request if all of the rule's conditions hold. Such a request is sampled once and not trained."""
 
     name: str | None = None
-    """Name of the rule in the ledger; None means its number."""
+    """Name under which the ledger records the rule. None means that the ledger records the rule's
+    number."""
     route: Route | None = None
     model: _NonEmptyText | None = None
     """Model name in the app's request; `*` matches any text."""
@@ -76,9 +78,9 @@ class SkipRule(Section):
     key: _NonEmptyText | None = None
     """The app's API key, by its name in the key file or by its fingerprint."""
     prompt_chars: int | None = Field(default=None, ge=0)
-    """Number of characters of text above which a request matches."""
+    """A request matches if its text has more characters than this number."""
     images: Literal[True] | None = None
-    """Whether the request must contain images."""
+    """If True, only requests with images match."""
     first_message: Annotated[str, AfterValidator(_checked_pattern)] | None = None
     """Regular expression to search for in the first user message."""
 
@@ -95,31 +97,36 @@ class SkipRule(Section):
 
 
 class PolicySection(Section):
-    """The section `[policy]`: which requests are fanned out, and into how many siblings."""
+    """The section `[policy]`: which requests are fanned out (sampled several times), and how many
+    siblings (answers) are sampled for each."""
 
     sample_fraction: float = Field(default=1.0, ge=0, le=1, allow_inf_nan=False)
-    """Fraction of sessions whose requests are fanned out."""
+    """Fraction of sessions (conversations) whose requests are fanned out."""
     shadow: bool = False
-    """Whether apps get the answer to their own request, as they would without fakevllm. Siblings
-    are then trained in the background."""
+    """Whether apps always get the answer to their own, unchanged request, whatever the rewards are.
+    The other siblings are then sampled and trained in the background."""
     n: Annotated[dict[str, int], AfterValidator(_checked_sizes)] = Field(default_factory=dict)
-    """Number of siblings by route or by model name in the app's request. The number for the model
-    takes precedence."""
+    """Number of siblings for a route, or for a model name in the app's request. If both are set,
+    the number for the model name applies."""
     side_models: tuple[_NonEmptyText, ...] = ()
-    """Model names that clients use for side calls; `*` matches any text."""
+    """Model names that clients use for side calls (requests of the client program itself, such as
+    title generation); `*` matches any text."""
     side_headers: tuple[_Header, ...] = ()
     """Headers that only side calls have, as `X-Name` or `X-Name: value`."""
     side_markers: tuple[_NonEmptyText, ...] = ()
-    """First words of the system message, or of the only message, of further kinds of side calls."""
+    """Texts with which further kinds of side calls begin. They are compared with the beginning of
+    each system message, and of the other message if there is only one."""
     side_rules: tuple[SideRule, ...] = ("no_tools", "marker", "quoted")
-    """The heuristics that are active."""
+    """Names of the active heuristics that recognise side calls."""
     skip: tuple[SkipRule, ...] = ()
-    """Rules by which requests are served once. The first rule that matches a request is applied."""
+    """Rules that exclude requests from training. The first rule that matches a request is applied.
+    """
 
     @property
     def likely_misspelt_routes(self) -> list[tuple[str, str]]:
-        """Pairs (key, route): keys of the setting `n` that are not the name of a route but similar
-        to one. Such a key is not an error, because a model may have this name."""
+        """Pairs (key, route) for the keys of the setting `n` that are similar to the name of a
+        route but not equal to one. Such a key is not an error, because it may be the name of a
+        model."""
         names = [name for name in self.n if name not in ADAPTERS]
         return [
             (name, route) for name in names if (route := closest_name(name, ADAPTERS)) is not None
@@ -127,6 +134,6 @@ class PolicySection(Section):
 
     @property
     def max_siblings(self) -> int:
-        """The largest number of siblings in the setting `n`. The result is 0 if `n` has no
-        entries."""
+        """The largest number of siblings in the setting `n`, which maps routes and models to
+        numbers of siblings. The result is 0 if `n` has no entries."""
         return max(self.n.values(), default=0)

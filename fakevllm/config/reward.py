@@ -1,5 +1,5 @@
-"""The sections `[reward]` and `[feedback]` of fakevllm.toml. They control how a reward changes
-after the reward hook has computed it."""
+"""The sections `[reward]` and `[feedback]` of fakevllm.toml. They control how a reward is changed
+after the reward hook (the user's function) has computed it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from pydantic import Field
 from fakevllm.config.base import Section
 
 MAX_WINDOW_S = 1800.0
-"""Maximum feedback window in seconds. It stays below the hour after which the server drops a group
-whose end has not arrived."""
+"""Maximum of `feedback.window_s` in seconds. The swarm server drops a group (a request with its
+sampled answers) if it gets no rewards for one hour. The proxy sends the rewards after the feedback
+window, so the window must be shorter than one hour."""
 BASELINE_WINDOW = 200
-"""Number of an API key's latest feedbacks whose mean is the baseline of a new feedback."""
+"""Number of feedback values from which the baseline of a new feedback is computed. The baseline is
+the mean of the latest values that came with the same API key."""
 
 
 class RewardSection(Section):
@@ -19,17 +21,22 @@ class RewardSection(Section):
     scored the answers."""
 
     failure_floor: float | None = Field(default=None, allow_inf_nan=False)
-    """Maximum reward of a sibling whose answer failed because of the model, whatever the hook's
-    score is. The reward of such a sibling is also never above the lowest reward of the other
-    siblings. None means that the hook's score is used unchanged."""
+    """Reward of a sibling (a sampled answer) that the model itself made unusable, for example by
+    cutting it off. This reward replaces the hook's score. If one of the usable siblings has a lower
+    reward, the unusable sibling gets that lower reward. None means that the hook's score is used
+    unchanged."""
 
 
 class FeedbackSection(Section):
     """The section `[feedback]`: how user feedback changes rewards and becomes training samples."""
 
     window_s: float = Field(default=0.0, ge=0, le=MAX_WINDOW_S, allow_inf_nan=False)
-    """Seconds for which a scored group waits for feedback on its answer; 0 means no waiting."""
+    """Seconds for which a scored group (a request with its sampled answers) waits for feedback on
+    the served answer, before it is sent to the server. 0 means that groups do not wait."""
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Amount that a feedback of 1 adds to the reward, or to the advantage of a late sample."""
+    """Factor for the value of feedback. Feedback during the waiting time adds weight * value to the
+    reward of the served answer. Later feedback becomes a training sample of its own, with the
+    advantage weight * (value - baseline)."""
     num_for_baseline: int = Field(default=8, ge=2, le=BASELINE_WINDOW)
-    """Number of feedbacks that an API key must have before any of them is trained as a sample."""
+    """Number of feedback values that an API key must have before feedback of this key is trained as
+    a sample of its own. They are needed for a baseline."""

@@ -17,28 +17,30 @@ _ONLY_FOR_BEST = ("quorum", "deadline_s", "random_fraction")
 
 
 class ServeRules(Section):
-    """The rules by which requests of one route are answered."""
+    """The rules by which requests of one route (API format) are answered."""
 
     policy: PolicyName = "best"
-    """Policy by which the served sibling is chosen: the highest reward (best), the app's own
-    request (lead), or the app's own request at temperature 0 (greedy)."""
+    """Policy by which the answer for the app is chosen from the sampled answers. `best` is the
+    answer with the highest reward. `lead` is the answer to the app's own request. `greedy` is the
+    answer to the app's own request at temperature 0."""
     quorum: int | None = Field(default=None, ge=1)
-    """Number of answers that the app waits for, and among which the best is chosen; None means all
+    """Number of sampled answers that the app waits for. The best of them is served. None means all
     answers."""
     deadline_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds after the request's start when the best answer so far is served; None means no
-    limit."""
+    """Seconds that the app waits for sampled answers. After this time, the best answer so far is
+    served. None means no limit."""
     random_fraction: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
-    """Fraction of requests that get a random sibling, to measure the effect of choosing the
-    best."""
+    """Fraction of requests for which a random sampled answer is served. With these requests, the
+    effect of serving the best answer can be measured."""
     on_disconnect: OnDisconnect = "finish"
-    """Treatment of a group whose client has disconnected. With `finish`, the group is still sampled
-    and trained, and its answer serves a retry of the request. With `cancel`, the group ends."""
+    """What happens to a group (a request with its sampled answers) when its client disconnects.
+    With `finish`, the group is still sampled and trained, and a retry of the request gets its
+    answer. With `cancel`, the group is aborted."""
 
     @property
     def streams_lead(self) -> bool:
-        """Whether the app gets the answer of the lead (its own request) as it arrives, without
-        waiting for the other siblings."""
+        """Whether the answer to the lead (the app's own request) is streamed to the app while it is
+        sampled, without waiting for the other siblings."""
         return self.policy != "best"
 
     @field_validator(*_ONLY_FOR_BEST)
@@ -53,7 +55,9 @@ class ServeRules(Section):
 class RouteRules(Section):
     """The section `[serve.routes.NAME]`: settings that apply to one route only.
 
-    A setting with the value None has the value of the section `[serve]`.
+    If a setting is None, the value in the section `[serve]` applies. There is one exception: if the
+    route's policy is not "best", the settings `quorum`, `deadline_s` and `random_fraction` of
+    `[serve]` do not apply to the route.
     """
 
     policy: PolicyName | None = None
@@ -64,19 +68,19 @@ class RouteRules(Section):
 
 
 class ServeSection(ServeRules):
-    """The section `[serve]`: the rules for all routes, and the different rules for single
-    routes."""
+    """The section `[serve]`: the rules for all routes, and the exceptions for single routes."""
 
     max_siblings_in_flight: int = Field(default=0, ge=0)
-    """Maximum number of siblings of all requests together, without leads; 0 means no fixed
-    limit."""
+    """Maximum number of siblings (additional samples) that are sampled at one time, for all
+    requests together. Leads (the apps' own requests) do not count. 0 means no fixed limit."""
     resend_window_s: float = Field(default=600, ge=0, allow_inf_nan=False)
-    """Seconds for which a client's retry gets the answer of the first attempt; 0 means never."""
+    """Seconds for which a client's retry is answered with the answer to the first attempt. 0 means
+    that a retry is treated as a new request."""
     routes: dict[Route, RouteRules] = Field(default_factory=dict[str, RouteRules])
 
     def rules(self, route: str) -> ServeRules:
-        """Return the rules of one route. Settings that the route does not have come from the
-        section `[serve]`.
+        """Return the rules for one route. Settings that are not set for the route are taken from
+        the section `[serve]`, as far as they apply to the route's policy.
 
         >>> ServeSection(quorum=3, routes={"chat": RouteRules(policy="lead")}).rules("chat").policy
         'lead'
@@ -101,8 +105,8 @@ class ServeSection(ServeRules):
 
 
 def _check_policy_is_best(value: float | None, policy: str, setting: str = "") -> None:
-    """Raise ValueError if a setting that works only with the serve policy "best" is set, and the
-    policy is a different one."""
+    """Raise ValueError if `value` is set and `policy` is not "best". `value` is the value of a
+    setting that works only with the policy "best"."""
     if value and policy != "best":
         raise ValueError(
             f'{setting}is for policy = "best", not for "{policy}": take one of them out'

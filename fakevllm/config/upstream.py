@@ -1,5 +1,5 @@
-"""The sections `[upstream]` and `[fallback]` of fakevllm.toml, which apply while the engine is
-unavailable. The module also checks the addresses of servers."""
+"""The sections `[upstream]` and `[fallback]` of fakevllm.toml, which determine what happens to
+requests while the engine is unavailable. The module also validates server addresses."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fakevllm.config.base import Section
 
 
 def checked_http_url(text: str) -> str:
-    """Return `text` if it is an http or https address. Raises ValueError for any other text. An
-    address with a password also raises ValueError, because addresses are logged."""
+    """Return `text` if it is an http or https address. Raises ValueError for any other text, and
+    for an address with a user name or password, because addresses are logged."""
     try:
         parts = urlsplit(text)
         is_good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -30,10 +30,12 @@ def checked_http_url(text: str) -> str:
 
 
 def checked_server_url(text: str) -> str:
-    """Return `text` if it is the address of a swarm server (a training server).
+    """Return `text` if it can be the address of a swarm server (the server that samples and trains
+    the model).
 
-    Raises ValueError if `checked_http_url` does. An address with a path also raises ValueError,
-    because users confuse the server's address with the base URL of an app, which ends in /v1.
+    Raises ValueError if `text` is not an http or https address, or if it has a user name, a
+    password or a path. A path is refused because users often enter the base URL for apps, which
+    ends in /v1.
     """
     if urlsplit(checked_http_url(text)).path not in ("", "/"):
         raise ValueError("write it as http://HOST:PORT, without a path: /v1 is for apps")
@@ -44,12 +46,13 @@ class UpstreamSection(Section):
     """The section `[upstream]`: how long a request waits for an engine that is unavailable."""
 
     hold_s: float = Field(default=25.0, ge=0, le=3600, allow_inf_nan=False)
-    """Seconds a request waits for a server that is unavailable, or whose engine is not ready."""
+    """Seconds a request waits if the server is unavailable, or if the server's engine is not ready.
+    """
 
 
 class FallbackSection(Section):
-    """The section `[fallback]`: another OpenAI-compatible server, which answers while the engine is
-    unavailable."""
+    """The section `[fallback]`: another OpenAI-compatible server, which answers requests while the
+    engine is unavailable."""
 
     url: Annotated[str, AfterValidator(checked_http_url)] | None = None
     """URL of the fallback server, with or without `/v1`."""

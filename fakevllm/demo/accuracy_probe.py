@@ -19,10 +19,12 @@ NUM_SAMPLES = 200
 CONCURRENCY = 32
 MAX_TOKENS = 24
 SEED = 2024
-"""Random seed that selects the questions; the same in every run."""
+"""Random seed that selects the questions. It is constant, so that every run measures the same
+questions."""
 MAX_RETRIES = 60
-"""Number of retries, one every two seconds, while a server that died restarts. The probe retries by
-itself, because its calls are sent directly to the server and not through the proxy."""
+"""Maximum number of retries, one every two seconds, while the server restarts after a crash. The
+probe itself must retry, because it sends its calls directly to the server. The proxy, which would
+retry them, is not involved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ async def probe(
     """Request answers to the fixed questions from the swarm server at `url`, score the answers, and
     return the result.
 
-    The requests have no sibling header. The server therefore does not record their tokens and does
-    not train on them.
+    The requests lack the header that names a sibling of a group. The server therefore does not
+    record their tokens and does not train on them.
     """
     rng = random.Random(SEED)
     chosen = [rng.choice(tasks) for _ in range(NUM_SAMPLES)]

@@ -55,8 +55,7 @@ JOB = TrainJob(
 
 
 def run_demo(settings: DemoSettings) -> Outcome:
-    """Run the demo and return the numbers of the run. Raises UserError if the demo cannot run or
-    fails."""
+    """Run the demo and return its results. Raises UserError if the demo cannot start or fails."""
     if settings.lockstep and settings.engines != EMBEDDED:
         raise UserError("--lockstep is for the embedded engine, which decodes every answer alone.")
     settings.engines.check_installed()
@@ -73,8 +72,8 @@ def run_demo(settings: DemoSettings) -> Outcome:
 
 @contextmanager
 def live(console: Console, render_now: Callable[[], RenderableType]) -> Generator[None]:
-    """Show a live display while the block runs. If the output is not a terminal, also print a line
-    break at the end, because the library rich prints none after the last line."""
+    """Show a live display while the `with` block runs. If the output is not a terminal, also print
+    a line break at the end, because the library rich prints no line break after the last line."""
     try:
         with Live(console=console, refresh_per_second=4, get_renderable=render_now):
             yield
@@ -111,9 +110,10 @@ async def _demo(settings: DemoSettings, console: Console) -> Outcome:
 
 @asynccontextmanager
 async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
-    """Start the server and the proxy, and restart them if they die, until the block ends.
+    """Start the server and the proxy, and restart them if they die, until the `async with` block
+    ends.
 
-    If a process cannot be kept running, the block ends with an error.
+    If a process keeps dying, the block is ended with an error.
     """
     make_run_folder(settings.folder, "--run-dir")
     with (
@@ -128,8 +128,8 @@ async def _running(settings: DemoSettings) -> AsyncGenerator[Run]:
 def _prepare_run(
     settings: DemoSettings, server_socket: socket.socket, proxy_socket: socket.socket
 ) -> Run:
-    """Write the run's configuration into the run folder, and return the run with its processes,
-    which are not started yet.
+    """Write the run's configuration into the run folder, and return the run. Its processes are not
+    started yet.
 
     Raises UserError if the folder holds a run with other settings.
     """
@@ -165,8 +165,8 @@ def _prepare_run(
 
 async def probe_once(run: Run, model: str, name: str) -> Probe:
     """Measure the model's accuracy, store the result in the run folder, and return it. `name` is
-    `before` or `after` (training). A resumed run returns the stored result `before` and does not
-    measure it again."""
+    `before` or `after` (training). If the run is resumed, the stored result `before` is returned
+    and not measured again."""
     file = run.folder / f"probe_{name}.json"
     if name == "before" and file.exists():
         return Probe(**json.loads(file.read_text()))
@@ -195,7 +195,8 @@ async def probe_once(run: Run, model: str, name: str) -> Probe:
     reraise=True,
 )
 async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[str, str]:
-    """Register the tasks at the proxy, and return a dict from each task's id to its API key.
+    """Register the tasks at the proxy, and return a dict from each task's id to the API key with
+    which requests for this task must be sent.
 
     The registration is retried while the proxy restarts. Raises ConfigError if the proxy stays
     unreachable.
@@ -204,7 +205,7 @@ async def register_until_reachable(proxy_url: str, tasks: list[Task]) -> dict[st
 
 
 async def _train(run: Run, model: str) -> None:
-    """Send sums through the proxy until the last training step of the run is done."""
+    """Send requests with sums through the proxy until the last training step of the run is done."""
     tasks = all_tasks()
     keys = await register_until_reachable(run.proxy_url, tasks)
     polling = asyncio.create_task(keep_polling(run))
@@ -251,8 +252,7 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
 
 
 def _toml(folder: Path, server_port: int, proxy_port: int, job: TrainJob) -> str:
-    """Return the configuration of the demo's proxy as TOML. The file is kept in the run folder, so
-    that the user can read it."""
+    """Return the text of the demo proxy's configuration file, fakevllm.toml."""
     sections = {
         "proxy": {"port": proxy_port, "run_dir": str(folder)},
         "swarm": {"url": f"http://127.0.0.1:{server_port}"},
@@ -275,7 +275,7 @@ def _require_same_kind(config: Path, job: TrainJob) -> None:
     """Raise UserError if the run in this folder was started with another value of `--control` or
     `--lockstep`.
 
-    A learning curve would mean nothing if its points came from different kinds of runs.
+    With another value, the learning curve would mix points that cannot be compared.
     """
     if not config.exists():
         return
@@ -289,10 +289,10 @@ def _require_same_kind(config: Path, job: TrainJob) -> None:
 
 
 def _require_same_engines(file: Path, engines: EngineChoice) -> None:
-    """Raise UserError if the run in this folder was started with other engines.
+    """Raise UserError if the run in this folder was started with another rollout engine or trainer.
 
-    A checkpoint fits only the trainer that wrote it. All points of a learning curve should also
-    come from the same rollout engine.
+    A checkpoint can be loaded only by the kind of trainer that wrote it, and all points of a
+    learning curve should come from the same rollout engine.
     """
     if file.exists():
         before = EngineChoice(**json.loads(file.read_text()))

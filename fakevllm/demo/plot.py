@@ -1,7 +1,7 @@
-"""Draw the demo's learning curve in the terminal and as a PNG file.
+"""Draw the demo's learning curve (mean reward per training step) in the terminal and as a PNG file.
 
-The drawing in the terminal needs the package plotext, and the PNG file needs matplotlib. Both
-packages are optional.
+Drawing in the terminal requires the package plotext, and the PNG file requires matplotlib. Without
+its package, a drawing is left out.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ HEIGHT = 16
 
 
 def in_terminal(outcome: Outcome, width: int) -> str | None:
-    """Return the curve drawn as text, at most `width` characters wide. Return None if plotext is
-    not installed."""
+    """Return the learning curve drawn as text, at most `width` characters wide. Return None if
+    plotext is not installed."""
     plotext = _module("plotext")
     if plotext is None:
         return None
@@ -40,8 +40,8 @@ def in_terminal(outcome: Outcome, width: int) -> str | None:
 
 
 def as_png(outcome: Outcome, file: Path) -> bool:
-    """Draw the curve into the PNG file `file`. Return True if the file was written, and False if
-    matplotlib is not installed."""
+    """Draw the learning curve into the PNG file `file`. Return True if the file was written, and
+    False if matplotlib is not installed."""
     matplotlib = _module("matplotlib")
     if matplotlib is None:
         return False
@@ -71,8 +71,8 @@ class Curve(NamedTuple):
 
 
 def points_of(values: Sequence[float | None]) -> Curve:
-    """Return the points of a curve: the numbers of the steps that have a value, and the values. The
-    first step has the number 1.
+    """Return the points of a curve: the values that are not None, and the numbers of their steps.
+    The first step has the number 1.
 
     >>> points_of([0.5, None, 1.0])
     Curve(steps=[1, 3], values=[0.5, 1.0])
@@ -82,7 +82,8 @@ def points_of(values: Sequence[float | None]) -> Curve:
 
 
 def smoothed(values: Sequence[float], window: int = 5) -> list[float]:
-    """Return one mean per value: the mean of the value and up to `window` - 1 values before it."""
+    """Return the moving average of the values: for each value, the mean of the value and up to
+    `window` - 1 values before it."""
     windows = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
     return [sum(part) / len(part) for part in windows]
 

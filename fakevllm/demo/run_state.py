@@ -1,4 +1,4 @@
-"""The state of a running demo, as the proxy reports it."""
+"""The state of a running demo, which is polled from the proxy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 POLL_EVERY_S = 0.5
 FINAL_STATUS_TIMEOUT_S = 120.0
-"""Seconds to wait for the final status. In this time a proxy or server that died can be restarted,
-and the embedded engine with it."""
+"""Seconds to wait for the final status. The time is long enough to restart a proxy or server that
+has died, including the server's engine."""
 EMBEDDED = EngineChoice.resolve("embedded")
 
 
@@ -52,13 +52,13 @@ class Run:
     phase: str = "starting the server and the proxy"
     notes: list[str] = field(default_factory=list[str])
     tokens_per_s: float = 0.0
-    """Sampled tokens per second between the last two polls."""
+    """Sampled tokens per second, measured between two polls of the proxy's statistics."""
     polled_at: float = 0.0
 
     @property
     def step(self) -> int:
-        """The number of the training step whose groups are being collected. The result is 1 while
-        the number is unknown."""
+        """Number of the training step for which the server is collecting groups. 1 while this
+        number is unknown."""
         return self.stats.engine.global_step or 1 if self.stats and self.stats.engine else 1
 
     @property
@@ -114,8 +114,8 @@ async def ready(run: Run, timeout_s: float | None = None) -> str:
 
 
 def _served_model(engine: EngineStatusReply) -> str | None:
-    """Return the served model's name; None while the engine is starting. Raises FakevllmError if
-    the start failed."""
+    """Return the served model's name, or None while the engine is starting. Raises FakevllmError if
+    the engine failed to start."""
     if engine.engine_status is EngineStatus.OFFLINE and engine.engine_status_detail:
         raise FakevllmError(f"The engine did not start: {engine.engine_status_detail}")
     return engine.model
@@ -130,8 +130,8 @@ async def keep_polling(run: Run) -> None:
 async def wait_for_final_status(run: Run, timeout_s: float = FINAL_STATUS_TIMEOUT_S) -> None:
     """Fetch the proxy's statistics until they include the status of the server.
 
-    This function waits, because the server or the proxy may have died a moment ago and may be
-    restarting. Raises FakevllmError at the timeout.
+    One request is not enough, because the server or the proxy may be restarting after a crash.
+    Raises FakevllmError at the timeout.
     """
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""The numbers of a finished demo run."""
+"""The results of a finished demo run."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The numbers of a finished run, as `--json` writes them."""
+    """The results of a finished demo run. `fakevllm demo --json FILE` writes these fields to a
+    file."""
 
     before: float
     """Share of right answers in the probe before training."""
     after: float
     """Share of right answers in the probe after training."""
     policy_mean: list[float]
-    """Mean reward of all scored siblings per step; index 0 is step 1. Tied groups count too. A
-    group counts in the step that trained it, or otherwise in the step in which it ended."""
+    """Mean reward of all scored siblings (sampled answers) for each step. Index 0 is step 1. A
+    group (a request with its siblings) counts in the step that trained it, or in the step during
+    which it ended if no step trained it. Groups whose rewards are all equal count too."""
     returned_best: list[float | None]
-    """Mean reward of the served answers per step; None for a step without a scored served answer.
-    """
+    """Mean reward of the served answers for each step; None for a step in which no served answer
+    was scored."""
     steps: int
     requests: int
-    """Number of groups in the ledger."""
+    """Number of groups (requests with their sampled answers) in the ledger."""
     wall_s: float
     """Duration of this command in seconds."""
     seed: int
     control: str
     lockstep: bool
     rollout: str
-    """The engine that sampled."""
+    """Name of the engine that sampled."""
     trainer: str
-    """The engine that trained."""
+    """Name of the engine that trained."""
     groups: dict[str, int]
     """Number of groups by their state in the ledger."""
     groups_in_steps: int
-    """Number of groups in the steps of `policy_mean`."""
+    """Number of groups that `policy_mean` is computed from."""
     groups_without_signal: int
-    """Number of these groups whose rewards were all equal."""
+    """Number of groups in `groups_in_steps` whose rewards were all equal."""
     restarts: int
-    """Number of restarts of the server and the proxy."""
+    """Number of times that the server or the proxy was restarted after it had died."""
     run_dir: str
 
     def as_json(self) -> dict[str, object]:

@@ -1,15 +1,15 @@
-"""The demo's tasks: every sum of two numbers below eight."""
+"""The demo's tasks: all sums of two numbers from 0 to 7."""
 
 from __future__ import annotations
 
 from fakevllm_adapters.protocol.swarm import Task
 
 BELOW = 8
-"""Exclusive upper bound of both numbers."""
+"""Both numbers of a sum are smaller than this number."""
 
 
 def all_tasks() -> list[Task]:
-    """Return one task per pair of numbers below eight. A task's metadata has the right sum."""
+    """Return one task for each pair of numbers from 0 to 7. A task's metadata has the right sum."""
     return [
         Task(task_id=f"sum-{a}-{b}", main_query=f"What is {a} plus {b}?", metadata={"sum": a + b})
         for a in range(BELOW)

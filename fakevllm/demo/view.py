@@ -13,12 +13,12 @@ from rich.text import Text
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 78
-"""Width of the display in characters. It fits a terminal of 80 columns."""
+"""Width of the display in characters. It fits into a terminal of 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state of the run at one moment."""
+    """The state of a demo run at one moment, as the live display shows it."""
 
     phase: str
     """Description of what the demo is doing."""
@@ -27,7 +27,7 @@ class Snapshot:
     policy_mean: Sequence[float] = ()
     returned_best: Sequence[float] = ()
     without_signal: int = 0
-    """Number of groups whose rewards were all equal."""
+    """Number of groups whose rewards were all equal, so that nothing could be learned from them."""
     num_groups: int = 0
     tokens_per_s: float = 0.0
     counts: Sequence[tuple[str, int]] = ()
@@ -64,8 +64,8 @@ def _steps(snapshot: Snapshot) -> Table:
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return values between 0 and 1 drawn as bars, one character per value. If there are more than
-    `width` values, the means of neighbouring values are drawn.
+    """Return a text that draws values between 0 and 1 as bars, one character per value. If there
+    are more than `width` values, each character is the mean of neighbouring values.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'

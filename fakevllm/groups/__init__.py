@@ -1,15 +1,17 @@
-"""The path of an app's request, from admission to the record in the ledger. A group consists of the
-siblings of one request, which are the answers sampled for it. The lead is sibling 0. Its request is
-the app's own, unchanged.
+"""The path of an app's request, from admission to the record in the ledger. The answers that are
+sampled for one request are its siblings. A group is a request with all its siblings. The lead is
+sibling 0, the answer to the app's own, unchanged request.
 
-`request_pipeline` plans each request. It relays one answer, or it runs a group of siblings with
-`group_executor`. The executor carries out the decisions of `sibling_scheduler`, a state machine
-without I/O. `sampler` calls the engine, `scoring` calls the reward hook, and `sibling_selection`
-chooses the sibling to serve. `group_record` builds the group's row for the ledger. `resend_cache`
-answers requests that a client sends again, `request_admission` decides which requests train, and
-`reproducible_lockstep` makes runs reproducible.
+* `request_admission` decides whether a request is trained.
+* `request_pipeline` relays one answer, or runs a group of siblings with `group_executor`.
+* `group_executor` carries out the decisions of `sibling_scheduler`, a state machine without I/O.
+* `sampler` calls the engine, `scoring` calls the reward hook, and `sibling_selection` chooses the
+  sibling to serve.
+* `group_record` builds the group's row for the ledger.
+* `resend_cache` answers retries of a request with the answer to the first attempt.
+* `reproducible_lockstep` runs groups one after another, so that a run can be reproduced.
 
-Every request gets exactly one answer or error, even if a hook, the engine or the proxy fails. Every
-group ends exactly once. This folder never sends rewards to the server; the folder `settlement`
-does.
+Every request gets exactly one answer or error, even if a hook, the engine or code of the proxy
+fails. Every group ends exactly once. The folder `settlement`, and not this folder, sends the
+rewards to the server.
 """

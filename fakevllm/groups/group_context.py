@@ -1,5 +1,5 @@
-"""The objects that belong to one app request. The request pipeline and the group executor share
-them."""
+"""GroupContext, which holds the objects that belong to one request of an app. The request pipeline
+creates it and passes it to the group executor."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from fakevllm_adapters.http.asgi import Receive
 
 @dataclass(slots=True)
 class GroupContext:
-    """One app request, with the objects that are needed until the app has its answer."""
+    """One request of an app, with the objects that are needed until the app has its answer."""
 
     draft: GroupDraft
-    """Collects the group's ledger record."""
+    """The draft of the ledger record for the request and its siblings (the answers sampled for
+    it)."""
     rules: ServeRules
-    """The serve policy of the request's route."""
+    """The rules by which a request of this route is answered."""
     app: AppResponse
     """The response to the app."""
     receive: Receive
-    """The ASGI `receive` of the app's connection; it reports a disconnect."""
+    """The ASGI function `receive` of the app's connection, which reports when the app
+    disconnects."""
     plan: SiblingPlan = field(default_factory=lambda: SiblingPlan(1))
-    """The number of siblings and the body of each. Set once, before the first call upstream."""
+    """The number of siblings to sample, and the request body for each. Set once, before the first
+    call to the engine."""
 
     @property
     def request(self) -> Request:

@@ -1,10 +1,11 @@
-"""Execution of one request with several siblings. This module has the asyncio code, and
-`sibling_scheduler.py` makes the decisions.
+"""Execution of one group: a request with several siblings (answers that are sampled for it). This
+module has the asyncio code. `sibling_scheduler.py` makes the decisions.
 
-The asyncio task that handles the request waits until the app's answer is chosen, and sends it.
-Separate tasks sample the siblings, compute the rewards and relay the lead (sibling 0). They may
-outlive the task of the request. When such a task ends, the executor reports this event to its
-`GroupScheduler` and carries out the returned decisions at once.
+The asyncio task that handles the app's request waits until an answer is chosen, and sends this
+answer. Other tasks sample the siblings, compute the rewards, and stream the answer of the lead
+(sibling 0) to the app. These tasks may go on after the app has its answer. When one of them ends,
+the executor reports this event to its `GroupScheduler` (the state machine that decides), and
+carries out the decisions that the scheduler returns.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 log = logging.getLogger("fakevllm.groups.request_pipeline")
 
 LINGER_S = 0.25
-"""Seconds that an answer may still take to end after its app has disconnected. Some clients
-disconnect at the event that ends an answer, before the last byte."""
+"""Seconds between the disconnect of an app whose answer is being streamed, and the reaction to the
+disconnect. Some clients close the connection at the event that ends an answer, shortly before the
+last byte. In this case the answer counts as delivered."""
 STOPPING = unavailable("The proxy is stopping. Try again shortly.")
-"""The error for apps whose requests are cancelled by the proxy's stop."""
+"""The error for apps whose requests are cancelled because the proxy is stopping."""
 
 _STATUS = {"client_disconnected": 499, "proxy_stopped": 503, "upstream_unreachable": 503}
-"""HTTP status that the ledger records for an aborted group, by the reason; 500 for any other
-reason."""
+"""HTTP status that the ledger records for an aborted group, for each reason. Any other reason is
+recorded with 500."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +66,20 @@ class GroupServices:
     hooks: HookWorker
     sibling_limit: SiblingLimit
     rng: random.Random
-    """The random numbers of requests without a seed."""
+    """Random number generator for requests that have no seed."""
     on_end: Callable[[GroupExecutor, GroupRecord], None]
-    """Called once per group, with the group's record."""
+    """Callback that is called once per group, when the group ends. Its arguments are the executor
+    and the group's ledger record."""
     failure_floor: float | None = None
 
 
 class GroupExecutor:
-    """The executor of one group. It samples and scores the siblings, answers the app, and creates
-    the ledger record.
+    """The executor of one group (a request with its siblings, the answers sampled for it). It
+    samples and scores the siblings, answers the app, and creates the ledger record.
 
-    The caller must have acquired capacity for all siblings except the lead from
-    `services.sibling_limit`. The executor releases this capacity as the siblings end.
+    `services.sibling_limit` limits the number of siblings that run at one time. The caller must
+    have acquired a slot from it for each sibling except the lead (sibling 0). The executor releases
+    a sibling's slot when the sibling ends.
     """
 
     def __init__(self, services: GroupServices, context: GroupContext) -> None:
@@ -103,8 +107,8 @@ class GroupExecutor:
         self._annotations: dict[int, dict[str, Any]] = {}
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[Serve | Refuse | BreakOff | None] = loop.create_future()
-        """The scheduler's decision about the app's answer. None if the app has its answer already,
-        or has disconnected."""
+        """Future of the scheduler's decision about the app's answer. Its result is None if nothing
+        is to be sent, because the app has its answer already or has disconnected."""
         self._fallback_reply: tuple[EngineResponse, OutageReason] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
@@ -113,8 +117,9 @@ class GroupExecutor:
         return bool(self._plan.overrides)
 
     async def answer_app(self) -> None:
-        """Run the group. Return when the app has its answer, or when it can no longer get one. The
-        siblings that are still running continue in the background."""
+        """Run the group (the request with its siblings). Return when the app has got its answer or
+        an error, or has disconnected. Siblings that are still being sampled then continue in the
+        background."""
         watch = asyncio.create_task(wait_for_disconnect(self._context.receive))
         watch.add_done_callback(self._on_disconnect)
         try:
@@ -139,12 +144,12 @@ class GroupExecutor:
         self._execute(self._scheduler.answer_sent())
 
     def stop(self) -> None:
-        """Abort the group, because the proxy is stopping."""
+        """Abort the group (the request with its siblings), because the proxy is stopping."""
         self._execute(self._scheduler.abort("proxy_stopped"))
 
     def pass_deadline(self) -> None:
-        """Report to the scheduler that the deadline has passed. From then on, the app no longer
-        waits for the configured number of answers (the quorum)."""
+        """Report to the scheduler that the deadline for the app's answer has passed. From then on,
+        the app no longer waits for the configured number of sampled answers (the quorum)."""
         self._execute(self._scheduler.deadline_passed())
 
     async def wait_closed(self) -> None:
@@ -221,7 +226,8 @@ class GroupExecutor:
         self._release((index,))
 
     async def _relay_lead(self) -> SiblingResult:
-        """Relay the lead's answer to the app while it arrives."""
+        """Stream the answer of the lead (sibling 0) to the app while it is sampled, and return the
+        result."""
         try:
             reply = await self._services.sampler.relay(
                 self._request, self._plan, self._app, self._on_lead_token
@@ -235,10 +241,10 @@ class GroupExecutor:
         self._execute(self._scheduler.lead_began())
 
     async def _refuse(self, error: WireError) -> None:
-        """Send the answer of the fallback server to the app, or `error` if the fallback server
-        gives no answer.
+        """Let the fallback server answer the app, because the engine has failed with `error`. If
+        the fallback server gives no answer, send an error to the app.
 
-        The answer of the fallback server is not a sibling, so it is not trained.
+        The answer of the fallback server is not trained.
         """
         try:
             self._fallback_reply = await self._services.sampler.retry_handler.use_fallback(
@@ -329,10 +335,11 @@ class GroupExecutor:
         await pass_on(self._services.sampler.upstream, self._request, self._app, reply)
 
     def _end(self, reason: str | None) -> None:
-        """Cancel the group's timers, release its capacity, and pass its ledger record to
-        `services.on_end`.
+        """Cancel the group's timers, release the slots of siblings that were never started, and
+        pass the group's ledger record to `services.on_end`.
 
-        `reason` is the reason why the group is aborted. It is None for a group that ended normally.
+        `reason` is the reason why the group was aborted. It is None for a group that ended
+        normally.
         """
         self._resolve_answer(None)
         for timer in self._timers:

@@ -1,5 +1,5 @@
-"""The draft of a group's ledger record. The draft collects data from the request's arrival to the
-group's end."""
+"""The draft of the ledger record for one group (a request with its siblings, the answers sampled
+for it). The draft collects data from the arrival of the request until the group's end."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from fakevllm.transport.engine_client import EngineResponse
 
 NOT_SHOWN = "not_told_in_the_apps_format"
-"""Reason slug for an answer that cannot be rendered in the app's format, such as a tool call that
-was cut off, in the Messages API."""
+"""Reason slug for an answer that cannot be translated into the app's API format. An example is a
+tool call that was cut off, if the app uses the Messages API."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredSiblings:
-    """The siblings of a group, with the result of the reward hook and the choice of the served
-    sibling."""
+    """The siblings of a group (the answers that were sampled for one request), with the result of
+    the reward hook and the choice of the sibling that is served to the app."""
 
     results: list[SiblingResult]
     rewards: Mapping[int, float | None]
@@ -43,21 +43,25 @@ class ScoredSiblings:
     annotations: Mapping[int, Mapping[str, Any]]
     """The hook's annotations by sibling index."""
     reason: str | None
-    """The reason slug if there are no rewards, or if the group is dropped."""
+    """Slug of the reason why there are no rewards or why the group is dropped; else None."""
     hook_hash: str | None
     selection: Selection
     policy: str
     """The serve policy that chose the served sibling."""
     is_dropped: bool = False
-    """Whether the group will not be trained, whatever its rewards."""
+    """True if the group will not be trained, whatever its rewards are."""
 
 
 @dataclass(slots=True)
 class GroupDraft:
-    """The data about a request that are collected from its arrival to its answer.
+    """The data that are collected about a request until its ledger record is complete.
 
-    A group can end in four ways. Each of the methods `failed`, `served_once`, `fell_back` and
-    `scored` returns the ledger record for one of them.
+    A request can end in four ways, and for each of them one method returns the ledger record:
+
+    * `failed`: the app got an error.
+    * `served_once`: the request was sampled once.
+    * `fell_back`: the fallback server answered the request.
+    * `scored`: the request was sampled several times.
     """
 
     request: Request
@@ -68,22 +72,25 @@ class GroupDraft:
     """Fingerprint of the app's API key."""
     num_siblings: int = 1
     cut_reason: str | None = None
-    """Reason slug if the group has fewer siblings than requested."""
+    """Slug of the reason why fewer answers are sampled than planned; None if no answer was left
+    out."""
     placement: Placement | None = None
-    """The place of the request in the session tree."""
+    """Object that finds the request's place in its session (conversation)."""
     attempt: ResendEntry | None = None
-    """The request's entry in the resend cache, if it may be sent again."""
+    """The request's entry in the cache that answers retries of a request. None if retries of this
+    request are not recognised."""
     app: AppResponse | None = None
     """The response to the app. It is set after construction, because its constructor takes the
     draft's `stream_began`."""
     is_answered_well: bool = False
-    """Whether the app gets an answer of a model, and no error."""
+    """Whether the app gets an answer of a model, not an error."""
     on_answer_id: Callable[[str, str | None, str | None, Place | None], None] | None = None
-    """Callback with the group's id, the answer's id as the app reads it, the app's key and the
-    request's place. It is called before the app can send feedback about the answer."""
+    """Callback that is called as soon as the answer's id is known, before the app can send feedback
+    on the answer. Its arguments are the group's id, the answer's id as the app reads it, the
+    fingerprint of the app's key, and the request's place in its session."""
     answer_id: str | None = None
     received_at: float = field(default_factory=time.time)
-    """Unix time in seconds."""
+    """Time at which the request arrived, in Unix seconds."""
     _started: float = field(default_factory=time.monotonic)
     _answered: float | None = None
 
@@ -93,10 +100,10 @@ class GroupDraft:
         self._answered = self._answered or time.monotonic()
 
     def place(self) -> Place | None:
-        """Return the request's place in its session (a conversation of the app), or None if it has
-        none.
+        """Return the request's place: its session (a conversation of the app) and its position in
+        the session. Return None if the place is unknown.
 
-        The first call of this method computes the place, and later calls return the same place.
+        The first call of this method determines the place, and later calls return the same place.
         """
         if self.placement is None:
             return None
@@ -105,7 +112,7 @@ class GroupDraft:
         return self.placement.place(is_side=is_side)
 
     def stream_began(self, engine_id: str | None) -> None:
-        """Record the answer's id, and pass it to `on_answer_id`.
+        """Record the id of a streamed answer, and pass it to the callback `on_answer_id`.
 
         Call this method when the first part of a stream has been sent. From then on, the app can
         send feedback with this id. `engine_id` is the id that the engine gave the answer.
@@ -122,10 +129,10 @@ class GroupDraft:
     def serve(self, result: SiblingResult) -> None:
         """Record that the app gets this sibling's answer.
 
-        The app's next request usually repeats this answer, and its session is then found by the
-        answer. The answer must therefore be recorded before the app can send its next request. If
-        the group ends after the answer, call this method before the last byte of the answer is
-        sent.
+        The app's next request usually contains this answer in its history. By this answer, the
+        proxy finds the session (conversation) to which the next request belongs. Therefore, call
+        this method before the last byte of the answer is sent, because the app may send its next
+        request right after that.
         """
         self.place()  # before the place of the app's next request is computed
         self.is_answered_well = result.answer is not None
@@ -150,10 +157,10 @@ class GroupDraft:
         return self._record("failed", reason, status, [])
 
     def fell_back(self, reply: EngineResponse, outage: OutageReason) -> GroupRecord:
-        """Return the ledger record of a request that the fallback server answered.
+        """Return the ledger record of a request that was sent to the fallback server.
 
-        The record's reason names `outage`, which is the reason why the fallback server was used.
-        This is also the case if the fallback server replied with an error.
+        The record's column `reason` names `outage`, the reason why the fallback server was used.
+        This is the case even if the fallback server gave an error.
         """
         reason = f"fallback: {outage}"
         return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
@@ -163,7 +170,9 @@ class GroupDraft:
     ) -> GroupRecord:
         """Return the ledger record of a request that was sampled only once.
 
-        If the app gets no answer, the record's reason is the cause, with `failure_prefix` in front.
+        The argument `reason` is the slug of why the request was sampled only once. If the app gets
+        an answer, this slug is stored in the record's column `reason`. If the app gets an error,
+        the slug of the error's cause is stored in this column, with `failure_prefix` in front.
         """
         is_read = self.request.exchange is not None
         answer = read_answer(self.request, reply) if is_read else None
@@ -182,7 +191,8 @@ class GroupDraft:
         return self._record(state, reason, reply.status, [sibling], served=served)
 
     def scored(self, scored: ScoredSiblings) -> GroupRecord:
-        """Return the ledger record of a group whose siblings have ended."""
+        """Return the ledger record of a request that was sampled several times, after all siblings
+        (the sampled answers) have ended."""
         selection = scored.selection
         rows = [
             _sibling(
@@ -216,17 +226,15 @@ class GroupDraft:
         )
 
     def _status(self, scored: ScoredSiblings) -> int:
-        """Return the HTTP status as the app saw it."""
+        """Return the HTTP status of the response that the app got."""
         result = scored.results[scored.selection.served or 0]
         is_lost = result.answer is not None and not self.request.can_show(result)
         return 500 if is_lost else result.status
 
     @property
     def _is_cut(self) -> bool:
-        """Whether the app disconnected before it had the whole answer.
-
-        The result is False if the app sent the request again and then got the answer.
-        """
+        """Whether the app disconnected before it had the whole answer, and no retry of the request
+        has got the answer."""
         is_delivered = self.attempt is not None and self.attempt.num_delivered > 0
         return self.app is not None and self.app.is_cut_short and not is_delivered
 
@@ -319,9 +327,9 @@ def _sibling(
 
 
 def _failure(result: SiblingResult, body: Json) -> str | None:
-    """Return the slug of the reason why a sibling's answer is not usable, or None for a usable
-    answer. The result is also None if there is no answer. The record's column `error` then has the
-    cause."""
+    """Return the slug of the reason why a sibling's answer is not usable, such as `cut_off`. Return
+    None if the answer is usable, or if the sibling has no answer. (Without an answer, the cause is
+    in the record's field `error`.)"""
     if result.answer is None:
         return None
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)

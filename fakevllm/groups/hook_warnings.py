@@ -1,8 +1,8 @@
-"""Rate-limited warnings about hooks that fail. This module does no I/O.
+"""Rate-limited warnings about failures of hooks (the user's functions). This module does no I/O.
 
 The first failure of each kind is logged at once. After that, at most one line per interval is
-logged for this kind, with the number of failures. The hook process itself prints the traceback of
-the first failure.
+logged for this kind, with the number of failures since the last line. Tracebacks are printed by the
+hook process.
 """
 
 from __future__ import annotations
@@ -17,26 +17,29 @@ from fakevllm.ledger.records import SiblingRecord
 from fakevllm_runtime.log_throttle import LogThrottle
 
 INTERVAL_S = 60.0
-"""Seconds between two warnings of one kind. A hook that always fails would otherwise cause a line
-for every request."""
+"""Minimum number of seconds between two warnings of one kind. Without this limit, a hook that
+always fails would cause a log line for every request."""
 _NOT_THE_OVERRIDES_FAULT = (429, 499)
-"""HTTP statuses of siblings that did not fail because of their overrides: 429 (too many requests)
-and 499 (cancelled)."""
+"""HTTP statuses of siblings that failed for another reason than the request fields which the hook
+changed: 429 (too many requests) and 499 (cancelled)."""
 MAX_ERROR_CHARS = 300
 """Maximum number of characters quoted from the engine's error message."""
 
 
 @dataclass(frozen=True, slots=True)
 class HookKind:
-    """A hook function and the texts for warnings about it."""
+    """A hook function, with the texts for warnings about its failures."""
 
     name: str
     effect: str
-    """Text for the effect of one failure. The app gets its answer in any case."""
+    """Text that describes the effect of one failure on training. The app gets its answer in any
+    case."""
     effects: str
-    """Text for the effect of several failures; their number precedes it."""
+    """Text that describes the effect of several failures. In the warning, their number stands
+    before this text."""
     fix: str = ""
-    """Text for the user's next step; the default is to run `check-hook`."""
+    """Text that says what the user can do. If it is empty, the warning suggests running
+    `fakevllm check-hook`."""
 
 
 REWARD = HookKind(
@@ -56,7 +59,7 @@ OVERRIDES = HookKind(
 
 
 class HookWarnings:
-    """Creates the warnings about failing hooks of one proxy, and limits their rate.
+    """A rate-limited source of warnings about failing hooks. A proxy has one such object.
 
     >>> warnings = HookWarnings(Path("mine"), Path("ledger.sqlite"))
     >>> warnings.line(REWARD, "hook_length: got 1, want 2", 0.0).partition(":")[0]
@@ -66,17 +69,17 @@ class HookWarnings:
     """
 
     def __init__(self, hooks: Path, ledger: Path) -> None:
-        """Create the warnings. `hooks` and `ledger` are paths. A warning suggests a command that
-        contains them."""
+        """Create the object. `hooks` and `ledger` are the paths of the hook files and of the
+        ledger. They appear in the `fakevllm check-hook` command that a warning suggests."""
         command = shlex.join(["fakevllm", "check-hook", str(hooks), "--ledger", str(ledger)])
         self._default_fix = f"to see why: {command}"
         # Bounded by the number of slugs and of lines in the hook files.
         self._throttle = LogThrottle(INTERVAL_S)
 
     def line(self, hook: HookKind, reason: str | None, now: float) -> str | None:
-        """Return the warning for a group or request that ended with `reason`. Return None if no
-        hook failed, or if the rate limit suppresses the warning. `now` is in seconds on a monotonic
-        clock."""
+        """Return the warning to log for a request that ended with `reason`. Return None if `reason`
+        is not the failure of a hook, or if the rate limit suppresses the warning. `now` is in
+        seconds on a monotonic clock."""
         slug = hook_reason(reason)
         # A hook process that was closed with the proxy has no fault to fix.
         if reason is None or slug in (None, HookReason.CLOSED):
@@ -94,10 +97,12 @@ class HookWarnings:
 
 
 def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
-    """Return an error text if the engine accepts the lead (the app's own request) but refuses a
-    sibling whose request fields the hook has changed. Return None otherwise.
+    """Return an error text if the engine has refused the request fields that a hook set. Return
+    None otherwise.
 
-    `siblings` are the siblings of a group for which the hook has changed request fields.
+    `siblings` are all siblings (answers sampled for one request) of a group in which the hook set
+    request fields. The fields count as refused if the engine accepted the lead (sibling 0, the
+    app's unchanged request) and answered another sibling with a client error.
 
     >>> lead = SiblingRecord(index=0, served=True, best=True, status=200)
     >>> other = SiblingRecord(index=1, served=False, best=False, status=400, error="top_p: 7")
@@ -114,9 +119,9 @@ def refused_override(siblings: Sequence[SiblingRecord]) -> str | None:
 
 
 def kind_of(reason: str) -> tuple[str, ...]:
-    """Return the kind of a failure, by which warnings are rate-limited. The kind consists of the
-    reason slug and, for an exception, its type and its line in the hook file. The exception's
-    message is left out, so that failures with different messages count as one kind.
+    """Return the kind of a failure. Warnings are rate-limited for each kind. The kind consists of
+    the reason slug and, if the hook raised an exception, of the exception's type and its line in
+    the hook file. Exceptions that differ only in their messages are of one kind.
 
     >>> kind_of("hook_raised: KeyError: 'b' (mine.py:2)"), kind_of("hook_nan: reward 1 is nan")
     (('hook_raised', 'KeyError', 'mine.py:2)'), ('hook_nan',))

@@ -1,11 +1,12 @@
-"""`job.lockstep`: runs become reproducible, because groups are processed one after another.
+"""The setting `job.lockstep`: groups (requests with their sampled answers) are processed one after
+another, so that a run can be reproduced.
 
-Before a group is sampled, the server must have finished every training step that the earlier groups
-made due. The seeds of the group's siblings are derived from its dataset row. If the engine
-also decodes each call alone, two runs are identical.
+A group is sampled only after the server has finished all training steps for which it had enough
+groups. The random seeds of the sampled answers are derived from the dataset row. If the engine also
+decodes the calls one at a time, without batching, two runs are identical.
 
-Two runs can still differ because of feedback, apps that send requests concurrently, hooks that use
-randomness, and a server or proxy that resumes after a crash.
+Two runs can still differ if users give feedback, if apps send requests concurrently, if hooks use
+random numbers, or if the server or the proxy resumes after a crash.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
 
 POLL_EVERY_S = 0.02
-"""Seconds between two requests for the server's status during a training step."""
+"""Seconds between two polls of a condition, such as the end of the server's training step."""
 SEED_BYTES = 6
-"""Size of a seed. The index of a sibling is added to the seed. 48 bits stay exact in JSON readers
-that store numbers as doubles."""
+"""Size of a random seed in bytes. Even after the index of a sibling was added, such a seed is exact
+in JSON parsers that store numbers as doubles."""
 
 
 def seed_of(run_seed: int, row: str, nth: int) -> int:
-    """Return the random seed of the nth request of a dataset row. Sibling i of the request is
-    sampled with this seed + i.
+    """Return the random seed for one request. `row` identifies the request's dataset row, and `nth`
+    is the number of earlier requests for this row. Sibling i (the i-th answer that is sampled for
+    the request) is sampled with this seed + i.
 
     >>> seed_of(0, "sum-1-2", nth=0) == seed_of(0, "sum-1-2", nth=0) != seed_of(0, "sum-1-2", nth=1)
     True
@@ -39,9 +41,10 @@ def seed_of(run_seed: int, row: str, nth: int) -> int:
 
 
 def is_idle(status: EngineStatusReply | None) -> bool:
-    """Return True if the server runs no training step and has too few groups to begin one.
+    """Return True if the server runs no training step and has too few groups (requests with their
+    sampled answers) to begin one.
 
-    The result is also True for a server that is unreachable, off or booting.
+    The result is also True if the server is unreachable, or if its engine is off or booting.
     """
     if status is None:
         return True
@@ -51,25 +54,29 @@ def is_idle(status: EngineStatusReply | None) -> bool:
 
 
 class Lockstep:
-    """The lock and the seeds that make groups run one after another."""
+    """The lock that makes groups (requests with their sampled answers) run one after another, and
+    the random seeds of their requests."""
 
     def __init__(self, run_seed: int, delivery: Delivery, link: SwarmLink) -> None:
         self._run_seed = run_seed
         self._delivery = delivery
         self._link = link
         self._group_lock = asyncio.Lock()
-        """Lock of the group that is being sampled and scored. Waiting groups get the lock in the
-        order of their requests."""
+        """Lock that is held while a group is sampled and scored. Waiting groups get the lock in the
+        order in which their requests arrived."""
         self._num_requests: Counter[str] = Counter()
-        """Number of requests for each dataset row; bounded by the size of the dataset."""
+        """Number of requests so far for each dataset row. Its size is bounded by the size of the
+        dataset."""
 
     @contextlib.asynccontextmanager
     async def slot(self, task: Task, *, is_group: bool) -> AsyncGenerator[int]:
-        """Wait until the server is idle, then yield the seed of a request. The block processes the
-        request. If `is_group` is True, a lock is held meanwhile, so only one group runs at a time.
+        """Wait until the server is idle, then yield the random seed for a request. Process the
+        request in the `async with` block.
 
-        A request that is sampled once and not trained does not wait for the lock. The reward hook
-        of the running group may have sent the request, and waiting would then be a deadlock.
+        If `is_group` is True, the request is sampled several times and trained. A lock is then held
+        until the block ends, so only one such request runs at a time. If `is_group` is False, the
+        request does not wait for the lock. The reward hook of the running group may have sent this
+        request itself, so waiting could be a deadlock.
         """
         async with self._group_lock if is_group else contextlib.nullcontext():
             await self._wait_until_idle()
@@ -78,11 +85,10 @@ class Lockstep:
             yield seed_of(self._run_seed, row, self._num_requests[row] - 1)
 
     async def _wait_until_idle(self) -> None:
-        """Wait until the server has accepted all scored groups, and has finished the training step
-        that these groups made due.
+        """Wait until the server has accepted all scored groups, and has finished the training steps
+        for which it has enough groups.
 
-        The wait ends early if the server is unreachable. The next request then fails, or is held
-        until the server is back.
+        If the server is unreachable, the wait ends early.
         """
 
         def is_accepted() -> bool:

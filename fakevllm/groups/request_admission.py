@@ -1,5 +1,6 @@
-"""Decide for each arriving request whether it is trained. This module keeps the state that the
-admission rules use."""
+"""Decide for each arriving request whether it is trained. The decision uses the admission rules,
+the state of the kill switch, and summaries of the sessions (conversations), which this module
+keeps."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ log = logging.getLogger("fakevllm.admission.admission_rules")
 
 
 class TrafficGate:
-    """Decides for each request whether it is trained. It holds the admission rules, the kill switch
-    and the session summaries of one proxy."""
+    """The object that decides for each request whether it is trained. It holds the admission rules,
+    the kill switch and the summaries of the sessions (conversations) of one proxy."""
 
     def __init__(
         self,
@@ -28,9 +29,10 @@ class TrafficGate:
         *,
         trains: bool = True,
     ) -> None:
-        """Create the object. `key_names` returns the names by which a rule may refer to an API key.
-        `trains` is False if the proxy has no hooks and therefore trains no request. In this case,
-        `ruling` does not place the request in its session."""
+        """Create the object. `pause` is the kill switch. `key_names` is a function that returns the
+        names by which a rule may refer to an API key. `trains` is False if the proxy has no hooks
+        and therefore trains no request. In this case, `ruling` does not find the sessions of
+        requests."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -45,8 +47,9 @@ class TrafficGate:
         self._sessions = SessionSummaries()
 
     def ruling(self, request: Request, placement: Placement, key: str | None) -> Ruling:
-        """Return the decision whether a request is trained. A main call (a request of the user or
-        the agent) is also placed in its session, if this proxy trains at all.
+        """Decide whether a request is trained, and return the decision. If the request is a main
+        call (a request of the user or the agent) and this proxy trains, also add the request to its
+        session (conversation).
 
         `key` is the app's API key.
         """
@@ -68,6 +71,7 @@ class TrafficGate:
         return self._rules.decide(facts, subject, is_paused=self.pause.is_on)
 
     def _session(self, placement: Placement) -> SessionSummary | None:
-        """Return the summary of the session's earlier main calls, or None if there are none."""
+        """Return the summary of the earlier main calls (requests of the user or the agent) in the
+        request's session. Return None if there are none."""
         session_id = placement.session_id() if self._trains else None
         return None if session_id is None else self._sessions.get(session_id)

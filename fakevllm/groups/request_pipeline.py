@@ -1,8 +1,7 @@
-"""The pipeline for the requests of apps. It plans the group, then relays one answer or runs several
-siblings.
+"""The pipeline for the requests of apps. For each request, it plans how many answers are sampled.
 
-A request that is only served is sent to the engine once, and the answer is relayed. A request that
-trains becomes a group of siblings, which a `GroupExecutor` runs.
+A request that is not trained is sent to the engine once, and the answer is relayed to the app. A
+request that is trained is run by a `GroupExecutor`, which samples several answers (siblings).
 """
 
 from __future__ import annotations
@@ -56,11 +55,13 @@ from fakevllm_adapters.protocol.swarm import MAX_GROUP_SIZE, Task
 log = logging.getLogger("fakevllm.groups.request_pipeline")
 
 CLOSE_GRACE_S = 2.0
-"""Seconds that a stopping proxy waits while it sends an error to the apps of open requests."""
+"""Maximum number of seconds for which a stopping proxy sends errors to the apps whose requests are
+still open."""
 
 
 class Pipeline:
-    """The handler of every request on an inference route, until the app has its answer."""
+    """The handler of all inference requests. It handles each request until the app has its
+    answer."""
 
     def __init__(
         self,
@@ -76,9 +77,10 @@ class Pipeline:
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
     ) -> None:
-        """Create the pipeline. `hooks` is None if the user has no hook files. Otherwise `on_placed`
-        is called before each request is answered. Its arguments are the request's id, the request's
-        place in its session, and the question (the last user message)."""
+        """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
+        the callback `on_placed` is called before each request is answered. Its arguments are the
+        request's id, the request's place in its session (conversation), and the question (the last
+        user message)."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._retry_handler = retry_handler
@@ -96,7 +98,7 @@ class Pipeline:
         self._request_tasks: set[asyncio.Task[Any]] = set()
         self._executors: set[GroupExecutor] = set()
         self._num_awaited = 0
-        """Number of siblings that apps wait for."""
+        """Number of siblings (additional samples of requests) that apps are waiting for."""
         self._services: GroupServices | None = None
         if hooks is not None:
             self._services = GroupServices(
@@ -140,10 +142,11 @@ class Pipeline:
     async def answer_resend(
         self, request: Request, entry: ResendEntry, receive: Receive, send: Send
     ) -> bool:
-        """Answer a request that was sent again with the answer to its first attempt.
+        """Answer a retry of a request with the answer to the first attempt. `entry` is the cache
+        entry of the request.
 
-        Return False if the first attempt has no answer and nothing was sent; the caller must then
-        handle the request as a new one. Return True in all other cases.
+        Return False if the first attempt failed and nothing was sent to the app. The caller must
+        then handle the retry as a new request. Return True in all other cases.
         """
         own_task = self._track_task()
         try:
@@ -169,9 +172,9 @@ class Pipeline:
         return task
 
     async def close(self) -> None:
-        """Cancel open requests and groups, and wait for them.
+        """Cancel all open requests and running groups, and wait until they have ended.
 
-        Uvicorn cancels requests when it stops, but does not wait for them.
+        Uvicorn also cancels open requests when it stops, but does not wait until they have ended.
         """
         if self._request_tasks:
             for task in self._request_tasks:
@@ -223,9 +226,10 @@ class Pipeline:
     async def _plan(
         self, request: Request, task: Task, rules: ServeRules
     ) -> tuple[SiblingPlan, str | None]:
-        """Return (plan, reason) for a request. The plan has the number of siblings and their
-        changes to the request. The reason is a slug if the request is only served and not trained,
-        else None."""
+        """Return the pair (plan, reason) for a request. The plan has the number of siblings
+        (answers to sample), and the request fields that each sibling changes. The reason is None if
+        the request is trained. Otherwise, it is the slug of the reason why the request is sampled
+        once and not trained."""
         if isinstance(request.ruling, ServeOnly):
             return SiblingPlan(1), request.ruling.recorded_reason
         if request.exchange is None:
@@ -257,11 +261,11 @@ class Pipeline:
     def _limit_siblings(
         self, plan: SiblingPlan, context: GroupContext
     ) -> tuple[SiblingPlan, str | None]:
-        """Reduce a plan to as many siblings as the engine has capacity for.
+        """Reduce the number of siblings in a plan to the number for which the engine has capacity.
 
-        Return (reduced plan, reason). The reason is None, or a slug if there is capacity for the
-        lead (the app's own request) only. The lead is then not trained, but is sampled with the
-        same settings as within a group.
+        Return the pair (reduced plan, reason). If there is capacity for the lead (the app's own
+        request) only, the request is not trained, and the reason is a slug. Otherwise the reason is
+        None.
         """
         granted = self._sibling_limit.acquire(
             plan.num - 1,
@@ -274,8 +278,8 @@ class Pipeline:
         return replace(plan, num=granted.num + 1), None
 
     async def _serve_single(self, context: GroupContext, reason: str) -> None:
-        """Relay one answer to the app as it arrives. `reason` is the slug of the reason why the
-        request is not sampled as a group."""
+        """Sample the request once, and stream the answer to the app as it arrives. `reason` is the
+        slug of the reason why the request is not sampled several times."""
         request, draft, app = context.request, context.draft, context.app
         try:
             async with CancelOnDisconnect(context.receive, LINGER_S):
@@ -312,13 +316,14 @@ class Pipeline:
             log.warning("%s", line, extra={"group": group_id})
 
     def _record(self, group: GroupRecord) -> None:
-        """Write the group's record into the ledger. The group will not be trained."""
+        """Write the record of a request that will not be trained into the ledger."""
         self._metrics.group_ended(group)
         self._ledger.record(group)
         self._delivery.forget(group.group_id)
 
 
 def _num_awaited(plan: SiblingPlan, rules: ServeRules) -> int:
-    """Return the number of siblings for which the app waits. The result is 0 if the lead's answer
-    is streamed to the app, because the app then waits for no other sibling."""
+    """Return the number of siblings, without the lead (the app's own request), for which the app
+    waits. The result is 0 if the lead's answer is streamed to the app, because the app then waits
+    for no other sibling."""
     return 0 if rules.streams_lead else plan.num - 1

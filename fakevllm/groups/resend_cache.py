@@ -1,7 +1,7 @@
 """A cache of answers, for requests that a client sends again (resends).
 
-A resend gets the answer to the first attempt. If that answer does not exist yet, the resend waits
-for it. `resend_detection.py` decides which requests are resends.
+A resend gets the answer to the first attempt. If the first attempt is still being answered, the
+resend waits for this answer. `resend_detection.py` decides which requests are resends.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from fakevllm_runtime.http_protocol import ON_CONNECTION_LOST
 log = logging.getLogger("fakevllm.requests")
 
 RESET_WINDOW_S = 2.0
-"""Seconds after the last byte in which a connection reset counts as a lost answer. If the reset
-comes later, the client had read the answer and no longer needed the connection."""
+"""Length in seconds of the reset window, which begins when the last byte of an answer is sent. A
+connection reset within the window means that the client did not read the whole answer. A later
+reset means that the client had read the answer and just closed the connection."""
 MIN_READ_RATE = 50_000
-"""Bytes per second at which a slow client is assumed to read. The reset window grows by the time
-that the answer takes at this rate, because the proxy writes an answer faster than the client reads
-it."""
+"""Bytes per second that even a slow client is assumed to read. The proxy writes an answer faster
+than the client reads it. RESET_WINDOW_S is therefore extended by the time that reading the answer
+takes at this rate."""
 
 _REUSED_KEY = (
     "This `Idempotency-Key` was sent before with another body: send a new key with each new "
@@ -48,20 +49,20 @@ class PendingAnswer:
 
     group_id: str
     window_s: float
-    """Seconds for which the answer may be delivered to a resend."""
+    """Seconds for which the answer may be delivered to a resend (a retry of the request)."""
     response: asyncio.Future[SentResponse | None]
-    """Future of the answer. Its result is None if the request failed; a resend is then a new
-    request."""
+    """Future of the answer. Its result is None if the request failed. A resend is then handled as a
+    new request."""
     has_left: bool = False
-    """Whether the app of the first attempt has disconnected."""
+    """Whether the app disconnected from the first attempt before it had the answer."""
     delivered_at: float = -math.inf
-    """Time of the cache's clock at which the whole answer was last sent; -inf if the answer was
-    streamed or not sent."""
+    """Time on the cache's clock at which the last byte of the answer was last sent. -inf if the
+    answer was not sent yet or was sent as a stream."""
     num_resent: int = 0
-    """Number of resends that got the answer."""
+    """Number of resends (retries of the request) that got the answer."""
     on_delivery: Callable[[], None] | None = None
-    """Callback before the answer is delivered to a resend, if the first attempt's app disconnected
-    without the answer."""
+    """Callback that is called just before the answer is delivered to a resend. Set only if the app
+    disconnected from the first attempt before it had the answer."""
 
 
 ResendEntry = RequestAttempts[PendingAnswer]
@@ -70,8 +71,9 @@ ResendEntry = RequestAttempts[PendingAnswer]
 def identity_of(
     path: str, scope: str, raw: bytes, hints: Hints, headers: Mapping[bytes, bytes]
 ) -> RequestIdentity:
-    """Return the parts of a request by which a resend is recognised. `scope` is the fingerprint of
-    the app's API key, and `raw` is the app's body."""
+    """Return the parts of a request by which a resend (a retry by the client) is recognised.
+    `scope` is the fingerprint of the app's API key, and `raw` is the request body as the app sent
+    it."""
     digest = blake2b(digest_size=16)
     for part in (path, scope, hints.session or "", hints.parent or "", hints.user):
         digest.update(part.encode(errors="replace") + b"\0")
@@ -87,8 +89,8 @@ def identity_of(
 
 
 class ResendCache:
-    """The answers of recent requests. A request that a client sends again gets its answer from this
-    cache."""
+    """A cache of the answers to recent requests. A request that a client sends again (a resend) is
+    answered from this cache."""
 
     def __init__(
         self,
@@ -98,9 +100,9 @@ class ResendCache:
         unix_time: Callable[[], float] = time.time,
     ) -> None:
         """Create the cache. `window_s` is the number of seconds for which an answer may be
-        delivered again; 0 means never. `now` is a monotonic clock in seconds, so that a change of
-        the system clock changes no window. `unix_time` returns Unix seconds. Only these can be
-        stored in the ledger, because later proxy processes read them."""
+        delivered again; 0 turns the cache off. `now` is a monotonic clock in seconds, which
+        measures these windows. `unix_time` is a clock in Unix seconds. Its times are stored in the
+        ledger, because a later proxy process must be able to read them."""
         self._attempts: AttemptIndex[PendingAnswer] = AttemptIndex(window_s)
         self._kept_answers = kept_answers
         self._window_s = window_s
@@ -109,11 +111,11 @@ class ResendCache:
 
     @property
     def is_on(self) -> bool:
-        """Whether the cache is in use. If it is not, no request is checked for being a resend."""
+        """Whether the cache is in use. If it is off, every request is handled as a new one."""
         return self._window_s > 0
 
     def restore(self) -> None:
-        """Load the answers that an earlier proxy process could not deliver."""
+        """Load from the ledger the answers that an earlier proxy process could not deliver."""
         if not self.is_on:
             return
         now, unix_now = self._now(), self._unix_time()
@@ -128,8 +130,8 @@ class ResendCache:
             self._attempts.connection_lost(entry, received_at)
 
     def find(self, identity: RequestIdentity, scope: Scope) -> ResendEntry | None:
-        """Return the cache entry of the earlier request of which this request is a resend. Return
-        None for a new request.
+        """If this request is a resend of an earlier request, return the cache entry of the earlier
+        request. Return None for a new request.
 
         `scope` is the ASGI scope of this request's connection.
         """
@@ -139,7 +141,7 @@ class ResendCache:
         return entry
 
     def check_idempotency_key(self, identity: RequestIdentity) -> None:
-        """Raise WireError (400) if an earlier request had the same idempotency key and another
+        """Raise WireError (400) if an earlier request had the same idempotency key but another
         body."""
         if self._attempts.reuses_idempotency_key(identity, self._now()):
             raise bad_request(_REUSED_KEY)
@@ -154,11 +156,13 @@ class ResendCache:
         return entry
 
     async def deliver(self, entry: ResendEntry, app: AppResponse, receive: Receive) -> bool:
-        """Wait for the answer of a cache entry and send it to the app.
+        """Wait until the first attempt to send the request is answered, and send this answer to the
+        app.
 
-        Return False if the first attempt failed and nothing was sent. The caller can then handle
-        the request as a new one. Return True if the app got the answer, or an error after the
-        response had been started. Raises ClientDisconnected if the app disconnects meanwhile.
+        Return False if the first attempt failed and nothing was sent to the app. The caller can
+        then handle the request as a new one. Return True if the app got the answer. Also return
+        True if the first attempt failed after the response to the app had been started; the app
+        then got an error. Raises ClientDisconnected if the app disconnects meanwhile.
         """
         pending = entry.pending
         try:
@@ -196,8 +200,8 @@ class ResendCache:
             self._attempts.connection_lost(entry, self._now())
 
     def ended(self, entry: ResendEntry | None, app: AppResponse, *, is_answered: bool) -> None:
-        """Record the end of the first attempt. `is_answered` is True if the first attempt ended
-        with a model's answer, and False if it ended with an error."""
+        """Record the end of the first attempt of a request. `is_answered` is True if the first
+        attempt ended with an answer of a model, and False if it ended with an error."""
         if entry is None:
             return
         pending, now = entry.pending, self._now()
@@ -217,8 +221,8 @@ class ResendCache:
             pending.response.set_result(response)
 
     def forget(self, group_id: str) -> None:
-        """Forget the answer of a group, because its app has deleted it. A resend of its request is
-        then a new request."""
+        """Remove the answer to the request with this group id, because the app has deleted the
+        answer. A resend of the request is then handled as a new request."""
         for pending in self._attempts.remove_matching(lambda one: one.group_id == group_id):
             # A connection reset of the first attempt must not keep the answer again.
             pending.response = _completed_future(None)
@@ -234,12 +238,12 @@ class ResendCache:
             self.client_disconnected(entry)
 
     def _connection_reset(self, entry: ResendEntry, error: Exception | None) -> None:
-        """Record that an answer was not delivered, if its connection is reset soon after the last
-        byte.
+        """Handle the loss of a connection on which an answer was sent. If the connection was reset
+        soon after the last byte, record that the answer was not delivered.
 
-        A client that has read the whole answer closes the connection normally. If a part of the
-        answer is unread when the client closes its socket, the connection is reset. Streamed
-        answers are not checked, because a client may stop reading a stream on purpose.
+        When a client closes its socket, the connection is reset only if the client has not read the
+        whole answer. Streamed answers are not checked, because a client may stop reading a stream
+        on purpose.
         """
         now, pending = self._now(), entry.pending
         response = pending.response.result() if pending.response.done() else None
@@ -253,9 +257,9 @@ class ResendCache:
 
 
 def undelivered_answer(entry: ResendEntry, app: AppResponse, unix_now: float) -> KeptAnswer | None:
-    """Return the answer to a request if it was not delivered to anybody. Return None if the app got
-    it, in the first attempt or in a resend, or if there is no complete answer. `unix_now` is the
-    current time in Unix seconds."""
+    """Return the answer to a request, if neither the first attempt nor a resend has got this
+    answer. Return None if the answer was delivered, or if there is no complete answer. `unix_now`
+    is the current time in Unix seconds."""
     if not app.is_cut_short or entry.num_delivered or app.complete_answer is None:
         return None
     return _kept_answer(entry, app.complete_answer, unix_now)
@@ -274,8 +278,8 @@ def _kept_answer(entry: ResendEntry, response: SentResponse, unix_now: float) ->
 
 
 def _watch(scope: Scope, on_lost: Callable[[Exception | None], None]) -> None:
-    """Register `on_lost` with uvicorn's protocol object, which calls it when the connection of this
-    ASGI scope is lost."""
+    """Register the callback `on_lost`. Uvicorn's HTTP protocol object calls it when the connection
+    of this ASGI scope is lost."""
     state: object = scope.get("state")
     if isinstance(state, dict):
         state[ON_CONNECTION_LOST] = on_lost

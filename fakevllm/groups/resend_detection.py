@@ -1,12 +1,12 @@
-"""Detection of requests that a client sends again (resends). This module does no I/O, and the
-caller passes the time.
+"""Detection of resends: requests that a client sends again. This module does no I/O, and the caller
+passes the time.
 
 Equal bodies do not prove that a request is a resend: two users may ask the same question, and one
 user may want another answer. A request counts as a resend in two cases:
 
-* The client marks it as one, with a retry header or an idempotency key.
-* An equal earlier request lost its connection before its answer was delivered. Each lost connection
-  explains one resend.
+* The client marks the request as a retry, by a retry header or an idempotency key.
+* An equal earlier request lost its connection before its answer was delivered. For each lost
+  connection, at most one later request counts as a resend.
 """
 
 from __future__ import annotations
@@ -20,40 +20,42 @@ K = TypeVar("K", bytes, str)
 T = TypeVar("T")
 
 MAX_ANSWER_BYTES = 64 * 2**20
-"""Maximum size of the answers of all requests together."""
+"""Maximum total size in bytes of the answers to all requests in the index."""
 MAX_REQUESTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class RequestIdentity:
-    """The parts of a request by which a resend is recognized."""
+    """The parts of a request by which a resend (a request that is sent again) is recognised."""
 
     key: bytes
-    """Hash of the request's owner and content; equal for equal requests."""
+    """Hash of the request's path, API key, session and body. Equal requests have the same hash."""
     is_marked: bool = False
     """Whether the client marks the request as a retry."""
     idempotency_key: str = ""
-    """Name of the client's idempotency key, different for each API key; "" if there is none."""
+    """Hash of the API key and the client's idempotency key; "" if the client sent no idempotency
+    key."""
     body: bytes = b""
     """Hash of the body alone."""
 
 
 @dataclass(slots=True, eq=False)
 class RequestAttempts(Generic[T]):
-    """One request with all attempts to send it, which are the first attempt and its resends."""
+    """One request with all attempts of the client to send it: the first attempt and the resends."""
 
     identity: RequestIdentity
     pending: T
-    """The caller's object for the request's answer, which may not exist yet."""
-    last_event_at: float
-    """Time of the last event of this request, on the caller's clock."""
-    num_waiting: int = 1
-    """Connections that wait for the answer."""
-    num_lost: int = 0
-    """Connections that were lost before the answer was delivered, and that no resend has replaced
+    """An object of the caller that stands for the request's answer. The answer itself may not exist
     yet."""
+    last_event_at: float
+    """Time at which this object was last changed, on the caller's clock."""
+    num_waiting: int = 1
+    """Number of connections that wait for the answer."""
+    num_lost: int = 0
+    """Number of connections that were lost before the answer was delivered, and for which no resend
+    has arrived yet."""
     num_delivered: int = 0
-    """Connections that got the whole answer."""
+    """Number of connections that got the whole answer."""
     has_failed: bool = False
     """Whether the request ended without an answer. A resend is then handled as a new request."""
     size: int = 0
@@ -64,15 +66,16 @@ class RequestAttempts(Generic[T]):
         return bool(key) and key == self.identity.idempotency_key
 
     def conflicts_with(self, identity: RequestIdentity) -> bool:
-        """Return True if this request and `identity` both have idempotency keys, and these
+        """Return True if this request and `identity` both have idempotency keys, and the two keys
         differ."""
         own, other = self.identity.idempotency_key, identity.idempotency_key
         return bool(own and other) and own != other
 
 
 class AttemptIndex(Generic[T]):
-    """An index of the latest requests. Three things are bounded: the age of a request, the number
-    of requests, and the total size of their answers.
+    """An index of the latest requests, with which resends (requests that are sent again) are found.
+    There are limits on the age of a request, on the number of requests, and on the total size of
+    their answers.
 
     >>> index = AttemptIndex[str](600)
     >>> first = index.begin(RequestIdentity(b"k"), "its answer", now=0)
@@ -89,7 +92,8 @@ class AttemptIndex(Generic[T]):
         self, window_s: float, max_bytes: int = MAX_ANSWER_BYTES, max_requests: int = MAX_REQUESTS
     ) -> None:
         """Create an index that forgets a request `window_s` seconds after the last event of the
-        request."""
+        request. Events are attempts to send the request, deliveries of the answer, and lost
+        connections."""
         self._window_s = window_s
         self._max_bytes = max_bytes
         self._max_requests = max_requests
@@ -98,8 +102,8 @@ class AttemptIndex(Generic[T]):
         """All requests, in the order of their last events."""
         self._by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
         self._lost_by_key: dict[bytes, dict[RequestAttempts[T], None]] = {}
-        """The requests with a lost connection, by key. There are few of them, even if many requests
-        are equal."""
+        """The requests with a lost connection, by the key of their identity. There are few of them,
+        even if many requests are equal."""
         self._by_idempotency_key: dict[str, dict[RequestAttempts[T], None]] = {}
 
     def __len__(self) -> int:
@@ -122,8 +126,8 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def reuses_idempotency_key(self, identity: RequestIdentity, now: float) -> bool:
-        """Return True if an earlier request had the same idempotency key and another body. A
-        request that ended without an answer does not count.
+        """Return True if an earlier request had the same idempotency key but another body. Earlier
+        requests that ended without an answer do not count.
 
         >>> index = AttemptIndex[str](600)
         >>> _ = index.begin(RequestIdentity(b"1", idempotency_key="k", body=b"1"), "", now=0)
@@ -136,7 +140,8 @@ class AttemptIndex(Generic[T]):
         return any(a.identity.body != identity.body and not a.has_failed for a in same_key)
 
     def find(self, identity: RequestIdentity, now: float) -> RequestAttempts[T] | None:
-        """Return the earlier request of which this request is a resend, or None for a new request.
+        """If this request is a resend of an earlier request, return the earlier request. Return
+        None for a new request.
 
         The resend is counted as one more connection that waits for the earlier request's answer.
         """
@@ -153,31 +158,32 @@ class AttemptIndex(Generic[T]):
         return attempts
 
     def delivered(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that the last byte of the answer was sent on a connection that waited for the
+        """Record that the whole answer was sent on one of the connections that waited for the
         answer."""
         attempts.num_delivered += 1
         self.stopped_waiting(attempts, now)
 
     def connection_lost(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection that waited for the answer was lost before the answer was
-        sent."""
+        """Record that one of the connections that waited for the answer was lost before the answer
+        was sent."""
         self._add_lost(attempts, 1)
         self.stopped_waiting(attempts, now)
 
     def stopped_waiting(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Record that a connection no longer waits for the answer."""
+        """Record that one of the connections no longer waits for the answer."""
         attempts.num_waiting -= 1
         self._touch(attempts, now)
 
     def delivery_failed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Correct an earlier call of `delivered`: the connection did not get the whole answer."""
+        """Undo an earlier call of `delivered`, because the connection did not get the whole
+        answer."""
         attempts.num_delivered -= 1
         self._add_lost(attempts, 1)
         self._touch(attempts, now)
 
     def delivery_confirmed(self, attempts: RequestAttempts[T], now: float) -> None:
-        """Correct an earlier call of `connection_lost`: the connection got the whole answer after
-        all."""
+        """Undo an earlier call of `connection_lost`, because the connection did get the whole
+        answer."""
         self._add_lost(attempts, -1)
         attempts.num_delivered += 1
         self._touch(attempts, now)
@@ -188,7 +194,8 @@ class AttemptIndex(Generic[T]):
         self._touch(attempts, now)
 
     def remove_matching(self, matches: Callable[[T], bool]) -> list[T]:
-        """Remove the requests whose pending object matches, and return these objects."""
+        """Remove all requests for which `matches(request.pending)` is True. Return the `pending`
+        objects of the removed requests."""
         removed = [attempts for attempts in self._requests if matches(attempts.pending)]
         for attempts in removed:
             self._remove(attempts)
@@ -234,8 +241,9 @@ class AttemptIndex(Generic[T]):
             self._requests.move_to_end(attempts)
 
     def _evict(self, now: float) -> None:
-        """Remove requests that are too old or that exceed the limits on number and size. A request
-        for which a connection still waits is kept."""
+        """Remove requests that are too old. If there are too many requests, or if their answers are
+        too large, also remove the oldest ones. A request for which a connection still waits is
+        kept."""
         excess_bytes = self._num_bytes - self._max_bytes
         excess = len(self._requests) - self._max_requests
         evicted: list[RequestAttempts[T]] = []

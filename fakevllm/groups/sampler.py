@@ -1,4 +1,5 @@
-"""Sampling of one sibling, with retries while the engine is unavailable."""
+"""Sampling of one sibling (one of the answers that are sampled for a request), with retries while
+the engine is unavailable."""
 
 from __future__ import annotations
 
@@ -24,21 +25,23 @@ BROKEN_OFF = unavailable(
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Calls the engine for the siblings of a group."""
+    """A client of the engine that samples siblings (the answers that are sampled for one
+    request)."""
 
     upstream: EngineClient
     retry_handler: RetryHandler
     temperature: float
-    """Sampling temperature of every sibling but the lead."""
+    """Sampling temperature of all siblings except the lead (the app's own request)."""
 
     async def sample(
         self, request: Request, plan: SiblingPlan, index: int, app: AppResponse
     ) -> SiblingResult:
-        """Sample one sibling, and return a complete answer, or the error in place of an answer.
+        """Sample the sibling with this index, and return its complete answer or an error. No part
+        of the answer is sent to the app.
 
-        Nothing is sent to the app. The engine may refuse a call because siblings overload it. If
-        the refused call is the lead (the app's own request), this method waits and retries it. If
-        it is any other sibling, the engine's error is returned at once.
+        The engine may refuse a call because it is overloaded by siblings. If the refused call is
+        the lead (the app's own request), this method waits and retries. If the refused call is
+        another sibling, the engine's error is returned at once.
         """
         last = SiblingResult(index)
         sibling_limit = self.retry_handler.sibling_limit
@@ -133,7 +136,8 @@ class Sampler:
         app: AppResponse,
         on_first_token: Callable[[], None],
     ) -> EngineResponse:
-        """Relay the lead's answer to the app as it arrives, and return the engine's response.
+        """Sample the lead (the app's own request), stream its answer to the app as it arrives, and
+        return the engine's response.
 
         Raises WireError if the lead fails before any part of the answer has been sent to the app.
         """

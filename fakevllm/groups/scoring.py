@@ -1,4 +1,5 @@
-"""The call of the reward hook for one group."""
+"""The call of the reward hook (the user's function) for the siblings (sampled answers) of one
+request."""
 
 from __future__ import annotations
 
@@ -22,11 +23,12 @@ async def score(
     results: Sequence[SiblingResult],
     failure_floor: float | None = None,
 ) -> RewardOutcome:
-    """Call the reward hook with the siblings that have answered, and return its result. The rewards
+    """Call the reward hook with siblings that have an answer, and return its result. The rewards
     are in the order of `results`.
 
-    An answer that the engine broke off is not passed to the hook and has no reward. An answer that
-    the model itself cut off or garbled gets at most the reward `failure_floor`.
+    An answer that the engine did not complete is not passed to the hook and has no reward. If
+    `failure_floor` is set, an answer that the model itself made unusable gets this reward, or the
+    lowest reward of the usable answers if that is lower.
     """
     positions = [i for i, result in enumerate(results) if not is_broken_off(_answer(result))]
     if not positions:
@@ -42,11 +44,11 @@ async def score(
 
 
 def _spread(outcome: RewardOutcome, positions: Sequence[int], num: int) -> RewardOutcome:
-    """Return a hook's result extended to all `num` siblings, if only some of them were passed to
-    the hook.
+    """Extend the result of a hook call that scored only some siblings (sampled answers) to all
+    `num` siblings, and return the extended result.
 
-    `outcome` is the hook's result. `positions` has the positions of the scored siblings among all
-    siblings. Every sibling that was not scored gets the reward None.
+    `outcome` is the hook's result. `positions` has the position of each scored sibling in the list
+    of all siblings. A sibling that was not scored gets the reward None.
     """
     rewards: list[float | None] = [None] * num
     annotations: list[Json] = [{} for _ in range(num)]
@@ -67,7 +69,8 @@ def _answer(result: SiblingResult) -> Answer:
 
 
 def _sibling(request: Request, task: Task, result: SiblingResult) -> Sibling:
-    """Return a sibling in the form in which the hook gets it."""
+    """Return a sibling (one of the sampled answers) in the form in which the reward hook gets
+    it."""
     answer = _answer(result)
     episode_id = f"{request.id}/{result.index}"
     messages = messages_of(request.body)

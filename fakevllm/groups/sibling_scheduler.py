@@ -1,18 +1,19 @@
-"""The decisions for one request with several siblings, as a state machine without I/O.
+"""The decisions for one group (a request with its siblings, the answers sampled for it), as a state
+machine without I/O.
 
-The methods of `GroupScheduler` take events and return decisions, and `group_executor.py` carries
-the decisions out. The caller passes the random number generator.
+The methods of `GroupScheduler` take events and return decisions. `group_executor.py` carries the
+decisions out. The caller passes the random number generator.
 
 The scheduler gives two independent guarantees:
 
-* The app gets one answer. It is a sibling's answer, or the error of the lead (sibling 0, the app's
-  own request), or an error that breaks the answer off.
-* The group ends once, and nothing is started afterwards. It is either settled (its rewards are
-  final) or aborted.
+* The app gets exactly one answer. This is the answer of a sibling, or the error of the lead
+  (sibling 0, the app's own request), or an error in case the group is aborted.
+* The group ends exactly once, and nothing is started afterwards. A group that ends is either
+  settled (its rewards are final) or aborted.
 
-The executor reports the end of every sibling that was started and not cancelled, the end of every
-call of the reward hook, and the end of the app's answer. Events may arrive in any order. Events
-after the group's end change nothing.
+The executor reports three kinds of events: the end of each sibling that was started and not
+cancelled, the end of each call of the reward hook, and the end of the app's answer. Events may
+arrive in any order. Events after the group's end have no effect.
 """
 
 from __future__ import annotations
@@ -29,26 +30,29 @@ from fakevllm.transport.request import SiblingOutcome
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Decision to start these siblings."""
+    """Decision to start sampling these siblings (answers to one request), given by their
+    indices."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """Decision to start the lead and to relay its answer to the app while the answer arrives."""
+    """Decision to start sampling the lead (sibling 0, the app's own request), and to stream its
+    answer to the app."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Decision to cancel these siblings."""
+    """Decision to cancel the sampling of these siblings, given by their indices."""
 
     indices: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Decision to compute the rewards of these siblings."""
+    """Decision to call the reward hook (the user's function) for these siblings, given by their
+    indices."""
 
     indices: tuple[int, ...]
     """At least two sibling indices, in ascending order."""
@@ -56,32 +60,33 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Decision to send this sibling's answer to the app."""
+    """Decision to send the answer of the sibling with this index to the app."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Decision to send the lead's error to the app."""
+    """Decision to send the error of the lead (sibling 0, the app's own request) to the app."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakOff:
-    """Decision to end the app's answer with an error, even if a part of the answer was already
-    sent."""
+    """Decision to end the response to the app with an error, even if a part of an answer was
+    already sent."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """Decision to end the group normally, with the rewards of the last call of the reward hook."""
+    """Decision to end the group (the request with its siblings) normally, with the rewards of the
+    last call of the reward hook."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Decision to end the group without training it."""
+    """Decision to end the group (the request with its siblings) without training it."""
 
     reason: str
 
@@ -94,7 +99,7 @@ class AppState(StrEnum):
 
     WAITING = "waiting"
     RELAYED = "relayed"
-    """The app gets the lead's answer while it arrives."""
+    """The answer of the lead (sibling 0) is being streamed to the app."""
     CHOSEN = "chosen"
     """The answer is chosen and is being sent."""
     ANSWERED = "answered"
@@ -103,14 +108,16 @@ class AppState(StrEnum):
 
 
 class GroupScheduler:
-    """The state machine of one group. The attribute `selection` (the served and the best sibling)
-    is final when the group has ended normally."""
+    """The state machine of one group (a request with its siblings, the answers sampled for it). The
+    attribute `selection` has the served and the best sibling. `selection` is final when the group
+    has ended normally."""
 
     def __init__(
         self, num: int, rules: ServeRules, rng: random.Random, *, can_stream: bool
     ) -> None:
-        """Create the state machine. If `can_stream` is True and the serve policy serves the lead
-        (the app's own request), the lead's answer is relayed to the app as it arrives."""
+        """Create the state machine for `num` siblings. If `can_stream` is True and the serve policy
+        is to serve the lead (sibling 0, the app's own request), the lead's answer is streamed to
+        the app as it arrives."""
         assert num >= 2, "a group has at least two siblings"
         self._rules = rules
         self._rng = rng
@@ -119,13 +126,13 @@ class GroupScheduler:
         self._running: set[int] = set()
         self._answered: set[int] = set()
         self._servable: set[int] = set()
-        """Siblings whose answers can be rendered in the app's format."""
+        """Siblings whose answers can be translated into the app's API format."""
         self._scoring: frozenset[int] | None = None
-        """The siblings that are being scored."""
+        """The siblings for which the reward hook is running; None if the hook is not running."""
         self._scored: frozenset[int] = frozenset()
-        """The siblings of the last scoring."""
+        """The siblings for which the reward hook was last called."""
         self.rewards: Mapping[int, float | None] = {}
-        """Rewards of the last scoring by sibling index."""
+        """Rewards from the last call of the reward hook, by sibling index."""
         self._quorum = num if rules.quorum is None else min(rules.quorum, num)
         self.app = AppState.WAITING
         self.selection = Selection(None, None)
@@ -134,8 +141,8 @@ class GroupScheduler:
     # --- events
 
     def begin(self) -> list[Decision]:
-        """Return the first decisions. If the lead's answer can be relayed to the app, only the lead
-        is started; otherwise all siblings are."""
+        """Return the first decisions. If the answer of the lead (sibling 0) is streamed to the app,
+        only the lead is started. Otherwise all siblings are started."""
         if self._is_relayed:
             self.app = AppState.RELAYED
             self._unstarted.discard(0)
@@ -144,15 +151,16 @@ class GroupScheduler:
         return self._start()
 
     def lead_began(self) -> list[Decision]:
-        """Handle the first token of a relayed lead, and start the other siblings.
+        """Handle the first token of a lead (sibling 0) that is streamed to the app: start the other
+        siblings.
 
-        The other siblings wait for the first token, because the prompt is then in the engine's
-        prefix cache.
+        The other siblings are started only now, because the prompt is now in the engine's prefix
+        cache.
         """
         return self._start() if self._is_relayed and not self.is_over else []
 
     def sibling_finished(self, index: int, outcome: SiblingOutcome) -> list[Decision]:
-        """Handle the end of a sibling that was started and not cancelled."""
+        """Handle the end of sampling for a sibling that was started and not cancelled."""
         if self.is_over or index not in self._running:
             return []
         self._running.remove(index)
@@ -167,8 +175,8 @@ class GroupScheduler:
         return self._advance()
 
     def scoring_finished(self, rewards: Mapping[int, float | None]) -> list[Decision]:
-        """Handle the result of the reward hook. `rewards` maps sibling indices to rewards. A
-        sibling that is not in `rewards` has no reward."""
+        """Handle the result of the reward hook. `rewards` maps the index of each sibling to its
+        reward. A sibling that is not in `rewards` has no reward."""
         if self.is_over or self._scoring is None:
             return []
         self._scored, self._scoring = self._scoring, None
@@ -176,13 +184,14 @@ class GroupScheduler:
         return self._advance()
 
     def deadline_passed(self) -> list[Decision]:
-        """Handle the deadline for the app's answer. From now on, one answer is enough; the
-        configured quorum of answers no longer matters."""
+        """Handle the deadline for the app's answer. From now on, the app gets an answer as soon as
+        one sibling has answered, and no longer waits for the configured number of answers (the
+        quorum)."""
         self._quorum = 1
         return self._advance()
 
     def answer_sent(self) -> list[Decision]:
-        """Handle the event that the last byte of the chosen answer was sent to the app."""
+        """Handle the event that the chosen answer was completely sent to the app."""
         if self.is_over or self.app is not AppState.CHOSEN:
             return []
         self.app = AppState.ANSWERED
@@ -191,10 +200,15 @@ class GroupScheduler:
     def app_disconnected(self) -> list[Decision]:
         """Handle the app's disconnect.
 
-        If an answer was already chosen, the disconnect changes nothing. A lead's answer that is
-        still being relayed counts as not chosen. If no answer was chosen, the setting
-        `on_disconnect` decides. With `cancel`, the group is aborted. With `finish`, the group
-        continues and an answer is chosen, because the app may send the request again.
+        If the answer for the app was already chosen, the disconnect has no effect. Otherwise the
+        setting `on_disconnect` decides:
+
+        * With `cancel`, the group is aborted.
+        * With `finish`, the group continues and an answer is chosen, because the app may send the
+          request again.
+
+        While the answer of the lead (sibling 0) is being streamed, the answer does not count as
+        chosen.
         """
         is_chosen = self.app not in (AppState.WAITING, AppState.RELAYED)
         if self.is_over or is_chosen or self._rules.on_disconnect == "finish":
@@ -203,7 +217,8 @@ class GroupScheduler:
         return self._abort("client_disconnected")
 
     def abort(self, reason: str) -> list[Decision]:
-        """Abort the group for a reason outside this state machine, such as a stop of the proxy."""
+        """Abort the group (the request with its siblings) for a reason outside this state machine,
+        such as a stop of the proxy."""
         if self.is_over:
             return []
         decisions: list[Decision] = []
@@ -238,8 +253,8 @@ class GroupScheduler:
         return [Settle()]
 
     def _on_relay_end(self, outcome: SiblingOutcome) -> list[Decision]:
-        """Handle the end of a relayed lead. The app's answer, which was the lead's answer, has
-        ended too."""
+        """Handle the end of a lead (sibling 0) whose answer was streamed to the app. The app now
+        has its answer."""
         self.app = AppState.ANSWERED
         if outcome is SiblingOutcome.ANSWERED:
             self.selection = Selection(0, None, 1.0)
@@ -247,10 +262,10 @@ class GroupScheduler:
         return [*self._cancel(), *self._settle()]
 
     def _on_lead_refused(self) -> list[Decision]:
-        """Cancel the siblings and send the lead's error to the app.
+        """Cancel the other siblings, and send the error of the lead (sibling 0) to the app.
 
-        The app does not wait for the other siblings. If the engine refuses one sibling as a bad
-        request, it refuses all of them.
+        The engine has refused the lead as a bad request. It will refuse the other siblings too, so
+        the app does not wait for them.
         """
         self._answered.clear()
         self._servable.clear()

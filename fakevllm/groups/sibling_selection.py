@@ -1,10 +1,13 @@
-"""Selection of the sibling to serve, and detection of answers that failed. This module does no I/O,
-and the caller passes the random number generator.
+"""Selection of the sibling (sampled answer) to serve, and detection of unusable answers. This
+module does no I/O, and the caller passes the random number generator.
 
-An answer that the engine broke off is never scored and never trained. An answer that the model
-itself cut off or garbled is a failure of the model, and stays in the group. Without such answers,
-the mean reward of the group would be too high. The setting `reward.failure_floor` limits the reward
-of a failed answer, so that it is never a good one.
+Unusable answers are treated in two ways:
+
+* An answer that the engine did not complete, for example because of an error, is never scored and
+  never trained.
+* An answer that the model itself made unusable, for example by reaching `max_tokens`, is scored and
+  trained. If such answers were left out, the mean reward of the group would be too high. The
+  setting `reward.failure_floor` gives them a low reward.
 """
 
 from __future__ import annotations
@@ -21,25 +24,27 @@ from fakevllm_adapters.formats.base import Answer, Json
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The served sibling and the best sibling of a group, by index."""
+    """The indices of the served sibling and of the best sibling among the answers that were sampled
+    for one request."""
 
     served: int | None
     """The sibling that the app gets; None if no sibling answered."""
     best: int | None
     """The sibling with the highest reward; None if no sibling has a reward."""
     propensity: float | None = None
-    """Probability that this sibling is served, given the same answers and rewards. Its inverse can
-    weight the users' feedback about served answers."""
+    """Probability with which this sibling is chosen to be served, given the answers and rewards.
+    Its inverse can be used as an importance weight for users' feedback on served answers."""
     is_random: bool = False
-    """Whether the served sibling was drawn from all servable ones, regardless of rewards."""
+    """Whether the served sibling was chosen at random, regardless of the rewards."""
 
 
 def seeded_random(seed: int, question: str) -> random.Random:
     """Return the random number generator for a request that has a seed.
 
-    Equal questions with equal seeds get equal random numbers, so that ties between rewards are
-    broken in the same way. If an app sends the same seed with all questions, each question still
-    gets different random numbers.
+    The generator depends on the seed and on the question, the text of the last user message. If a
+    request is repeated with the same seed, ties between rewards are broken in the same way. If an
+    app sends the same seed with all requests, different questions still get different random
+    numbers.
 
     >>> seeded_random(42, "hi").random() == seeded_random(42, "hi").random()
     True
@@ -56,12 +61,15 @@ def select(
 ) -> Selection:
     """Return the sibling to serve and the best sibling.
 
-    The servable sibling with the highest reward is served. Ties are broken at random. If no
-    servable sibling has a reward, the one with the lowest index is served. `servable` has the
-    siblings whose answers the app's format can express; None means all siblings. If no answered
-    sibling is servable, all of them count as servable. With the probability `random_fraction`, a
-    random servable sibling is served instead. The best sibling has the highest reward of all
-    siblings, servable or not.
+    `answered` has the siblings (sampled answers) to choose from. A sibling is servable if its
+    answer can be translated into the app's API format. `servable` has the servable siblings; None
+    means all. If no answered sibling is servable, all of them are treated as servable.
+
+    * The served sibling is the servable sibling with the highest reward. Ties are broken at random.
+      If no servable sibling has a reward, the servable sibling with the lowest index is served.
+    * With the probability `random_fraction`, a random servable sibling is served instead.
+    * The best sibling is the one with the highest reward among all answered siblings, whether
+      servable or not.
 
     >>> select([0, 1, 2], {0: 0.1, 1: 0.9, 2: None}, random.Random(0))
     Selection(served=1, best=1, propensity=1.0, is_random=False)
@@ -88,10 +96,11 @@ def best_sibling(
     rng: random.Random,
     served: int | None,
 ) -> int | None:
-    """Return the index of the sibling with the highest reward, or None if there are no rewards.
+    """Return the index of the sibling (sampled answer) with the highest reward, or None if there
+    are no rewards.
 
-    If several siblings have the highest reward and `served` is among them, return `served`.
-    Otherwise, return one of them at random.
+    If several siblings have the highest reward, return `served` if it is one of these siblings,
+    else one of them at random.
 
     >>> best_sibling([0, 1, 2], {0: 1.0, 1: 0.0, 2: 1.0}, random.Random(0), served=2)
     2
@@ -115,16 +124,15 @@ def _top(scored: Mapping[int, float]) -> list[int]:
 
 
 BROKEN_OFF = frozenset({"abort", "error"})
-"""Finish reasons of answers that the engine did not complete."""
+"""Values of `finish_reason` with which the engine marks answers that it did not complete."""
 _CALL_OPENINGS = ("<tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<function=")
-"""Openings of tool calls in the raw text of models that vLLM has parsers for. A parser that cannot
-read a call leaves it in the text."""
+"""Texts with which tool calls begin in the raw output of models for which vLLM has a tool parser.
+If the parser cannot read a tool call, vLLM leaves the raw text in the answer."""
 _JSON_FORMATS = frozenset({"json_object", "json_schema"})
 
 
 class Failure(StrEnum):
-    """A way in which the model itself makes an answer unusable. The values are stored in the
-    ledger."""
+    """A way in which the model itself made an answer unusable. The ledger stores these values."""
 
     CUT_OFF = "cut_off"
     """The answer ended at `max_tokens` or at the end of the context."""
@@ -140,8 +148,8 @@ def is_broken_off(answer: Answer) -> bool:
 
 
 def failure_of(answer: Answer, body: Json) -> Failure | None:
-    """Return the failure that the model itself caused in an answer, or None for a usable answer.
-    `body` is the request as it was sent to the engine.
+    """Return the way in which the model itself made an answer unusable, or None for a usable
+    answer. `body` is the body of the request to which the answer belongs.
 
     >>> failure_of(Answer({"content": "So then I"}, "length"), {})
     <Failure.CUT_OFF: 'cut_off'>
@@ -165,10 +173,11 @@ def failure_of(answer: Answer, body: Json) -> Failure | None:
 def with_floor(
     rewards: Sequence[float | None], failures: Sequence[Failure | None], floor: float | None
 ) -> list[float | None]:
-    """Return the rewards, where every failed answer gets the same low reward.
+    """Return the rewards, with the rewards of all failed answers replaced by one low reward. An
+    answer has failed if its entry in `failures` is not None.
 
-    The low reward is the smaller of `floor` and the lowest reward of the answers that did not fail.
-    If `floor` is None, all rewards stay unchanged.
+    The low reward is `floor`, or the lowest reward of the answers that did not fail if that is
+    lower. If `floor` is None, all rewards stay unchanged.
 
     >>> with_floor([0.5, 0.9, None], [None, Failure.EMPTY, Failure.CUT_OFF], -1.0)
     [0.5, -1.0, -1.0]
@@ -192,8 +201,8 @@ def _has_call_opening(text: str) -> bool:
 
 
 def _is_readable_call(call: Any) -> bool:
-    """Return True if a client can parse a tool call. A call without arguments is readable, because
-    most clients treat missing arguments as an empty object."""
+    """Return True if clients can parse this tool call. A tool call without arguments counts as
+    readable, because most clients treat missing arguments as an empty object."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
     except (LookupError, TypeError, AttributeError):
@@ -207,7 +216,7 @@ def _wants_json(body: Json) -> bool:
 
 
 def _parse(text: str) -> Any:
-    """Return the parsed JSON text, or None if it is not JSON."""
+    """Return the value of a JSON text, or None if the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,5 +1,7 @@
-"""Hooks: the user's own functions, which score answers and decide how many siblings to request.
+"""Hooks: the user's own functions. They score answers, and may decide how many answers are sampled
+for a request.
 
-The contract is in spec.py; README.md describes promises, failure reasons and limits. Hooks run in a
-process of their own, so that no failure of a hook affects the app. The proxy never imports a hook.
+spec.py defines the hook functions, and README.md describes promises, failure reasons and limits.
+Hooks run in a separate process, so that no failure of a hook affects the app. The proxy's own
+process never imports a hook.
 """

@@ -1,5 +1,5 @@
-"""Run the user's hooks once on one group, for `fakevllm check-hook`, and render the results as a
-table."""
+"""Run the user's hooks once on one group (a request with several answers), and render the results
+as a table. This is the code of `fakevllm check-hook`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from fakevllm.hooks.sandbox import DEFAULT_SANDBOX, HookSandbox
 from fakevllm.hooks.spec import Feedback
 
 CHECK_TIMEOUT_S = 30.0
-"""Default of `hooks.timeout_s`, so that hooks which pass the check are fast enough in traffic."""
+"""Time limit of a hook call in seconds. It equals the default of `hooks.timeout_s`, so that a hook
+which passes the check is fast enough for the proxy."""
 MAX_SHOWN_CHARS = 60
-"""Maximum length of a text in a cell of the table."""
+"""Maximum number of characters of a text in the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """The results of all hooks on one group, and how many seconds each hook took."""
+    """The results of all hooks on one group (a request with several answers), and how many seconds
+    each hook took."""
 
     path: Path
     group: RecordedGroup
@@ -44,7 +46,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no hook failed."""
+        """Whether all hooks succeeded."""
         optional_results = (self.plan, self.feedback)
         has_failed = any(isinstance(result, HookFailure) for result in optional_results)
         return self.outcome.reason is None and not has_failed
@@ -56,7 +58,8 @@ async def check(
     timeout_s: float = CHECK_TIMEOUT_S,
     sandbox: HookSandbox = DEFAULT_SANDBOX,
 ) -> CheckReport:
-    """Run all hooks on a group and return the report. If `group` is None, a made-up group is used.
+    """Run all hooks on a group (a request with several answers), and return the report. If `group`
+    is None, a made-up group is used.
 
     Raises HookError if the hooks cannot be loaded.
     """
@@ -99,8 +102,8 @@ def _thumbs_up(group: RecordedGroup) -> Feedback:
 
 
 def render(report: CheckReport) -> Table:
-    """Return a report as a table. The table has one row per sibling with its reward. The caption
-    has the results of the other hooks."""
+    """Return a report as a table. The table has one row per sibling (answer) with its reward. The
+    caption has the results of the other hooks."""
     title = Text(f"{report.path}  hash {report.info.content_hash}")
     table = Table(title=title, caption_justify="left", expand=True)
     for name in ("sibling", "finish"):
@@ -165,8 +168,8 @@ def _plan_text(plan: SubmitPlan | None) -> str:
 
 
 def _ranks(rewards: Sequence[float | None]) -> list[str]:
-    """Return the rank of each reward in the group, as text. The highest reward has rank 1, and
-    equal rewards have the same rank.
+    """Return the rank of each reward as text. The highest reward has rank 1, and equal rewards have
+    the same rank. The text for the reward None is "-".
 
     >>> _ranks([0.5, 1.0, None, 0.5])
     ['2', '1', '-', '2']

@@ -1,7 +1,8 @@
-"""Notice that the hook files on disk differ from the hooks that run.
+"""Detect that the hook files on disk differ from the hooks that the hook process has loaded.
 
-Hooks are loaded when the hook process starts. A hook file that is changed later has no effect until
-the proxy is restarted. Without a message, the user would wait for an effect that does not come.
+The hook process loads the files when it starts. A later change of a file has no effect until this
+process is started again, usually by a restart of the proxy. This module therefore warns a user who
+has changed a file.
 """
 
 from __future__ import annotations
@@ -17,19 +18,21 @@ from fakevllm.hooks.loader import content_hash
 log = logging.getLogger("fakevllm.hooks")
 
 CHECK_EVERY_S = 2.0
-"""Seconds between two checks of the files. A check reads the files, which are small."""
+"""Seconds between two checks of the files. A check reads all hook files, which is cheap because
+they are small."""
 
 
 class HookFileWatch:
     """A watch over the hook files of one proxy. `run` checks the files regularly."""
 
     def __init__(self, path: Path, running_hash: Callable[[], str]) -> None:
-        """Watch the files at `path`. `running_hash` returns the content hash of the hooks that
-        run."""
+        """Create the watch for the hook files at `path`. `running_hash` returns the content hash of
+        the hooks that the hook process has loaded."""
         self._path = path.expanduser().resolve()
         self._running_hash = running_hash
         self._logged_for: str | None = None
-        """Content hash of the running hooks for which a difference was logged."""
+        """Content hash of the loaded hooks at the time when a difference was last logged; None if
+        no difference was logged."""
 
     async def run(self) -> None:
         """Check the files until this task is cancelled."""
@@ -38,9 +41,11 @@ class HookFileWatch:
             await asyncio.sleep(CHECK_EVERY_S)
 
     async def check(self) -> str | None:
-        """Compare the files with the hooks that run. Return a message if they differ, else None.
+        """Compare the hook files with the hooks that the hook process has loaded. Return a message
+        if they differ, else None.
 
-        The first difference from the running hooks is logged, and later ones are not.
+        The message is also logged when the first difference is found. It is not logged again while
+        the same hooks are loaded, even if the files change again.
         """
         running = self._running_hash()
         message = await asyncio.to_thread(self._difference, running)

@@ -1,8 +1,10 @@
-"""The proxy's side of the hook process: start the process, call hooks in it, and end it.
+"""The proxy's side of the hook process, in which the user's hooks run: start the process, call
+hooks in it, and end it.
 
-If the process ends unexpectedly, one of two calls may be the cause: the call whose code was running
-on the process's event loop, or the call that was running on its thread for sync hooks. The code
-inside the process is in process_main.py.
+The process runs async hooks on its event loop, and sync hooks on a second thread. If the process
+ends unexpectedly, the cause can be one of two calls: the async call whose code was running at that
+moment, or the sync call that was running on the second thread. The code that runs inside the
+process is in process_main.py.
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ from fakevllm.hooks.results import Json
 from fakevllm.hooks.sandbox import HookSandbox, kill_group
 
 START_TIMEOUT_S = 120.0
-"""Seconds to load the hooks: a hook file may import something large, such as torch from a cold
-disk."""
+"""Maximum number of seconds for loading the hooks. It is large because a hook file may import a
+large package, such as torch from a cold disk."""
 EXIT_TIMEOUT_S = EXIT_GRACE_S + 1.0
 MAX_REPLY_BYTES = 2**28
-"""Maximum size of a reply. It exceeds the rewards and annotations of the largest group."""
+"""Maximum size of a reply of the hook process in bytes. The reply for the largest possible group of
+answers is smaller."""
 NO_REPLY = "hook_crashed: the hook process sent something that is no reply"
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -55,25 +58,26 @@ class HookInfo:
 
 
 class InvalidReply(Exception):
-    """Error that the hook process sent bytes that are no reply, because a hook wrote them to the
-    connection."""
+    """The exception for bytes from the hook process that are not a valid reply. A hook can cause it
+    by writing to the connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class LostCall:
-    """A hook call that has no reply, because the hook process ended first."""
+    """The outcome of a hook call for which the hook process ended before it sent a reply."""
 
     reason: str
     is_to_blame: bool
-    """Whether this call's hook ended the process."""
+    """Whether the process ended because of this call."""
 
 
 class HookProcess:
-    """One hook process, from its start to its end. A restarted process gets a new object."""
+    """One hook process, in which the user's hooks run. After a restart, a new object represents the
+    new process."""
 
     info: HookInfo
     is_async: dict[str, bool]
-    """Whether the hook of a kind (submit, reward, feedback) is async."""
+    """Whether the hook is async, for each kind of hook (submit, reward, feedback)."""
 
     def __init__(
         self,
@@ -98,7 +102,7 @@ class HookProcess:
 
     @staticmethod
     async def start(path: Path, timeout_s: float, sandbox: HookSandbox) -> HookProcess:
-        """Start a process, load the hooks in it, and return its object.
+        """Start a hook process, load the hooks in it, and return its HookProcess object.
 
         Raises HookError if the hooks cannot be loaded.
         """
@@ -141,8 +145,8 @@ class HookProcess:
     async def call(self, call: Json, limit_s: float, timeout_s: float) -> Json | LostCall:
         """Run a hook and return its reply. Return a LostCall if the process ends before it replies.
 
-        If there is no reply after `limit_s` seconds, the process is killed. The reason of the
-        LostCall then contains `timeout_s`, the time limit in the user's configuration.
+        If there is no reply after `limit_s` seconds, the process is killed. The field `reason` of
+        the LostCall then names `timeout_s`, the time limit in the user's configuration.
         """
         call_id = next(self._ids)
         if self.is_dead:
@@ -167,8 +171,8 @@ class HookProcess:
         return reply.result()
 
     async def close(self) -> None:
-        """Close the connection to the process, and kill the process if it does not end. Calls
-        without a reply fail."""
+        """Close the connection to the process, and kill the process if it does not end by itself.
+        Calls that have no reply yet fail."""
         self._lose("hook_closed: the proxy is stopping", set(self._pending))
         self._writer.close()
         with contextlib.suppress(OSError):
@@ -205,7 +209,8 @@ class HookProcess:
         self._lose(crash, suspects)
 
     async def _read(self) -> Json:
-        """Read a message of the hook process. Raises InvalidReply if the bytes are no message."""
+        """Read one message from the hook process. Raises InvalidReply if the bytes are not a valid
+        message."""
         (length,) = HEADER.unpack(await self._reader.readexactly(HEADER.size))
         if length > MAX_REPLY_BYTES:
             raise InvalidReply
@@ -221,8 +226,8 @@ class HookProcess:
         return reply
 
     def _reap(self) -> None:
-        """Wait for the end of the process, kill what remains of its process group, and reap the
-        process. This method blocks. A process that does not end in time is killed."""
+        """Wait until the process has ended, and kill it if it does not end in time. Then kill the
+        remaining processes of its process group, and reap the process. This method blocks."""
         if self._is_reaped:
             return
         wait([self._process.sentinel], EXIT_TIMEOUT_S)  # unlike join, this does not reap
@@ -231,8 +236,8 @@ class HookProcess:
         self._is_reaped = True
 
     def _kill(self) -> None:
-        """Kill the process and its process group. The process is also killed by its own id, because
-        it may not have created its process group yet."""
+        """Kill the process and all processes in its process group. The process itself is killed
+        separately, because it may not have created its process group yet."""
         self._process.kill()
         kill_group(self._process.pid)
 
@@ -251,10 +256,11 @@ class HookProcess:
 
 
 def _start_ignoring_ctrl_c(process: SpawnProcess) -> None:
-    """Start a process that ignores Ctrl-C from the beginning, so that Ctrl-C makes it print no
-    traceback.
+    """Start a process that ignores Ctrl-C from the beginning. Otherwise it would print a traceback
+    on Ctrl-C.
 
-    The signal SIGINT is blocked while the process is started, and the process inherits this.
+    The signal SIGINT is blocked in this thread while the process is started. The new process
+    inherits the blocked signal.
     """
     # The tracker must run before SIGINT is blocked, because its start unblocks SIGINT.
     resource_tracker.ensure_running()

@@ -1,9 +1,12 @@
-"""The worker that runs hooks in a separate process, and starts a new process when the old one ends.
+"""HookWorker, which runs the user's hooks in a separate process, and starts a new process when the
+old one has ended.
 
-The proxy never imports the user's code. If a hook hangs, only its own call fails. An async hook
-that exceeds its time limit is cancelled inside the process. If a sync hook exceeds it, or if the
-process no longer replies, the process is killed and restarted. The other pending calls are then
-repeated once.
+The proxy's own process never imports the user's code. If a hook hangs, only the call of this hook
+fails:
+
+* An async hook that exceeds the time limit is cancelled, and the process continues.
+* If a sync hook exceeds the time limit, or if the process no longer replies, the process is killed
+  and restarted. Other calls that were pending are then repeated once.
 """
 
 from __future__ import annotations
@@ -38,16 +41,16 @@ from fakevllm.hooks.spec import Feedback, Sibling, Task
 log = logging.getLogger("fakevllm.hooks")
 
 ANSWER_GRACE_S = 1.0
-"""Seconds after an async hook's timeout in which the process must report the timeout. Without a
-report the process counts as hung."""
+"""Seconds within which the process must report the timeout of an async hook. If the process does
+not report the timeout, it counts as hung and is killed."""
 MAX_BACKOFF_S = 1.0
-"""Maximum seconds between two starts of a process that keeps ending. A longer backoff would delay
-the app's answers."""
+"""Maximum backoff in seconds before a hook process that keeps ending is started again. A longer
+backoff would delay the answers to apps."""
 
 
 class HookWorker:
-    """The owner of the hook process. A worker belongs to one event loop. Call `start` first and
-    `close` last."""
+    """The owner of the hook process, in which the user's hooks run. Use a worker in one event loop
+    only. Call `start` first and `close` last."""
 
     def __init__(
         self, path: Path, timeout_s: float, sandbox: HookSandbox = DEFAULT_SANDBOX
@@ -67,19 +70,21 @@ class HookWorker:
 
     @property
     def info(self) -> HookInfo:
-        """The hooks that the current process has loaded. They may change after a restart of the
-        process, which reads the hook files again."""
+        """The hooks that the current hook process has loaded. A restarted process reads the hook
+        files again, so the hooks may then be different."""
         assert self._process is not None, "start() must be called first"
         return self._process.info
 
     async def start(self) -> HookInfo:
-        """Start the process and load the hooks. Raises HookError."""
+        """Start the hook process and load the hooks. Raises HookError if the hooks cannot be
+        loaded."""
         assert self._process is None, "a worker is started once"
         return (await self._running_process()).info
 
     async def submit(self, request_id: str, task: Task) -> SubmitPlan | HookFailure:
         """Call the hook on_user_submit_new_requests and return its checked result. If the hook is
-        not defined, the result keeps the configured number of siblings."""
+        not defined, return a result that keeps the configured number of siblings (answers to
+        sample)."""
         if not self.info.has_submit:
             return SubmitPlan()
         call: Json = {"kind": "submit", "request_id": request_id, "task": task.model_dump()}
@@ -92,8 +97,8 @@ class HookWorker:
     async def reward(
         self, siblings: list[Sibling], answers: list[Json], question: str
     ) -> RewardOutcome:
-        """Call the hook on_compute_relative_reward for the siblings that answered, and return its
-        checked result."""
+        """Call the hook on_compute_relative_reward for these siblings (answers that were sampled
+        for one request), and return its checked result."""
         assert siblings and len(siblings) == len(answers), "one answer per sibling, at least one"
         call: Json = {
             "kind": "reward",
@@ -112,8 +117,8 @@ class HookWorker:
         return RewardOutcome(rewards, reason, annotations, hook_hash)
 
     async def feedback(self, feedback: Feedback) -> FeedbackValue | HookFailure:
-        """Call the hook on_feedback and return its checked result. The caller must check with
-        `info` that the hook is defined."""
+        """Call the hook on_feedback and return its checked result. Call this method only if
+        `info.has_feedback` is True."""
         assert self.info.has_feedback, "on_feedback is not defined"
         values = {field.name: getattr(feedback, field.name) for field in fields(feedback)}
         task: Task = values.pop("task")
@@ -126,7 +131,7 @@ class HookWorker:
         return FeedbackValue(number, reply["content_hash"])
 
     async def close(self) -> None:
-        """End the process. Calls without a reply fail with the reason `hook_closed`."""
+        """End the hook process. Calls that have no reply yet fail with the reason `hook_closed`."""
         self._is_closed = True
         async with self._start_lock:
             if self._process is not None:
@@ -135,16 +140,16 @@ class HookWorker:
             await asyncio.wait(self._calls, timeout=EXIT_TIMEOUT_S)
 
     async def _shielded(self, call: Json) -> Json:
-        """Run a hook call to its end even if the caller is cancelled. The time limit of the hook is
-        thus always enforced."""
+        """Run a hook call to its end, even if the caller is cancelled. The time limit of the hook
+        is therefore enforced in this case too."""
         task = asyncio.ensure_future(self._call(call))
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
         return await asyncio.shield(task)
 
     async def _call(self, call: Json) -> Json:
-        """Run a hook call and return its reply. Repeat the call once if a different call made the
-        hook process end."""
+        """Run a hook call and return its reply. If the hook process ends because of a different
+        call, repeat this call once."""
         reason = ""
         for _ in range(2):
             try:
@@ -194,7 +199,8 @@ def _restart_message(before: HookProcess, now: HookProcess) -> str:
 
 
 def _reason_in(reply: Json) -> str | None:
-    """Return the reason in a reply why the hook failed; None if the hook succeeded."""
+    """Return the reason why the hook failed, from a reply of the hook process. Return None if the
+    hook succeeded."""
     reason: object = reply.get("reason", NO_REPLY)
     return reason if reason is None or isinstance(reason, str) else NO_REPLY
 

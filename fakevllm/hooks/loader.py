@@ -1,11 +1,12 @@
-"""The loader that finds and imports the user's hooks by path.
+"""The loader that finds and imports the user's hooks, given the path of a folder or file.
 
-The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, exactly
-one other .py file of the folder may define or import the name `on_x`. The loader parses the other
-files but does not run them.
+The loader looks for the hook `on_x` first in the file `on_x.py`. If the hook is not there, the
+loader searches the other .py files of the folder for a definition or an import of the name `on_x`.
+Exactly one of these files may have such a definition or import. The files are parsed in this search
+and not run.
 
-Importing a hook file runs the user's code and leaves its modules in `sys.modules`. Hooks are
-therefore imported only in the hook process.
+Importing a hook file runs the user's code, and leaves modules of the user in `sys.modules`. Hooks
+are therefore imported only in the hook process, never in the proxy's own process.
 """
 
 from __future__ import annotations
@@ -39,17 +40,20 @@ class Hooks:
     folder: Path
     reward: Hook
     reward_arity: int
-    """Number of the reward hook's parameters: 3, or 2 without `question`."""
+    """Number of arguments with which the reward hook is called: 3, or 2 if it has no parameter
+    `question`."""
     submit: Hook | None
     feedback: Hook | None
     content_hash: str
-    """The result of the function `content_hash` when the hooks were loaded."""
+    """Hash of the hook files at the time when the hooks were loaded. The function `content_hash`
+    returns the current hash."""
 
 
 def load_hooks(path: Path) -> Hooks:
     """Import the hooks from a folder or from one .py file, and return them.
 
-    Raises HookError with one line that names the file, the problem and the fix.
+    Raises HookError if the hooks cannot be loaded. Its message has one line, which names the file,
+    the problem and the fix.
     """
     path = path.expanduser().resolve()
     files = _files(path)
@@ -73,7 +77,8 @@ def load_hooks(path: Path) -> Hooks:
 
 
 def content_hash(path: Path) -> str:
-    """Return the first 16 hex digits of the sha256 of the .py files in order of name, as by
+    """Return a hash of the hook files: the first 16 hex digits of the sha256 of all .py files at
+    `path`, concatenated in the order of their names. This is the same as with
     `cat *.py | sha256sum`. The files are not imported.
 
     Raises HookError if `path` has no .py file, or if a file cannot be read.
@@ -96,10 +101,11 @@ def first_line(error: BaseException) -> str:
 
 
 def error_location(error: BaseException, folder: Path) -> str:
-    """Return the file and line where an error was raised, such as `file.py:12`.
+    """Return the file and line where an error was raised, such as `file.py:12`. `folder` is the
+    user's folder of hook files.
 
-    This is the innermost stack frame in the user's folder. If the error passed through no file of
-    this folder, it is the innermost of all frames.
+    The location is that of the innermost stack frame in a file of this folder. If there is no such
+    frame, the location is that of the innermost frame in any file.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder)] or list(frames)
@@ -166,8 +172,8 @@ def _checked_callable(hook: Any, name: str, file: Path) -> Hook:
 
 
 def _import(file: Path) -> ModuleType:
-    """Import a hook file as a module with the file's name. If another hook file has imported the
-    file by this name already, return the existing module."""
+    """Import a hook file as a module, and return the module. The module has the file's name. If
+    another hook file has already imported this file under its name, return the existing module."""
     imported = sys.modules.get(file.stem)
     if imported is not None and getattr(imported, "__file__", None) == str(file):
         return imported
@@ -198,8 +204,8 @@ def _syntax_error(error: SyntaxError, file: Path) -> HookError:
 
 
 def _top_level_names(file: Path) -> set[str]:
-    """Return the names that a module defines outside functions and classes. The module is parsed
-    and not run."""
+    """Return the names that a file defines or imports outside of functions and classes. The file is
+    parsed and not run."""
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
@@ -223,11 +229,12 @@ def _bound_names(body: Sequence[ast.AST]) -> Iterator[str]:
 
 
 def _arity(hook: Hook, name: str, folder: Path, forms: dict[int, str]) -> int:
-    """Return the number of arguments with which the hook is called. `forms` maps the possible
-    numbers to texts for the error message. The first number that the hook accepts is returned.
+    """Return the number of arguments with which the hook must be called. The keys of `forms` are
+    the possible numbers, and its values are signatures for the error message. The result is the
+    first of these numbers that the hook accepts.
 
-    If the hook is a builtin without a signature, the result is the first number. Raises HookError
-    if the hook accepts none of the numbers.
+    If the signature of the hook is unknown, as for some builtins, the result is the first number.
+    Raises HookError if the hook accepts none of the numbers.
     """
     try:
         signature = inspect.signature(hook)

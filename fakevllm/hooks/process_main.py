@@ -1,12 +1,12 @@
-"""The code that runs inside the hook process. It imports the user's code, runs the hooks, and
+"""The code that runs inside the hook process. It imports the user's hook files, runs the hooks, and
 checks their return values.
 
 Async hooks run concurrently on the main thread's event loop. Sync hooks run one at a time on a
-second thread, so user code needs no locks. A third thread reads the socket to the proxy. It notices
-the end of the proxy even while user code blocks the other two threads.
+second thread, so they need no locks against each other. A third thread reads the socket to the
+proxy. This thread detects the end of the proxy even while user code blocks the other two threads.
 
-Each message on the socket is a frame: a length, then JSON. Objects of the user's code are never
-sent. The proxy's side of the socket is in hook_process.py.
+Each message on the socket is a frame, which consists of a length and JSON. Python objects of the
+user's code are never sent. The proxy's side of the socket is in hook_process.py.
 """
 
 from __future__ import annotations
@@ -48,12 +48,13 @@ from fakevllm.hooks.spec import Feedback, Sibling, Task
 HEADER = struct.Struct("!I")
 
 EXIT_GRACE_S = 1.0
-"""Seconds that user code may delay the exit after the proxy has closed the connection."""
+"""Seconds between the moment when the proxy closes the connection and the moment when this process
+is killed. Within this time, user code may finish."""
 
 
 def frame(message: Json) -> bytes:
-    """Return a message as the bytes of a frame, which are its length and its JSON. Raises TypeError
-    if the message cannot be expressed as JSON."""
+    """Return the bytes of a frame for a message: the length of the message's JSON, then the JSON.
+    Raises TypeError if the message cannot be expressed as JSON."""
     body = orjson.dumps(message)
     return HEADER.pack(len(body)) + body
 
@@ -68,8 +69,8 @@ def run(
     """Serve hook calls until the proxy closes the connection. This function is the entry point of
     the hook process.
 
-    `running_call` is shared with the proxy. It has the id of the call whose code is running on the
-    event loop, or 0.
+    `running_call` is in shared memory, so that the proxy can read it. It has the id of the hook
+    call whose code is running on the event loop, or 0 if no hook code is running there.
     """
     sandbox.enter()
     # Ctrl-C reaches the terminal's whole process group; the proxy decides when this process ends.
@@ -98,7 +99,8 @@ def _folder(path: Path) -> Path:
 
 
 class _Child:
-    """The hook process. It owns the socket, the three threads, and the calls that they run."""
+    """The state of the hook process: the socket to the proxy, the three threads, and the hook calls
+    that the threads run."""
 
     def __init__(
         self, sock: socket.socket, timeout_s: float, running_call: ctypes.c_uint64
@@ -139,7 +141,7 @@ class _Child:
 
     def listen(self) -> None:
         """Receive hook calls, and pass each call to the thread that runs hooks of its kind (async
-        or sync). When the proxy closes the connection or dies, end the process, even if user code
+        or sync). When the proxy closes the connection or dies, end this process, even if user code
         is still running."""
         # A killed proxy may reset the connection, or leave an incomplete frame.
         with contextlib.suppress(OSError, struct.error, orjson.JSONDecodeError):
@@ -202,14 +204,14 @@ class _Child:
 
 
 class _HookCall:
-    """One call of one hook. The methods `returned`, `raised` and `failed` create the reply to the
+    """One call of a hook. The methods `returned`, `raised` and `failed` create the reply to the
     proxy."""
 
     def __init__(self, call: Json, hooks: Hooks, printed_errors: set[tuple[str, str]]) -> None:
-        """Create the record of one call of a hook.
+        """Create the object for one call of a hook.
 
-        `printed_errors` has a pair (type, location) for each error whose traceback was printed
-        already.
+        `printed_errors` has one pair (type, location) for each error whose traceback was already
+        printed. It is shared by all calls.
         """
         self._call = call
         self._printed_errors = printed_errors
@@ -218,7 +220,8 @@ class _HookCall:
         self._before = copy.deepcopy(self._answers)
 
     def start(self) -> Any:
-        """Call the hook, and return what it returns. For an async hook, this is an awaitable."""
+        """Call the hook, and return its return value. For an async hook, the return value is an
+        awaitable."""
         call = self._call
         if call["kind"] == "submit":
             assert self._hooks.submit is not None
@@ -233,7 +236,7 @@ class _HookCall:
         return self._hooks.reward(*arguments[: self._hooks.reward_arity])
 
     def returned(self, value: object) -> Json:
-        """Check the value that the hook returned, and return the reply to the proxy. The reply has
+        """Check the value that the hook returned, and create the reply to the proxy. The reply has
         the checked value, or the reason why the value is not valid."""
         if self._call["kind"] == "submit":
             plan = read_plan(value)
@@ -252,8 +255,8 @@ class _HookCall:
         return self.failed(None) | {"rewards": rewards}
 
     def raised(self, error: BaseException) -> Json:
-        """Return the reply to the proxy for a hook that raised an error. If this is the first error
-        of its type at its location, also print its traceback."""
+        """Create the reply to the proxy for a hook that raised an error. If this is the first error
+        of this type at this location, also print its traceback."""
         place = error_location(error, self._hooks.folder)
         failure = type(error).__name__, place
         if failure not in self._printed_errors:
@@ -263,9 +266,10 @@ class _HookCall:
         return self.failed(f"hook_raised: {first_line(error)} ({place})")
 
     def failed(self, reason: str | None) -> Json:
-        """Return the reply to the proxy for a hook that failed with `reason`.
+        """Create the reply to the proxy for a hook that failed with `reason`.
 
-        If the hook succeeded, `reason` is None. The caller must then add the result to the reply.
+        The method also creates the reply for a hook that succeeded. In this case `reason` is None,
+        and the caller must add the result to the reply.
         """
         annotations = list(map(changed_keys, self._before, self._answers))
         return {
@@ -277,11 +281,12 @@ class _HookCall:
 
 
 class _TrackedAwaitable:
-    """An awaitable that records in shared memory when the code of a hook is running on the event
-    loop.
+    """An awaitable around an async hook. While the hook's code is running on the event loop, shared
+    memory holds the id of the hook call.
 
-    After a crash or a hang, the record shows the proxy which hook was running. The hooks that were
-    only waiting did not cause the failure.
+    After a crash or a hang, the proxy reads from the shared memory which call was running and
+    therefore caused the failure. Calls that were only waiting, for example for I/O, cannot be the
+    cause.
     """
 
     def __init__(self, hook: Awaitable[Any], running_call: ctypes.c_uint64, call_id: int) -> None:

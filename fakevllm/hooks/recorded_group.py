@@ -1,5 +1,5 @@
-"""A group in the form in which hooks get it. The group comes from the ledger, or is made up to
-check the hooks."""
+"""RecordedGroup: a group (a request with its answers) in the form in which hooks get it. The group
+comes from the ledger, or is made up to check the hooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fakevllm.hooks.spec import Sibling, Task
 
 @dataclass(frozen=True, slots=True)
 class RecordedGroup:
-    """A request and its answers, in the form in which hooks get them.
+    """A request with its answers, in the form in which hooks get them.
 
     >>> RecordedGroup("g1", Task(), "1+1?", [{"content": "2", "finish_reason": "stop"}]).question
     '1+1?'
@@ -30,8 +30,8 @@ class RecordedGroup:
     """The conversation before the answers."""
 
     def siblings(self) -> list[Sibling]:
-        """Return the group's siblings as the reward hook gets them in its argument
-        `valid_results`."""
+        """Return the siblings (answers to the request) in the form in which the reward hook gets
+        them in its argument `valid_results`."""
         usages = self.usages or [{} for _ in self.answers]
         finishes = [answer.get("finish_reason") for answer in self.answers]
         return [
@@ -41,8 +41,8 @@ class RecordedGroup:
 
 
 def made_up_group() -> RecordedGroup:
-    """Return a group with four different answers: a usual answer, an empty answer, a tool call, and
-    an answer that was cut off."""
+    """Return a made-up request with four different answers: a normal answer, an empty answer, a
+    tool call, and an answer that was cut off."""
     task = Task(main_query="What is 6 times 7?", task_id="made-up", metadata={"answer": "42"})
     function = {"name": "calculator", "arguments": '{"expression": "6*7"}'}
     tool_call = {"id": "call_1", "type": "function", "function": function}

@@ -22,13 +22,14 @@ Json = dict[str, Any]
 _APP_FIELDS = frozenset(
     {"n", "stream", "stream_options", "logprobs", "top_logprobs", "prompt_logprobs", "echo"}
 )
-"""Request fields that a hook must not change: they determine the form of the answer that the app
-reads, and the app may get any sibling's answer."""
+"""Request fields that a hook must not change. They determine the form of the answer. The app may
+get the answer of any sibling (sampled answer), so all siblings must have the form that the app
+requested."""
 _AS_JSON = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class HookReason(StrEnum):
-    """Reasons why a hook gave no usable result. Each value is the slug with which a
+    """Reasons why a hook call gave no usable result. Each value is a slug, with which
     `HookFailure.reason` begins."""
 
     RAISED = "hook_raised"
@@ -48,8 +49,8 @@ _HOOK_REASONS = frozenset(HookReason)
 
 
 def hook_reason(recorded: str | None) -> HookReason | None:
-    """Return the slug of a reason that the ledger recorded. Return None if the reason is not the
-    failure of a hook.
+    """Return the slug of a reason from the ledger, if the reason describes the failure of a hook.
+    Return None for any other reason.
 
     >>> hook_reason("hook_nan: reward 1 is nan"), hook_reason("tied")
     (<HookReason.NAN: 'hook_nan'>, None)
@@ -60,8 +61,9 @@ def hook_reason(recorded: str | None) -> HookReason | None:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """The result of the hook on_user_submit_new_requests. If both fields are None, the request gets
-    the configured number of siblings.
+    """The result of the hook on_user_submit_new_requests. `num` is the number of siblings (answers
+    to sample). `overrides` has the request fields that each sibling changes. If both are None, the
+    configured number of siblings is sampled.
 
     >>> SubmitPlan(overrides=[{}, {"temperature": 1.2}]).overrides
     [{}, {'temperature': 1.2}]
@@ -90,7 +92,8 @@ class RewardOutcome:
     reason: str | None
     """Reason why there are no rewards; None if there are rewards."""
     annotations: list[Json] = field(default_factory=list[Json])
-    """For each answer, the keys that the hook added or changed."""
+    """For each answer, the keys that the hook added to or changed in the answer's dict, with their
+    values."""
     hook_hash: str = ""
 
 
@@ -107,8 +110,8 @@ class FeedbackValue:
 
 
 def read_plan(value: object) -> SubmitPlan | HookFailure:
-    """Check the value that the hook on_user_submit_new_requests returned. Return the plan, or a
-    failure if the value is not valid.
+    """Check the value that the hook on_user_submit_new_requests returned. Return it as a
+    SubmitPlan, or return a HookFailure if the value is not valid.
 
     >>> read_plan(8), read_plan(True).reason
     (SubmitPlan(num=8, overrides=None), 'hook_type: got bool, want None, an int or a list')
@@ -144,7 +147,7 @@ def read_plan(value: object) -> SubmitPlan | HookFailure:
 
 def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
     """Check the value that the hook on_compute_relative_reward returned for `num` answers. Return
-    the rewards, or a failure if the value is not valid.
+    the rewards, or a HookFailure if the value is not valid.
 
     >>> read_rewards([1, None, True], 3), read_rewards([0.5], 2).reason
     ([1.0, None, 1.0], 'hook_length: got 1, want 2')
@@ -172,7 +175,7 @@ def read_rewards(value: object, num: int) -> list[float | None] | HookFailure:
 
 
 def read_value(value: object) -> float | HookFailure | None:
-    """Check the value that the hook on_feedback returned. Return the number or None, or a failure
+    """Check the value that the hook on_feedback returned. Return a float or None, or a HookFailure
     if the value is not valid.
 
     >>> read_value(None), read_value(True), read_value("up").reason
@@ -189,8 +192,9 @@ def read_value(value: object) -> float | HookFailure | None:
 
 
 def changed_keys(before: Json, after: Json) -> Json:
-    """Return the entries of a dict that a hook added or changed. `before` is the dict before the
-    hook, and `after` is the dict after it. Values that JSON cannot express are left out.
+    """Return the entries that a hook added to a dict or changed in it. `before` is the dict before
+    the hook ran, and `after` is the dict after the hook ran. Values that JSON cannot express are
+    left out.
 
     >>> changed_keys({"content": "a"}, {"content": "a", "score": 3, "model": object()})
     {'score': 3}
@@ -207,7 +211,8 @@ def changed_keys(before: Json, after: Json) -> Json:
 
 
 def valid_utf8(text: str) -> str:
-    """Return the text with escapes in place of surrogates, which JSON and the ledger cannot hold.
+    """Return the text with surrogate characters replaced by escape sequences. JSON and the ledger
+    cannot store surrogates.
 
     >>> valid_utf8("a" + chr(0xD800))
     'a\\\\ud800'

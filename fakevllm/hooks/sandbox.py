@@ -1,9 +1,9 @@
-"""Limits on a hook process: which environment variables it sees, how much memory it may use, and to
-which process group it belongs.
+"""Limits on a hook process, in which the user's hooks run: which environment variables it sees, how
+much memory it may use, and to which process group it belongs.
 
-Hooks do not see the proxy's secrets. Processes that a hook started end together with the hook
-process. The limits do not stop a hook that is written to attack the proxy, because hooks run as the
-same user as the proxy.
+Hooks do not see the proxy's secrets. Processes that a hook started are killed when the hook process
+ends. The limits protect against mistakes, and not against a malicious hook, because hooks run as
+the same operating system user as the proxy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class HookSandbox:
     """The environment variables and the memory that a hook process may use."""
 
     environment: tuple[str, ...] = ()
-    """Names of further environment variables that hooks see."""
+    """Names of environment variables that hooks see, in addition to a default list."""
     memory_mb: int = 0
     """Maximum address space in MiB; 0 means no limit."""
 
@@ -59,11 +59,11 @@ DEFAULT_SANDBOX = HookSandbox()
 
 
 def kill_group(pid: int | None) -> None:
-    """Kill the hook process `pid` and all processes in its process group, which its hooks have
-    started.
+    """Kill the hook process `pid` and all other processes in its process group. Hooks have started
+    these other processes.
 
-    Call this function before the hook process is reaped. Afterwards, the system may give the id to
-    a different process.
+    Call this function before the hook process is reaped, because the operating system may then
+    reuse its process id.
     """
     if pid is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,10 +1,12 @@
 """The hook contract: everything that the author of a hook needs to know, on one screen.
 
-A hook is a function with one of the three names below. It may be sync or async. The flag `--hooks`
-names a folder with hook files, or one .py file. Hooks run in a process of their own, with a time
-limit. The output of a hook goes to the proxy's stderr. If a hook fails, the app still gets its
-answer. The ledger then records the group with the reason, and the group is not trained. Try your
-hooks with `fakevllm check-hook PATH`.
+A hook is a function of the user that the proxy calls. It has one of three names:
+`on_user_submit_new_requests`, `on_compute_relative_reward` or `on_feedback`. It may be sync or
+async. The flag `--hooks` of `fakevllm serve` names a folder with hook files, or one .py file. Hooks
+run in a separate process, with a time limit. The output of a hook goes to the proxy's stderr.
+
+If a hook fails, the app still gets its answer. The ledger then records the reason, and the
+request's answers are not trained. Test your hooks with `fakevllm check-hook PATH`.
 """
 
 from __future__ import annotations
@@ -37,35 +39,37 @@ class Sibling:
     """
 
     index: int
-    """Position in the group. 0 is the lead: the app's own request, unchanged."""
+    """Position among the answers that were sampled for the request. 0 is the lead, the answer to
+    the app's own, unchanged request."""
     task: Task
-    """The task, the same for all siblings of a group. Its metadata has the reference answer, if
-    there is one."""
+    """The dataset task to which the request belongs. It is the same for all siblings of a request.
+    Its metadata has the reference answer, if there is one."""
     episode_id: str
     finish_reason: str | None
     """"stop", "length" (the answer was cut off) or "tool_calls"."""
     usage: Json = field(default_factory=dict[str, Any])
     messages: Sequence[Json] = ()
-    """The conversation before this answer, as chat messages; the same for all siblings of a group.
-    Empty if the app sent a prompt without messages."""
+    """The conversation before this answer, as chat messages. It is the same for all siblings of a
+    request. It is empty if the app sent a prompt instead of messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """Feedback on an answer. It is explicit feedback of the app, or the user's next request, which
-    counts as implicit feedback.
+    """Feedback on an answer. It is either explicit feedback that the app has sent, or implicit
+    feedback: the user's next request in the conversation.
 
     >>> Feedback(kind="feedback", request_id="g1", answer={"content": "7"}, thumbs="up").thumbs
     'up'
     """
 
     kind: Literal["feedback", "next_message", "regenerate"]
-    """`feedback`: the app sent it to POST /v1/feedback. `next_message`: the session's next message.
-    `regenerate`: the same request once more."""
+    """`feedback`: the app has sent feedback to POST /v1/feedback. `next_message`: the user has sent
+    the next message of the conversation. `regenerate`: the user has requested another answer to the
+    same message."""
     request_id: str
     """Id of the request that the answer belongs to."""
     answer: Json
-    """The assistant message, plus `finish_reason`."""
+    """The assistant message, with the additional key `finish_reason`."""
     question: str = ""
     messages: Sequence[Json] = ()
     """The conversation before the answer."""
@@ -78,18 +82,20 @@ class Feedback:
     """The user's corrected version of the answer."""
     comment: str | None = None
     next_message: str = ""
-    """The text of the next message, or of the repeated request."""
+    """The text of the next user message, or of the repeated user message."""
 
 
 def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json] | None:
-    """Return the number of siblings, or the request fields that each sibling changes. This hook is
-    optional.
+    """Return the number of siblings (answers to sample for the request), or the request fields that
+    each sibling changes. This hook is optional, and is called before the request is sent to the
+    engine.
 
-    The hook is called before the request is sent to the engine. None keeps the configured number of
-    siblings, and an int sets the number. A list has one dict of request fields per sibling, such as
-    `{"temperature": 1.2}`. Item 0 of the list must be `{}`, because sibling 0 is the app's own
-    request. No sibling may change the fields that determine the form of the answer: n, stream,
-    stream_options, logprobs, top_logprobs, prompt_logprobs, echo.
+    * None keeps the configured number of siblings.
+    * An int sets the number of siblings.
+    * A list has one dict per sibling, with the request fields that this sibling changes, such as
+      `{"temperature": 1.2}`. Item 0 of the list must be `{}`, because sibling 0 is the app's own,
+      unchanged request. No sibling may change the fields that determine the form of the answer: n,
+      stream, stream_options, logprobs, top_logprobs, prompt_logprobs, echo.
     """
     ...
 
@@ -97,14 +103,15 @@ def on_user_submit_new_requests(request_id: str, task: Task) -> int | list[Json]
 def on_compute_relative_reward(
     valid_results: list[Sibling], all_answers: list[Json], question: str
 ) -> list[float | None]:
-    """Return one reward per sibling that answered, in the order of `valid_results`. This hook is
-    required.
+    """Return one reward for each item of `valid_results`, in the same order. This hook is required.
 
-    A sibling with the reward None is not trained. `all_answers[i]` is the assistant message of
-    `valid_results[i]`, plus the key `finish_reason`. If you add keys to it, the ledger stores them.
-    `question` is the text of the last user message. A hook may leave this parameter out. Only the
-    differences between the rewards of one group matter: if all rewards are equal, nothing is
-    learned.
+    `valid_results` has the siblings of one request (the answers that were sampled for it), without
+    those that failed. `all_answers[i]` is the assistant message of `valid_results[i]`, with the
+    additional key `finish_reason`. If the hook adds keys to this dict, the ledger stores them.
+    `question` is the text of the last user message. A hook may be defined without this parameter.
+
+    A sibling with the reward None is not trained. Only the differences between the rewards of one
+    request's siblings matter. If all rewards are equal, nothing is learned.
     """
     ...
 
@@ -112,10 +119,10 @@ def on_compute_relative_reward(
 def on_feedback(feedback: Feedback) -> float | None:
     """Return the value of the feedback, such as 1 for good and -1 for bad. This hook is optional.
 
-    None means that the feedback has no value and no effect.
+    Return None if the feedback should have no effect.
 
-    If this hook is not defined, the value is the feedback's `score`. Without a score, it is 1 for
-    thumbs up and -1 for thumbs down. All other feedback has no value, because missing feedback, a
-    next message or a regeneration is not bad by itself.
+    If this hook is not defined, the value is the feedback's `score`. If the feedback has no score,
+    the value is 1 for thumbs up and -1 for thumbs down. All other feedback then has no effect,
+    because a next message or a regeneration does not show by itself whether the answer was good.
     """
     ...

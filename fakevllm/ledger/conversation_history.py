@@ -1,5 +1,4 @@
-"""Find the conversation before a request, from the requests and answers that the ledger has
-recorded."""
+"""Reconstruct the conversation before a request from the requests and answers in the ledger."""
 
 from __future__ import annotations
 
@@ -15,18 +14,24 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 
 Json = dict[str, Any]
 FindRequest = Callable[[str], AnsweredRequest | None]
-"""Function that returns the app's request whose answer has a response id, or None."""
+"""A function that takes a response id, and returns the app's request whose answer has this id, or
+None."""
 
 MAX_HISTORY = 1000
-"""Maximum number of answers in a chain of `previous_response_id`."""
+"""Maximum number of earlier answers in a conversation whose requests are linked by the field
+`previous_response_id`."""
 
 
 def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> History | None:
-    """Return the pairs (request, answer) of the conversation that a body continues by its field
-    `previous_response_id`. The oldest pair comes first.
+    """Return the conversation that the request `body` continues, as a list of pairs (request,
+    answer), oldest first. The field `previous_response_id` of each request names the answer before
+    it.
 
-    The result is None in three cases: the body has no such field, the field names an answer that
-    this app never got, or the conversation has more than MAX_HISTORY answers.
+    Return None in three cases:
+
+    * `body` has no field `previous_response_id`.
+    * One of these fields names an answer that this app never got.
+    * The conversation has more than MAX_HISTORY answers.
     """
     response_id = body.get("previous_response_id")
     if not adapter.has_previous_response or not isinstance(response_id, str):
@@ -44,7 +49,7 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
 
 def recorded_messages(route: str, request_json: str, find_request: FindRequest) -> list[Json]:
     """Return the messages of a recorded request, including the earlier conversation, in the form in
-    which hooks get them."""
+    which the user's hooks get them."""
     body: Json = orjson.loads(request_json)
     adapter = next((adapter for adapter in ADAPTERS.values() if adapter.path == route), None)
     if adapter is None:

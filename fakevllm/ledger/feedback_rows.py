@@ -1,5 +1,5 @@
-"""The table `feedback` of the ledger: its rows and its queries. The methods that read block, so
-call them off the event loop."""
+"""The rows of the ledger's table `feedback`, and the queries on this table. The methods that read
+block the thread, so do not call them on the event loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fakevllm.sessions.types import Kind, Place
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry
 
 _SAMPLE = "feedback:"
-"""Prefix of a sample's id, by which the run log tells samples from groups."""
+"""Prefix of the ids of training samples that are made from feedback. In the server's run log, the
+prefix distinguishes these samples from groups (requests with their sampled answers)."""
 _INSERT = str(FEEDBACK.insert().prefix_with("OR IGNORE").compile(dialect=sqlite.dialect()))
 _VALUES = attrgetter(*FEEDBACK.columns.keys())
 # An outcome from the run log stays, and so does a withdrawal.
@@ -79,13 +80,14 @@ _WITH_BASELINE = """
 
 @dataclass(frozen=True, slots=True)
 class ServedCalls:
-    """The model calls that produced the answer that an app got, with their tokens."""
+    """The model calls, with their tokens, that produced the answer which an app got."""
 
     run_id: str | None
     calls: list[CapturedCall]
     is_unshaped: bool
-    """Whether the tokens of every call are known to be sampled from the whole vocabulary, or from a
-    mask that the trainer can apply too."""
+    """Whether the sampling distribution of all tokens can be reproduced by the trainer. True if it
+    is known that each token was sampled from the whole vocabulary, or from a subset of tokens that
+    the trainer can apply too."""
 
 
 def sample_id(row: FeedbackRecord) -> str:
@@ -94,8 +96,8 @@ def sample_id(row: FeedbackRecord) -> str:
 
 
 def apply_log_entry(db: Connection, entry: LogEntry) -> None:
-    """Store what an entry of the server's run log reports about feedback samples: trained, dropped
-    or lost."""
+    """Apply one entry of the server's run log to the table `feedback`: store which training samples
+    made from feedback were trained, dropped or lost."""
     rows: list[tuple[Any, ...]] = []
     match entry.kind:
         case "step":
@@ -116,11 +118,12 @@ def apply_log_entry(db: Connection, entry: LogEntry) -> None:
 
 
 def _in_loss(entry: LogEntry) -> list[str]:
-    """Return the ids of the groups that were in the loss of a step.
+    """Return the ids of those groups of a training step that contributed to the loss.
 
-    A group was in the loss if some of its siblings were trained. A log entry that was restored from
-    a checkpoint has no metrics and names no siblings. For such an entry, the ids of all its groups
-    are returned.
+    `entry` is the run log's entry for the step. A group contributed to the loss if the entry names
+    at least one trained sibling (sampled answer) of the group. An entry that was restored from a
+    checkpoint has no metrics and names no siblings. For such an entry, the ids of all groups are
+    returned.
     """
     return [group.group_id for group in entry.groups if group.siblings or not entry.metrics]
 
@@ -130,8 +133,8 @@ def _not_in_loss(entry: LogEntry) -> list[str]:
 
 
 def _sample_keys(ids: Iterable[str]) -> list[tuple[str, str]]:
-    """Return (group id, feedback id) for each id that belongs to a feedback sample. Ids of ordinary
-    groups are left out."""
+    """Return the pair (group id, feedback id) for each id that belongs to a training sample made
+    from feedback. Ids of ordinary groups are left out."""
     samples = [one.removeprefix(_SAMPLE).rpartition("/") for one in ids if one.startswith(_SAMPLE)]
     return [(group_id, feedback_id) for group_id, _, feedback_id in samples]
 
@@ -142,14 +145,14 @@ class FeedbackRows:
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
     ) -> None:
-        """Create the object. `put` is the function that queues a change for the ledger's writer
-        thread."""
+        """Create the object. `put` is the function that queues a change for the thread that writes
+        the ledger."""
         self._read_engine = read_engine
         self._put = put
 
     def record(self, row: FeedbackRecord) -> WriteReceipt:
-        """Store feedback. If the group already has feedback with the same feedback id, nothing is
-        stored."""
+        """Store one item of feedback. If feedback with the same group id and feedback id is already
+        stored, nothing changes."""
         return self._put(partial(_run, sql=_INSERT, row=_VALUES(row)))
 
     def set_outcome(
@@ -163,40 +166,45 @@ class FeedbackRows:
         amount: float | None = None,
         hook_hash: str | None = None,
     ) -> WriteReceipt:
-        """Set the state and the reason of feedback. Also set each of the columns `value`,
-        `baseline`, `amount` and `hook_hash` for which an argument is given.
+        """Set the state and the reason of one item of feedback. Also set those of the columns
+        `value`, `baseline`, `amount` and `hook_hash` for which an argument is given.
 
-        The state and the reason stay unchanged in two cases: the run log has set a final state, or
-        the feedback is void (the user took it back or replaced it).
+        The state and the reason stay unchanged in two cases:
+
+        * The server's run log has already set a final state.
+        * The user has taken the feedback back or replaced it.
         """
         values = (state.value, reason, value, baseline, amount, hook_hash)
         key = (row.group_id, row.feedback_id)
         return self._put(partial(_run, sql=_OUTCOME, row=(*values, *key)))
 
     def void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Mark feedback as void, because the user took it back or replaced it. Nothing changes if
-        the feedback was already added to a reward or sent to the server."""
+        """Mark feedback as void, because the user took the feedback back or replaced it. If the
+        feedback was already added to a reward or sent to the server, nothing changes."""
         return self._put(partial(_run, sql=_VOID, row=(reason, row.group_id, row.feedback_id)))
 
     def mark_too_late(self, row: FeedbackRecord) -> WriteReceipt:
-        """Set the reason `too_late` on a user's withdrawal of feedback, if earlier feedback on the
-        same answer can no longer be undone.
+        """Record that the user took feedback back too late. `row` is the user's withdrawal. If
+        earlier feedback on the same answer was already added to a reward or sent to the server, the
+        reason of `row` becomes `too_late`.
 
         Call this method after `void` was called for all earlier feedback on the answer.
         """
         return self._put(partial(_run, sql=_MARK_TOO_LATE, row=(row.group_id, row.feedback_id)))
 
     def find_group(self, answer_id: str, app_key: str | None) -> str | None:
-        """Return the id of the app's latest answered group whose answer id or group id is
-        `answer_id`. Return None if there is no such group."""
+        """Return the id of the app's latest answered request whose answer id or group id is
+        `answer_id`. Return None if there is no such request."""
         return self._one(_FIND_GROUP, answer_id, app_key)
 
     def preceding_group(self, place: Place, group_id: str) -> str | None:
-        """Return the id of the group about whose answer the request `group_id` is implicit
-        feedback. Return None if the request is no implicit feedback, or if there is no such group.
+        """If the request `group_id` is implicit feedback on an earlier answer, return the group id
+        of the earlier answer. Return None if the request is no implicit feedback, or if the ledger
+        does not have the earlier answer.
 
-        A regeneration is feedback about the latest other group with the same history. A request
-        that begins a new turn is feedback about the group whose answer the request continues.
+        A request that regenerates an answer is feedback on the latest other answer to the same
+        history. A request that begins a new turn of the conversation is feedback on the answer that
+        it continues.
         """
         if place.kind is not Kind.REGENERATES:
             return self._one(_PARENT, place.parent_id, place.turn)
@@ -205,11 +213,12 @@ class FeedbackRows:
         return self._one(_SAME_HISTORY, place.session_id, place.asked_key, group_id)
 
     def with_baseline(self, num: int) -> list[tuple[str, str, bool]]:
-        """Return the feedback in the state `waiting`, oldest first. Feedback of apps with fewer
-        than `num` feedback values is left out.
+        """Return the feedback in the state `waiting` for which a baseline can be computed, oldest
+        first. An app must have at least `num` feedback values for a baseline.
 
-        Each item is (group id, feedback id, is settled). The last element is False if the group is
-        in the state `scored`, which means that the server has not acknowledged its rewards yet.
+        Each item is a triple (group id, feedback id, is settled). "Is settled" is False if the
+        group of the answer is in the state `scored`, which means that the server has not
+        acknowledged the group's rewards yet.
         """
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_WITH_BASELINE, (num,)).all()
@@ -218,18 +227,18 @@ class FeedbackRows:
         ]
 
     def waiting(self, group_id: str, feedback_id: str) -> FeedbackRecord | None:
-        """Return this feedback if it still waits to be sent as a sample (state `waiting`), else
-        None."""
+        """Return the feedback with these ids if it is still in the state `waiting` (it waits to be
+        sent to the server as a training sample). Return None otherwise."""
         has_key = (FEEDBACK.c.group_id == group_id) & (FEEDBACK.c.feedback_id == feedback_id)
         rows = self._rows(has_key & (FEEDBACK.c.state == FeedbackState.WAITING.value))
         return rows[0] if rows else None
 
     def of_group(self, group_id: str) -> list[FeedbackRecord]:
-        """Return the feedback on a group's answer, oldest first."""
+        """Return all feedback on the answer that was served for a group (request), oldest first."""
         return self._rows(FEEDBACK.c.group_id == group_id)
 
     def of_session(self, session_id: str) -> list[FeedbackRecord]:
-        """Return the feedback on all answers of a session, oldest first."""
+        """Return the feedback on all answers of a session (conversation), oldest first."""
         groups = select(GROUPS.c.group_id).where(GROUPS.c.session_id == session_id)
         return self._rows(FEEDBACK.c.group_id.in_(groups))
 
@@ -238,15 +247,15 @@ class FeedbackRows:
         return self._rows(FEEDBACK.c.state == state.value)
 
     def other_values(self, row: FeedbackRecord, limit: int) -> list[float]:
-        """Return the values of at most `limit` other feedbacks of the same app, latest first. Void
-        feedback is left out."""
+        """Return at most `limit` values of other feedback of the same app, latest first. Feedback
+        that the user took back or replaced is left out."""
         with self._read_engine.connect() as db:
             key = (row.app_key, row.group_id, row.feedback_id, limit)
             return list(db.exec_driver_sql(_OTHER_VALUES, key).scalars())
 
     def served_calls(self, group_id: str) -> ServedCalls:
-        """Return the model calls of the group's served sibling. The list of calls is empty if the
-        ledger has none."""
+        """Return the model calls that produced the served answer of a group (request). If the
+        ledger has no calls for this answer, the list of calls is empty."""
         with self._read_engine.connect() as db:
             group = db.exec_driver_sql(
                 "SELECT run_id, served_index FROM groups WHERE group_id = ?", (group_id,)
@@ -258,7 +267,7 @@ class FeedbackRows:
         return ServedCalls(run_id, [reads.call_from_row(row) for row in rows], is_unshaped)
 
     def counts(self) -> dict[str, int]:
-        """Return the number of feedbacks in each state."""
+        """Return the number of feedback items in each state."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql("SELECT state, COUNT(*) FROM feedback GROUP BY state")
             return {state: count for state, count in rows}

@@ -1,5 +1,5 @@
-"""The lock that allows only one proxy per ledger. Without the lock, two proxies would send the same
-groups to the server."""
+"""The lock that allows only one proxy per ledger (the proxy's SQLite file). Without the lock, two
+proxies with one ledger would send the same rewards to the server."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fakevllm.errors import LedgerError
 
 
 class LedgerLock:
-    """An exclusive lock on a ledger. It is held until `close`, and the kernel releases it if the
-    process dies.
+    """An exclusive lock on a ledger file. The lock is held until `close`. If the process dies, the
+    kernel releases the lock.
 
     Processes that only read the ledger need no lock.
     """

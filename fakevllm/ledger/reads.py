@@ -1,6 +1,7 @@
-"""SQL queries of the ledger, and a class that reads the recorded model calls.
+"""SQL queries for reading the ledger, and the class CallReads, which reads the recorded model
+calls.
 
-The queries at the top are used by methods of `Ledger` in store.py.
+The constants with queries are used by the methods of the class `Ledger` in store.py.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ LATEST = """
 
 
 MAX_MATCHES = 2
-"""Maximum number of groups found by the beginning of an id. Two groups are enough to show that the
-beginning is ambiguous."""
+"""Maximum number of group ids that are returned for the beginning of an id. Two ids are enough to
+show that the beginning is ambiguous."""
 _WITH_PREFIX = """
     SELECT group_id FROM groups WHERE substr(group_id, 1, length(?1)) = ?1
     ORDER BY group_id <> ?1, received_at DESC LIMIT ?2
@@ -90,29 +91,28 @@ _LATEST = """
 
 
 class CallReads:
-    """Reads the recorded model calls of groups, with tokens as the engine reported them. The
-    methods block."""
+    """A reader of the recorded model calls, with the tokens that the engine reported. The methods
+    block the thread."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine
 
     def group_ids(self, prefix: str) -> list[str]:
-        """Return the ids of at most MAX_MATCHES groups whose ids begin with `prefix`.
-
-        An id that equals `prefix` comes first.
-        """
+        """Return the ids of at most MAX_MATCHES groups (requests) whose ids begin with `prefix`. If
+        an id is equal to `prefix`, it comes first."""
         with self._read_engine.connect() as db:
             return list(db.exec_driver_sql(_WITH_PREFIX, (prefix, MAX_MATCHES)).scalars())
 
     def latest_group_id(self) -> str | None:
-        """Return the id of the newest group that was trained. If no group was trained, return the
-        id of the newest group with recorded calls, or None."""
+        """Return the id of the newest trained group (request) with recorded model calls. If there
+        is no such group, return the id of the newest group with recorded model calls, or None."""
         with self._read_engine.connect() as db:
             return db.exec_driver_sql(_LATEST).scalar()
 
     def by_sibling(self, group_id: str) -> dict[int, list[CapturedCall]]:
-        """Return a dict from the index of each sibling of a group to its model calls, in the order
-        of the calls."""
+        """Return the model calls of a group (request) as a dict. It maps the index of each sibling
+        (sampled answer) to the model calls of this sibling, in the order in which they were made.
+        """
         query = select(CALLS).where(CALLS.c.group_id == group_id)
         calls: defaultdict[int, list[CapturedCall]] = defaultdict(list)
         with self._read_engine.connect() as db:
@@ -122,8 +122,8 @@ class CallReads:
 
 
 def call_from_row(row: Row[Any]) -> CapturedCall:
-    """Convert a row of the table `calls` to a CapturedCall of the swarm protocol, in which arrays
-    are encoded as base64."""
+    """Convert a row of the table `calls` to a CapturedCall, in which arrays are encoded as base64.
+    CapturedCall is the form in which proxy and server exchange model calls."""
     return CapturedCall(
         prompt_ids=b64encode(row.prompt_ids).decode(),
         response_ids=b64encode(row.response_ids).decode(),

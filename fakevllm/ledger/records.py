@@ -1,8 +1,8 @@
 """The data classes of the ledger. Their fields have the names of the columns in the tables.
 
-`GroupRecord`, `SiblingRecord` and `FeedbackRecord` define the columns of their tables, because
-tables.py derives the tables from the fields. A property of a column that the field's type cannot
-express, such as an index, is in the metadata of the field.
+tables.py derives the tables `groups`, `siblings` and `feedback` from the fields of `GroupRecord`,
+`SiblingRecord` and `FeedbackRecord`. A property of a column that the field's type cannot express,
+such as an index, is in the metadata of the field.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from enum import StrEnum
 from fakevllm_adapters.protocol.swarm import Task
 
 PRIMARY_KEY = {"primary_key": True}
-"""Field metadata: the column is part of the table's primary key."""
+"""Metadata of a field whose column is part of the table's primary key."""
 INDEXED = {"index": True}
-"""Field metadata: the column has an index of its own."""
+"""Metadata of a field whose column has an index of its own."""
 NOT_A_COLUMN = {"is_column": False}
-"""Field metadata: the value is stored in rows of another table."""
+"""Metadata of a field that has no column, because its value is stored in rows of another table."""
 
 
 class State(StrEnum):
-    """The state of a group.
+    """The state of a group (a request with the answers that were sampled for it).
 
     served    The request was answered. It is not used for training.
     failed    The app got an error.
@@ -44,15 +44,16 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiblingRecord:
-    """One of the answers that were sampled for a request. Its row in the table also has the id of
-    its group.
+    """One of the answers that were sampled for a request: a row of the table `siblings`. The row
+    also has the id of the group (the request with all its answers).
 
     >>> SiblingRecord(index=0, served=True, best=True, status=200, text="42", reward=1.0).reward
     1.0
     """
 
     index: int = field(metadata=PRIMARY_KEY)
-    """Position in the group, from 0. SQL needs the name in double quotes: it is a keyword."""
+    """Position in the group, from 0. In SQL, write the name of this column in double quotes,
+    because it is a keyword."""
     served: bool
     best: bool
     status: int
@@ -67,18 +68,18 @@ class SiblingRecord:
     error: str | None = None
     trained: bool = False
     failure: str | None = None
-    """Slug of the reason why the completion is not a usable answer; NULL for a usable answer. The
-    model causes `cut_off`, `broken_tool_call`, `empty` and `not_json`; the engine causes
-    `broken_off`."""
+    """Slug of the reason why the answer is not usable; NULL for a usable answer. `cut_off`,
+    `broken_tool_call`, `empty` and `not_json` are failures of the model. `broken_off` is a failure
+    of the engine."""
     advantage: float | None = None
-    """Mean advantage over the completion's tokens, in the step that trained it. NULL if no step
-    trained the completion, or if the server is older than this column."""
+    """Mean advantage of the answer's tokens in the step that trained the answer. NULL if no step
+    trained it, or if the server is too old to report advantages."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptAnswer:
-    """An answer that is kept for a retry of its request, because its app disconnected before it had
-    the whole answer.
+    """An answer that is kept for a retry of its request, because the app disconnected before it had
+    received the whole answer.
 
     >>> KeptAnswer("g1", b"k", 0.0, 200, [("content-type", "application/json")], b"{}").status
     200
@@ -86,7 +87,8 @@ class KeptAnswer:
 
     group_id: str
     key: bytes
-    """Key of the request: `RequestIdentity.key` of groups/resend_detection.py."""
+    """Hash by which a retry of the request is recognised: `RequestIdentity.key` of
+    groups/resend_detection.py."""
     until: float
     """Time at which the answer expires, in Unix seconds."""
     status: int
@@ -97,7 +99,8 @@ class KeptAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """A response of the Responses format, stored so that its app can retrieve it.
+    """A response in the format of OpenAI's Responses API, which is stored so that its app can
+    retrieve it.
 
     >>> StoredResponse("resp_1", None, "g1", 0.0, b"{}").app_key is None
     True
@@ -107,17 +110,18 @@ class StoredResponse:
     app_key: str | None
     """Fingerprint of the API key that made the response; None if the request had no key."""
     group_id: str | None
-    """Group of the request. None in old ledgers, for a deleted response that was never stored."""
+    """Id of the group (request) to which the response belongs. None only in old ledgers, for a
+    deleted response that was never stored."""
     created_at: float
-    """Unix time in seconds."""
+    """Time at which the response was made, in Unix seconds."""
     body: bytes | None
-    """The response object in JSON. None if the engine's own route made the response, so that only
-    the engine has it."""
+    """The response object as JSON. None if the request was passed through to the engine's own
+    Responses route. In this case only the engine has the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRecord:
-    """One request of an app, with its siblings."""
+    """One request of an app, with its siblings (the answers that were sampled for it)."""
 
     group_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
@@ -127,13 +131,13 @@ class GroupRecord:
     streamed: bool
     task_id: str | None
     app_key: str | None
-    """First 8 hex digits of a hash of the app's key; never the key."""
+    """Fingerprint of the app's API key: the first 8 hex digits of a hash of the key."""
     request_json: str
     question: str
     num_siblings: int
-    """Number of siblings requested; fewer may have answered."""
+    """Number of answers that were requested from the engine. Fewer answers may have arrived."""
     status: int
-    """HTTP status that the app got."""
+    """HTTP status of the response that the app got."""
     latency_s: float
     served_index: int | None
     best_index: int | None
@@ -144,44 +148,51 @@ class GroupRecord:
     hook_hash: str | None
     siblings: Sequence[SiblingRecord] = field(metadata=NOT_A_COLUMN)
     step: int | None = field(default=None, metadata=INDEXED)
-    """The step that was collecting groups when the group ended."""
+    """Number of the training step for which the server was collecting groups when this group
+    ended."""
     trained_step: int | None = None
     trained_version: int | None = None
     response_id: str | None = field(default=None, metadata=INDEXED)
-    """The id by which later requests may refer to the answer."""
+    """Id by which later requests of the app may refer to the answer (`previous_response_id`)."""
     served_by: str | None = None
     """Rule by which the served sibling was chosen: best, random, lead or greedy. NULL if no sibling
     was chosen."""
     propensity: float | None = None
-    """Probability with which this sibling would be served, given the same answers and rewards."""
+    """Probability with which this sibling was chosen to be served, given the answers and
+    rewards."""
     cut: str | None = None
-    """Reason why the group has fewer siblings than requested."""
+    """Reason why the group has fewer siblings than configured; NULL if it has all of them."""
     session_id: str | None = field(default=None, metadata=INDEXED)
     parent_session_id: str | None = None
-    """The session that started this session."""
+    """Id of the session (conversation) that started this session, if this is the session of a
+    sub-agent."""
     parent_id: str | None = None
-    """The group whose served answer the request continues."""
+    """Id of the group whose served answer this request continues."""
     kind: str | None = None
     """Role of the request in its session: a `Kind` of sessions/types.py."""
     evidence: str | None = None
-    """Evidence by which the session was found: an `Evidence` of sessions/types.py."""
+    """How the session of the request was recognised: an `Evidence` of sessions/types.py."""
     asked_key: str | None = None
-    """Key of the request's history, in hex. A restarted proxy finds continuations by it."""
+    """Hash of the request's history, in hex. With this hash, a restarted proxy recognises requests
+    that continue the conversation."""
     turn: int | None = None
-    """Number of the turn in the session, from 1. A tool's result begins no turn."""
+    """Number of the turn in the session, from 1. A message of the user begins a new turn, and a
+    tool's result does not."""
     num_resent: int = field(default=0, metadata={"server_default": "0"})
-    """Number of retries of the request that got this group's answer."""
+    """Number of retries of the request that were answered with this group's answer."""
     answer_id: str | None = field(default=None, metadata=INDEXED)
-    """Id of the answer as the app got it, with which feedback refers to the answer."""
+    """Id of the answer in the response to the app. Feedback refers to the answer by this id."""
     run_id: str | None = None
-    """The server's run to which the weight versions of the group's calls belong."""
+    """Id of the server's training run. The weight versions of the group's model calls are versions
+    of this run."""
     job_hash: str | None = None
-    """Digest of the server's job for which the group was collected. NULL if it is unknown."""
+    """Digest of the training job that the server had when it collected the group. NULL if the job
+    is unknown."""
     kept_answer: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 
 class FeedbackState(StrEnum):
-    """The state of one feedback.
+    """The state of one item of feedback on an answer.
 
     received  The feedback is stored. Its value is not known yet.
     kept      The feedback has no value, or cannot be trained. Its column `reason` has the cause.
@@ -205,56 +216,61 @@ class FeedbackState(StrEnum):
 
 
 VOID = ("taken_back", "replaced")
-"""Reasons of void feedback: it was taken back or replaced, and its value no longer counts."""
+"""Reasons of feedback that is void: the user took it back or replaced it, so its value no longer
+counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedbackRecord:
-    """Feedback on an answer. Rows of feedback are never deleted. The fields about the outcome, such
-    as the state and the value, are filled in later.
+    """One item of feedback on an answer: a row of the table `feedback`. Rows of this table are
+    never deleted. Columns about the outcome, such as the state and the value, are updated later.
 
     >>> FeedbackRecord(group_id="g", feedback_id="f", received_at=0.0, thumbs="up").kind
     'feedback'
     """
 
     group_id: str = field(metadata=PRIMARY_KEY)
-    """Id of the answer's group. The column is no foreign key, because the row of the feedback may
-    be written before the row of the group, and stays unchanged when the row of the group is
-    replaced."""
+    """Id of the group (request) to which the answer belongs. The column is not a foreign key for
+    two reasons: a row of feedback may be written before the row of its group, and it must not
+    change when the row of the group is replaced."""
     feedback_id: str = field(metadata=PRIMARY_KEY)
     received_at: float
     """Unix seconds."""
     app_key: str | None = None
     kind: str = "feedback"
-    """`feedback` if the app sent it. `next_message` or `regenerate` if a hook derived a value from
-    the request that followed."""
+    """`feedback` if the app sent the feedback. `next_message` or `regenerate` if the user's hook
+    computed a value from the user's next request."""
     score: float | None = None
     thumbs: str | None = None
     edited: str | None = None
-    """Corrected text of the answer: a demonstration."""
+    """The user's corrected text of the answer."""
     comment: str | None = None
     state: str = field(default=FeedbackState.RECEIVED, metadata=INDEXED)
     """A `FeedbackState`."""
     reason: str | None = None
     value: float | None = None
-    """Value of the feedback: the hook's if there is one, else derived from score or thumbs."""
+    """Value of the feedback. It comes from the user's hook on_feedback if this hook is defined,
+    else from the score or the thumbs."""
     baseline: float | None = None
-    """Baseline that was subtracted from a sample's value."""
+    """Baseline that was subtracted from the value, if the feedback became a training sample of its
+    own."""
     amount: float | None = None
-    """Amount added to the served sibling's reward (joined), or a sample's advantage."""
+    """In the state `joined`: amount that was added to the reward of the served answer. If the
+    feedback became a training sample of its own: the advantage of the sample."""
     hook_hash: str | None = None
     trained_step: int | None = None
     trained_version: int | None = None
 
     @property
     def is_void(self) -> bool:
-        """Whether the user took the feedback back or replaced it."""
+        """Whether the feedback no longer counts, because the user took it back or replaced it."""
         return self.reason in VOID
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredGroup:
-    """A group whose rewards are known, and which the server has not acknowledged yet.
+    """A group (a request with its sampled answers) whose rewards are known, and which the server
+    has not acknowledged yet.
 
     >>> ScoredGroup("g1", None, "1+1?", [1.0, None]).rewards
     [1.0, None]
@@ -264,16 +280,16 @@ class ScoredGroup:
     task_id: str | None
     question: str
     rewards: list[float | None]
-    """Reward of each sibling, by its index."""
+    """Reward of each sibling (sampled answer), in the order of their indices."""
     served_index: int | None = None
     parent_id: str | None = None
     hook_hash: str | None = None
-    """Digest of the hook files that gave the rewards."""
+    """Digest of the hook files with which the rewards were computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnsweredRequest:
-    """A request, and the assistant message with which it was answered."""
+    """A request, with the assistant message that answered it."""
 
     request_json: str
     message_json: str
@@ -282,7 +298,7 @@ class AnsweredRequest:
 
 @dataclass(frozen=True, slots=True)
 class StoredTask:
-    """A task that was registered at the proxy."""
+    """A dataset task that was registered at the proxy."""
 
     task: Task
     owner: str | None
@@ -291,8 +307,8 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """One point of the learning curve, with the mean rewards of the groups that belong to one
-    training step.
+    """One point of the learning curve. It has the mean rewards of the groups (requests with their
+    sampled answers) that belong to one training step.
 
     >>> StepRow(step=1, groups=8, policy_mean=0.4, returned_best=0.7, without_signal=2).policy_mean
     0.4
@@ -302,22 +318,23 @@ class StepRow:
     groups: int
     """Number of groups with at least one reward."""
     policy_mean: float
-    """Mean reward of all scored siblings except greedy ones: an estimate of the policy's value."""
+    """Mean reward of all scored siblings (sampled answers), without those that were sampled
+    greedily. It estimates the expected reward of the policy."""
     returned_best: float | None
-    """Mean reward of the served siblings, without those that were chosen at random. None if no such
-    sibling was scored."""
+    """Mean reward of the served siblings. Groups in which the served sibling was chosen at random
+    are left out. None if no such sibling was scored."""
     without_signal: int
-    """Number of groups whose rewards are all equal."""
+    """Number of groups whose rewards are all equal, so that nothing could be learned from them."""
     returned_random: float | None = None
-    """Mean reward of the served siblings that were chosen at random (`serve.random_fraction`). None
-    if there is none."""
+    """Mean reward of the served siblings that were chosen at random, as the setting
+    `serve.random_fraction` allows. None if there is no such sibling."""
     hooks: tuple[str, ...] = ()
-    """Digests of the hook files that gave the step's rewards."""
+    """Digests of the hook files with which the step's rewards were computed."""
     jobs: tuple[str, ...] = ()
-    """Digests of the server's jobs for which the step's groups were collected."""
+    """Digests of the training jobs that the server had when it collected the step's groups."""
     changed: str = ""
-    """What changed since the step before, such as `the hooks changed`; empty if nothing changed.
-    The means of this step cannot be compared with earlier ones."""
+    """What changed since the previous step, such as `the hooks changed`; empty if nothing changed.
+    After a change, the means of this step cannot be compared with those of earlier steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +346,11 @@ class LedgerHealth:
     """
 
     dropped: int
-    """Number of writes dropped since the start."""
+    """Number of writes that were dropped since the ledger was opened."""
     waiting: int
     """Number of writes in the queue."""
     error: str | None
-    """Error of the latest write; None if it succeeded."""
+    """Error message of the latest write; None if the latest write succeeded."""
 
     @property
     def ok(self) -> bool:

@@ -1,5 +1,5 @@
-"""The functions that change the ledger's rows. Each function makes one change, in a transaction
-that the caller has begun."""
+"""The functions that change rows of the ledger (the proxy's SQLite file). Each function runs in a
+transaction that the caller has begun."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ _END_UNTRAINED = """
 
 
 def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
-    """Write groups and their siblings. A group that is already stored is replaced, and its recorded
-    calls are deleted."""
+    """Write groups (requests) and their siblings (sampled answers). If a group is already stored,
+    it is replaced, and its recorded model calls are deleted."""
     latest = list({record.group_id: record for record in records}.values())
     _many(db, _PUT_GROUP, [_GROUP_ROW(record) for record in latest])
     siblings = [
@@ -87,8 +87,8 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
     """Store an answer for a retry of its request, and delete expired answers.
 
-    The group of the answer may not be stored yet, because a streamed answer ends before its group
-    does.
+    The row of the answer's group (request) may not be stored yet, because a streamed answer can end
+    before the group ends.
     """
     headers = orjson.dumps(answer.headers).decode()
     row = (answer.group_id, answer.key, answer.until, answer.status, headers, answer.body)
@@ -97,15 +97,16 @@ def keep_answer(db: Connection, answer: KeptAnswer) -> None:
 
 
 def store_response(db: Connection, response: StoredResponse) -> None:
-    """Store a response. A response with the same id that the same key made earlier is replaced."""
+    """Store a response of the Responses API. An earlier response with the same id and the same API
+    key is replaced."""
     owner = response.app_key or ""
     row = (response.response_id, owner, response.group_id, response.created_at, response.body, None)
     db.exec_driver_sql(_PUT_RESPONSE, row)
 
 
 def delete_response(db: Connection, response: StoredResponse, at: float) -> None:
-    """Delete the body of a response and the answer that was kept for a retry of its request, and
-    mark the response as deleted."""
+    """Mark a response of the Responses API as deleted, and delete its body. Also delete the answer
+    if it was kept for a retry of the request."""
     owner = response.app_key or ""
     row = (response.response_id, owner, response.group_id, response.created_at, None, at)
     db.exec_driver_sql(_PUT_RESPONSE, row)
@@ -113,8 +114,8 @@ def delete_response(db: Connection, response: StoredResponse, at: float) -> None
 
 
 def mark_resent(db: Connection, group_id: str) -> None:
-    """Record that a retry of the request got the group's answer, and delete the answer that was
-    kept for such a retry."""
+    """Record that a retry of the request `group_id` got the answer. Delete the copy of the answer
+    that was kept for the retry."""
     db.exec_driver_sql(_MARK_RESENT, (group_id,))
     db.exec_driver_sql("DELETE FROM kept_answers WHERE group_id = ?", (group_id,))
 
@@ -129,11 +130,11 @@ def settle(
     run_id: str | None = None,
     job_hash: str | None = None,
 ) -> None:
-    """Store the server's reply to the end of a group. Nothing happens if the ledger does not have
-    the group.
+    """Store the server's reply to the rewards of a group (a request with its sampled answers).
+    Nothing happens if the ledger does not have the group.
 
-    The state `trained`, `dropped` or `lost` stays unchanged, because it came from the server's run
-    log. `calls[i]` has the model calls of sibling i.
+    If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
+    `calls[i]` has the model calls of sibling i (the i-th sampled answer).
     """
     update = db.exec_driver_sql(
         _SETTLE, (step, state, reason, group_id, run_id or None, job_hash or None)
@@ -149,8 +150,9 @@ def settle(
 
 
 def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
-    """Apply the entries of a server's run log that were not applied before. The ledger stores the
-    number of the last applied entry for each run."""
+    """Apply entries of the server's run log to the ledger. The run log reports which groups were
+    trained, dropped or lost. For each training run, the ledger stores the number of the last
+    applied entry. Entries up to this number are skipped."""
     cursor = read_cursor(db, run_id)
     new = [entry for entry in sorted(entries, key=attrgetter("seq")) if entry.seq > cursor]
     for entry in new:
@@ -160,15 +162,15 @@ def apply_log(db: Connection, run_id: str, entries: Sequence[LogEntry]) -> None:
 
 
 def read_cursor(db: Connection, run_id: str) -> int:
-    """Return the number of the last entry of this run's log that was applied to the ledger. The
-    result is 0 if no entry was applied."""
+    """Return the number of the last entry of this training run's log that was applied to the
+    ledger, or 0 if no entry was applied."""
     row = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_cursor_key(run_id),))
     return int(row.scalar() or 0)
 
 
 def task_secret(db: Connection) -> bytes:
-    """Return the secret with which this ledger's task keys are signed. Create the secret if it does
-    not exist."""
+    """Return the secret with which the proxy signs task keys (API keys that name a dataset task).
+    If the ledger has no secret yet, create one."""
     secret = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
     if secret is None:
         secret = secrets.token_hex(32)
@@ -177,8 +179,8 @@ def task_secret(db: Connection) -> bytes:
 
 
 def put_tasks(db: Connection, tasks: Sequence[Task], owner: str | None) -> None:
-    """Write tasks and their owner. A task that is already stored is replaced, including its
-    owner."""
+    """Write tasks and their owner. If a task with the same id is already stored, the task and its
+    owner are replaced."""
     now = time.time()
     rows = [
         (task.task_id, task.main_query, orjson.dumps(task.metadata).decode(), now, owner)
@@ -218,7 +220,8 @@ def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
 
 
 def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
-    """Return (advantage, group id, sibling index) for each trained sibling of a group.
+    """Return a triple (advantage, group id, sibling index) for each trained sibling (sampled
+    answer) of a group.
 
     The advantage is None if the server is too old to report advantages.
     """
@@ -248,7 +251,7 @@ def _cursor_key(run_id: str) -> str:
 
 
 def dbapi_connection(db: Connection) -> sqlite3.Connection:
-    """Return the connection object of the module sqlite3 that SQLAlchemy's connection wraps."""
+    """Return the sqlite3.Connection that is wrapped by SQLAlchemy's connection `db`."""
     return cast(sqlite3.Connection, db.connection.dbapi_connection)
 
 

@@ -1,7 +1,7 @@
-"""Queries about sessions, which are conversations of apps: restore the session tree, list sessions,
-and find the requests that follow an answer.
+"""Queries about sessions (conversations of apps). They restore the session tree after a restart,
+list sessions, and find the requests that follow an answer.
 
-The methods block, so call them off the event loop.
+The methods block the thread, so do not call them on the event loop.
 """
 
 from __future__ import annotations
@@ -74,14 +74,15 @@ class SessionRow:
     seen_at: float
     """Time of the latest request, in Unix seconds."""
     reward: float | None
-    """Mean reward of the served siblings."""
+    """Mean reward of the served answers."""
     question: str
-    """The session's first question."""
+    """The first question of the session."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionGroup:
-    """A group of a session, with its position in the conversation."""
+    """A group (a request with its sampled answers) of a session, with its position in the
+    conversation."""
 
     group_id: str
     parent_id: str | None
@@ -92,7 +93,7 @@ class SessionGroup:
     question: str
     num_siblings: int
     reward: float | None
-    """Reward of the served sibling."""
+    """Reward of the served answer."""
     state: str
     reason: str | None
     app_key: str | None
@@ -101,7 +102,7 @@ class SessionGroup:
 
 @dataclass(frozen=True, slots=True)
 class FollowUp:
-    """A request that follows an earlier answer. It may show how useful that answer was.
+    """A request that follows an earlier answer, and may show how useful that answer was.
 
     >>> FollowUp("g2", "regenerates", False, "And now?", 7.0).is_new_turn
     False
@@ -110,13 +111,14 @@ class FollowUp:
     group_id: str
     kind: str
     is_new_turn: bool
-    """Whether the user wrote a new message. False for a tool's result."""
+    """Whether the request begins a new turn, with a new message of the user. False if it only adds
+    a tool's result."""
     question: str
     received_at: float
 
 
 class SessionReads:
-    """Reads sessions from the ledger."""
+    """A reader of sessions (conversations of apps) from the ledger."""
 
     def __init__(self, read_engine: Engine) -> None:
         self._read_engine = read_engine
@@ -151,15 +153,15 @@ class SessionReads:
             return [SessionRow(*row) for row in db.exec_driver_sql(_SESSIONS, (limit,))]
 
     def groups(self, session_id: str) -> list[SessionGroup]:
-        """Return the groups of a session, oldest first."""
+        """Return the groups (requests with their sampled answers) of a session, oldest first."""
         with self._read_engine.connect() as db:
             return [SessionGroup(*row) for row in db.exec_driver_sql(_GROUPS, (session_id,))]
 
     def children(self, session_id: str) -> list[tuple[str, str | None]]:
-        """Return the sessions of sub-agents that this session started.
+        """Return the sub-agents that this session (conversation) started.
 
-        Each item is (id of the sub-agent's session, id of the group that started it). The group id
-        may be None.
+        Each item is a pair: the id of the sub-agent's own session, and the id of the group
+        (request) that started the sub-agent. The second id may be None.
         """
         with self._read_engine.connect() as db:
             return [(row[0], row[1]) for row in db.exec_driver_sql(_CHILDREN, (session_id,))]
@@ -174,8 +176,9 @@ class SessionReads:
         return [row[0] for row in rows]
 
     def follow_ups(self, group_id: str) -> list[FollowUp]:
-        """Return the requests that follow a group's answer, oldest first. Such a request continues
-        the answer, edits the conversation after it, or regenerates the answer."""
+        """Return the requests that follow the answer to the request `group_id`, oldest first. A
+        request follows an answer if it continues the conversation after the answer, edits a later
+        part of the conversation, or regenerates the answer."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_FOLLOW_UPS, (group_id,)).all()
         return [FollowUp(row[0], row[1], bool(row[2]), row[3], row[4]) for row in rows]

@@ -1,8 +1,10 @@
-"""The ledger: one SQLite file with the app's requests, their answers, rewards and training.
+"""The ledger: the proxy's SQLite file with the apps' requests, the sampled answers, their rewards,
+and what was trained.
 
-Writing never waits and never raises, because a separate thread writes (see writer.py). Reading uses
-separate connections and sees only what has been written. Reading blocks, so call it off the event
-loop. Other processes may read the file at any time.
+Methods that write never wait and never raise, because a separate thread does the writing (see
+writer.py). Methods that read use other database connections, and see only changes that were already
+written. They block the thread, so do not call them on the event loop. Other processes may read the
+file at any time.
 """
 
 from __future__ import annotations
@@ -47,19 +49,20 @@ from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
-"""Seconds a write waits while another process holds the file's lock."""
+"""Maximum seconds for which a write waits while another process holds the lock of the file."""
 FLUSH_TIMEOUT_S = 30.0
-"""Seconds a flush waits for the writer; also the limit for writing the queue at `close`."""
+"""Maximum seconds for which `flush` waits until all queued changes are written. The same limit
+applies to `close`."""
 
 _Change = GroupRecord | Callable[[Connection], None]
 
 
 class Ledger:
-    """The open ledger. It owns the writer thread and the database connections. Close the ledger
-    after everything that writes to it has ended.
+    """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
+    connections. Before you close the ledger, stop everything that writes to it.
 
-    The attributes `sessions`, `calls`, `kept_answers`, `responses` and `feedback` read and write
-    the tables for these subjects.
+    The attributes `sessions` and `calls` read the tables of their subjects. The attributes
+    `kept_answers`, `responses` and `feedback` read and write the tables of their subjects.
     """
 
     def __init__(self, write_engine: Engine, read_engine: Engine) -> None:
@@ -76,7 +79,8 @@ class Ledger:
 
     @staticmethod
     def open(path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S) -> Ledger:
-        """Open the ledger, and return it. The file is created or migrated if needed.
+        """Open the ledger file, and return the ledger. If needed, the file is created, or its
+        tables are migrated to the current schema.
 
         Raises LedgerError if the file cannot be used, or if a newer version of fakevllm has written
         it.
@@ -107,8 +111,8 @@ class Ledger:
     def reading(self) -> Generator[None]:
         """Convert errors of reads in the `with` block to LedgerError.
 
-        A read fails if the file is damaged. The ledger may be large, so the whole file is not
-        checked when it is opened.
+        A read fails if the file is damaged. Damage is not detected when the ledger is opened,
+        because checking a large file would take too long.
         """
         try:
             yield
@@ -131,8 +135,8 @@ class Ledger:
         return LedgerHealth(self._writer.num_dropped, self._writer.num_waiting, self._writer.error)
 
     def record(self, group: GroupRecord) -> WriteReceipt:
-        """Queue a request with its siblings to be written. A later record of the same group
-        replaces this one."""
+        """Queue the record of a request with its siblings (sampled answers) to be written. If the
+        same group is recorded again, the new record replaces the old one."""
         return self._writer.put(group)
 
     def settle(
@@ -145,23 +149,24 @@ class Ledger:
         run_id: str | None = None,
         job_hash: str | None = None,
     ) -> None:
-        """Queue the server's reply to the end of a group to be written. The group must have been
-        recorded before.
+        """Queue the server's reply to the rewards of a group (a request with its sampled answers)
+        to be written. Call `record` for the group first.
 
-        `calls[i]` has the model calls of sibling i, in order. `job_hash` is the digest of the
-        server's job, or None if the server did not send it.
+        `calls[i]` has the model calls of sibling i (the i-th sampled answer), in order. `job_hash`
+        is the digest of the server's training job, or None if the server did not send it.
         """
         change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
         change = partial(change, step=step, calls=calls, run_id=run_id, job_hash=job_hash)
         self._writer.put(change)
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
-        """Queue entries of the server's run log to be applied. An entry that was applied before
-        changes nothing."""
+        """Queue entries of the server's run log to be applied to the ledger. The run log reports
+        which groups were trained, dropped or lost. Entries that were already applied have no
+        effect."""
         self._writer.put(partial(row_changes.apply_log, run_id=run_id, entries=entries))
 
     def put_tasks(self, tasks: Sequence[Task], owner: str | None = None) -> None:
-        """Queue tasks to be written. A task replaces the stored task with the same id.
+        """Queue dataset tasks to be written. A task replaces the stored task with the same id.
 
         `owner`: fingerprint of the API key that registered the tasks, or None if the proxy requires
         no key.
@@ -169,11 +174,11 @@ class Ledger:
         self._writer.put(partial(row_changes.put_tasks, tasks=tasks, owner=owner))
 
     async def flush(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Wait until every change that was queued before is written or dropped. Return True when
+        """Wait until every change that is now in the queue is written or dropped. Return True when
         this is the case, and False at the timeout.
 
-        Afterwards, the receipt of each change states whether it was written or dropped. The method
-        does not block a thread.
+        After the result True, the receipt of each of these changes shows whether the change was
+        written or dropped. This method does not block the thread.
         """
         return await self._writer.flush(timeout_s)
 
@@ -181,25 +186,26 @@ class Ledger:
         """Wait until the changes with these receipts are written or dropped. Return True if all of
         them are written. Return False if at least one was dropped, or at the timeout.
 
-        Other changes in the queue do not affect the result. The receipt of a dropped change has the
-        error.
+        Whether other changes were dropped does not affect the result. The receipt of a dropped
+        change has the error.
         """
         return await self.flush(timeout_s) and all(receipt.is_written for receipt in receipts)
 
     def drain(self, timeout_s: float = FLUSH_TIMEOUT_S) -> bool:
-        """Block the calling thread until every queued change is written or dropped. Return True
-        when this is the case, and False at the timeout."""
+        """Block the calling thread until every change that is now in the queue is written or
+        dropped. Return True when this is the case, and False at the timeout."""
         return self._writer.drain(timeout_s)
 
     def log_cursor(self, run_id: str) -> int:
-        """Return the number of the last entry of this run's log that was applied to the ledger. The
-        result is 0 if no entry was applied. Raises LedgerError if the ledger cannot be read."""
+        """Return the number of the last entry of this training run's log that was applied to the
+        ledger, or 0 if no entry was applied. Raises LedgerError if the ledger cannot be read."""
         with self.reading(), self._read_engine.connect() as db:
             return row_changes.read_cursor(db, run_id)
 
     def task_secret(self) -> bytes:
-        """Return the secret with which task keys are signed. Each ledger file has one secret.
-        Raises LedgerError if the secret cannot be created."""
+        """Return the secret with which the proxy signs task keys (API keys that name a dataset
+        task). Each ledger file has one secret. Raises LedgerError if the secret cannot be created.
+        """
         try:
             with self._write_engine.begin() as db:
                 return row_changes.task_secret(db)
@@ -209,7 +215,8 @@ class Ledger:
             raise LedgerError(message) from error
 
     def scored_groups(self) -> list[ScoredGroup]:
-        """Return the groups whose rewards the server has not acknowledged yet, oldest first."""
+        """Return the groups (requests with their sampled answers) whose rewards the server has not
+        acknowledged yet, oldest first."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
@@ -222,7 +229,7 @@ class Ledger:
         return groups
 
     def tasks(self) -> list[StoredTask]:
-        """Return all stored tasks."""
+        """Return all stored tasks (rows of datasets that were registered at the proxy)."""
         with self._read_engine.connect() as db:
             rows = db.execute(select(TASKS)).mappings()
             return [StoredTask(_task(row), row["owner"]) for row in rows]
@@ -231,17 +238,19 @@ class Ledger:
         """Return the ids of the server's training runs that have a learning curve in this ledger,
         newest first.
 
-        Older versions of the ledger stored no run ids. All groups without a run id count as one run
-        with the id "".
+        Older versions of the ledger stored no run ids. All groups without a run id are treated as
+        one run with the id "".
         """
         with self._read_engine.connect() as db:
             return list(db.exec_driver_sql(reads.RUNS).scalars())
 
     def curve(self, run_id: str) -> list[StepRow]:
-        """Return the learning curve of one run, in the order of the steps.
+        """Return the learning curve of one training run: the mean rewards for each step, in the
+        order of the steps.
 
-        A trained group counts in the step that trained it. A group that was not trained counts in
-        the step during which the group ended. Groups whose rewards are all equal count too.
+        A group (a request with its sampled answers) counts in the step that trained it. A group
+        that was not trained counts in the step during which it ended. Groups whose rewards are all
+        equal count too.
         """
         with self._read_engine.connect() as db:
             rows = [_step_row(row) for row in db.exec_driver_sql(reads.CURVE, (run_id,))]
@@ -249,34 +258,37 @@ class Ledger:
         return [replace(row, changed=changes.observe(row.hooks, row.jobs)) for row in rows]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of groups in each state."""
+        """Return the number of groups (requests with their sampled answers) in each state."""
         query = "SELECT state, COUNT(*) FROM groups GROUP BY state ORDER BY state"
         with self._read_engine.connect() as db:
             return {state: count for state, count in db.exec_driver_sql(query)}
 
     def untrained(self) -> dict[str, int]:
-        """Return the number of groups that were not trained, for each reason slug.
+        """Return the number of groups (requests with their sampled answers) that were not trained,
+        for each reason.
 
-        A reason may have a detail after a colon. The detail is left out, because it differs from
-        group to group.
+        Details of a reason, which follow a colon, are ignored, because they differ from group to
+        group.
         """
         with self._read_engine.connect() as db:
             return {reason: count for reason, count in db.exec_driver_sql(reads.UNTRAINED)}
 
     def failures(self) -> dict[str, int]:
-        """Return the number of siblings whose answers are not usable, for each failure slug."""
+        """Return the number of sampled answers that are not usable, for each cause (a slug such as
+        `cut_off`)."""
         with self._read_engine.connect() as db:
             return {failure: count for failure, count in db.exec_driver_sql(reads.FAILURES)}
 
     def sampled_tokens(self) -> int:
-        """Return the number of tokens in all siblings, as the engine counted them."""
+        """Return the total number of tokens in all sampled answers, as the engine counted them."""
         with self._read_engine.connect() as db:
             total = db.exec_driver_sql("SELECT SUM(completion_tokens) FROM siblings").scalar()
         return int(total or 0)
 
     def group(self, group_id: str) -> GroupRecord | None:
-        """Return a group with its siblings in the order of their indices. Return None if the ledger
-        does not have the group."""
+        """Return the group with this id (a request with its siblings, the sampled answers). The
+        siblings are in the order of their indices. Return None if the ledger does not have the
+        group."""
         group_query = select(GROUPS).where(GROUPS.c.group_id == group_id)
         of_group = select(SIBLINGS).where(SIBLINGS.c.group_id == group_id)
         with self._read_engine.connect() as db:
@@ -296,8 +308,8 @@ class Ledger:
         return None if row is None else AnsweredRequest(*row)
 
     def latest_group(self) -> RecordedGroup | None:
-        """Return the newest group with at least two answers, in the form in which hooks get it.
-        Return None if there is no such group."""
+        """Return the newest request with at least two sampled answers, in the form in which the
+        user's hooks get it. Return None if there is no such request."""
         with self._read_engine.connect() as db:
             group_id = db.exec_driver_sql(reads.LATEST).scalar()
         group = None if group_id is None else self.group(group_id)
@@ -322,8 +334,8 @@ class Ledger:
     def _transact(self, batch: Sequence[_Change]) -> bool:
         """Write a batch of changes in one transaction, and return True if any row changed.
 
-        Consecutive group records are written together, because it is much slower to write them one
-        by one.
+        Group records that follow each other in the batch are written together, because this is much
+        faster than writing them one by one.
         """
         db = self._write_db
         with db.begin():
@@ -377,7 +389,7 @@ def _step_row(row: Any) -> StepRow:
 
 
 def _parts(digests: str | None) -> tuple[str, ...]:
-    """Return the digests in a text with commas between them, in a fixed order."""
+    """Return the digests in a comma-separated text as a sorted tuple."""
     return tuple(sorted(digests.split(","))) if digests else ()
 
 

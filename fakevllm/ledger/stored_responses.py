@@ -1,4 +1,5 @@
-"""The stored responses of the Responses format, for GET, DELETE and cancel."""
+"""Storage for responses of OpenAI's Responses API. With it, apps can retrieve, delete and cancel
+responses."""
 
 from __future__ import annotations
 
@@ -23,24 +24,26 @@ class StoredResponses:
     def __init__(
         self, read_engine: Engine, put: Callable[[Callable[[Connection], None]], WriteReceipt]
     ) -> None:
-        """Create the reader and writer. `put` queues a change for the ledger's writer."""
+        """Create the reader and writer. `put` is a function that queues a change for the thread
+        that writes the ledger."""
         self._read_engine = read_engine
         self._put = put
 
     def store(self, response: StoredResponse) -> None:
-        """Store a response. A response with the same id that the same key made earlier is
+        """Store a response. An earlier response with the same id and the same API key is
         replaced."""
         self._put(partial(row_changes.store_response, response=response))
 
     def delete(self, response: StoredResponse, at: float) -> WriteReceipt:
         """Delete a response, so that neither a GET request nor `previous_response_id` finds it.
 
-        `at` is the Unix time of the deletion. A later response may have the same id.
+        `at` is the Unix time of the deletion in seconds. A later response may have the same id.
         """
         return self._put(partial(row_changes.delete_response, response=response, at=at))
 
     def find(self, response_id: str, app_key: str | None) -> StoredResponse | None:
-        """Return the response that a key made; None if it does not exist or was deleted. Blocks.
+        """Return the response with this id that was made with this API key. Return None if there is
+        no such response, or if it was deleted. This method blocks the thread.
 
         `app_key` is the fingerprint of the app's API key.
         """

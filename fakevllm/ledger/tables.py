@@ -34,8 +34,8 @@ _SQL_TYPES = {str: String, int: Integer, float: Float, bool: Boolean}
 
 
 def _columns(record: type[GroupRecord | SiblingRecord | FeedbackRecord]) -> list[Column[Any]]:
-    """Return one SQL column for each stored field of a record class. A column has its field's name.
-    A field of type `X | None` becomes a nullable column."""
+    """Return the SQL columns for a record class: one column, with the same name, for each field
+    that is stored in the table. A field of type `X | None` becomes a nullable column."""
     hints = get_type_hints(record)
     stored = [one for one in fields(record) if one.metadata.get("is_column", True)]
     return [_column(one, hints[one.name]) for one in stored]

@@ -1,5 +1,5 @@
-"""Storage for answers whose app disconnected before it had received the whole answer. An app that
-sends its request again gets the stored answer."""
+"""Storage for answers that were not delivered, because the app disconnected before it had received
+the whole answer. If the app sends its request again, it gets the stored answer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _UNEXPIRED = """
 class KeptAnswers:
     """Reader and writer of the table `kept_answers`.
 
-    There are two ways to store an answer. If the app disconnects before the group of its request is
-    written to the ledger, the answer is stored together with the `GroupRecord`. If the delivery
-    fails after the group was written, `keep` stores the answer.
+    An answer is stored in one of two ways. If the app has disconnected before the record of its
+    request is written to the ledger, the answer is written together with this `GroupRecord`. If the
+    delivery fails later, `keep` stores the answer.
     """
 
     def __init__(
@@ -35,16 +35,17 @@ class KeptAnswers:
         self._put = put
 
     def keep(self, answer: KeptAnswer) -> None:
-        """Store the answer of a group whose app has disconnected."""
+        """Store an answer whose app has disconnected before it had received the whole answer."""
         self._put(partial(row_changes.keep_answer, answer=answer))
 
     def delivered(self, group_id: str) -> None:
-        """Delete an answer and count the retry, because the app has the whole answer now."""
+        """Record that a retry of the request has received the whole answer: delete the stored
+        answer, and count the retry."""
         self._put(partial(row_changes.mark_resent, group_id=group_id))
 
     def unexpired(self, now: float) -> list[KeptAnswer]:
-        """Return the answers that expire after `now` (Unix seconds), ordered by their time of
-        expiry. This method blocks, because it reads the file."""
+        """Return the stored answers that expire after `now` (Unix seconds), ordered by their time
+        of expiry. This method blocks the thread."""
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(_UNEXPIRED, (now,)).all()
         return [

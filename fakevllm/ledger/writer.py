@@ -1,10 +1,13 @@
-"""The single thread that writes the ledger, behind a bounded queue.
+"""The single thread that writes the ledger (the proxy's SQLite file), and the bounded queue of
+changes for this thread.
 
-`Writer.put` never waits and never raises. The thread writes the queued changes in batches, and each
-batch is one transaction. A change that cannot be written is dropped and counted. If several changes
-in a row are dropped, the log reports the first dropped change and the end of the series. Each
-change has a `WriteReceipt`, which shows whether the change was written. One unwritable change does
-not affect the other changes of its transaction.
+`Writer.put` queues a change. It never waits and never raises, and returns a `WriteReceipt`, which
+later shows whether the change was written. The thread writes the queued changes in batches, and
+each batch is one transaction.
+
+A change that cannot be written is dropped and counted, and the other changes of its batch are still
+written. If several changes in a row are dropped, the log reports the first one and the end of the
+series.
 """
 
 from __future__ import annotations
@@ -27,19 +30,19 @@ Change = TypeVar("Change")
 WrittenChange = TypeVar("WrittenChange", contravariant=True)
 
 QUEUE_BOUND = 5_000
-"""Maximum number of queued changes. The queue holds the changes of some seconds of the busiest
-traffic, in which another process may hold the file's lock."""
+"""Maximum number of queued changes. The queue is large enough for the changes of several seconds
+under the heaviest load, because another process may hold the file's lock for some seconds."""
 MAX_BATCH = 1_000
 """Maximum number of changes in one transaction."""
 GATHER_S = 0.01
-"""Seconds for which a change waits for other changes, so that they share one transaction. The wait
-is short, because a kill -9 loses the changes that wait."""
+"""Seconds for which the thread collects further changes before it writes a batch. The time is
+short, because changes that are not written yet are lost if the process is killed."""
 
 
 @dataclass(slots=True)
 class WriteReceipt:
-    """The outcome of one queued change. The writer's thread sets the outcome. After `Writer.flush`
-    has returned True, the outcome does not change any more.
+    """The outcome of one queued change, which the writer's thread sets. After `Writer.flush` has
+    returned True, the outcome is final.
 
     >>> WriteReceipt().is_written
     False
@@ -47,14 +50,14 @@ class WriteReceipt:
 
     is_written: bool = False
     error: str | None = None
-    """Error for which the change was dropped. None if the change is still queued or was
+    """Error because of which the change was dropped. None if the change is still queued or was
     written."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlushMark:
-    """A position in the queue. The writer's thread calls `on_reached` when every earlier change is
-    written or dropped."""
+    """A mark in the queue. The writer's thread calls `on_reached` when every change that was queued
+    before the mark is written or dropped."""
 
     on_reached: Callable[[], object]
 
@@ -65,8 +68,8 @@ class Transact(Protocol[WrittenChange]):
     def __call__(self, changes: Sequence[WrittenChange], /) -> bool:
         """Write all changes in order, or none of them. Return True if any row changed.
 
-        On a full disk, a transaction that changes no row still succeeds. Its success therefore does
-        not prove that the ledger can be written. Raises OperationalError if the file cannot be
+        The result False does not prove that the ledger can be written, because a transaction that
+        changes no row succeeds even on a full disk. Raises OperationalError if the file cannot be
         written, and any other exception if one of the changes is invalid.
         """
         ...
@@ -91,7 +94,7 @@ class Writer(Generic[Change]):
 
     @property
     def num_dropped(self) -> int:
-        """Number of changes dropped since the writer was created."""
+        """Number of changes that were dropped since the writer was created."""
         return self._num_refused + self._num_failed
 
     @property
@@ -116,8 +119,8 @@ class Writer(Generic[Change]):
         return receipt
 
     def drain(self, timeout_s: float) -> bool:
-        """Block until every change that was queued earlier is written or dropped. Return True if
-        this happened within the timeout."""
+        """Block the thread until every change that is now in the queue is written or dropped.
+        Return True if this happened within the timeout."""
         done = threading.Event()
         try:
             self._queue.put(FlushMark(done.set), timeout=timeout_s)
@@ -127,10 +130,11 @@ class Writer(Generic[Change]):
         return done.wait(timeout_s)
 
     async def flush(self, timeout_s: float) -> bool:
-        """Wait until every change that was queued earlier is written or dropped. Return True if
+        """Wait until every change that is now in the queue is written or dropped. Return True if
         this happened within the timeout.
 
-        Unlike `drain`, this method blocks no thread, and leaves the writer time to gather a batch.
+        Unlike `drain`, this method does not block the thread, and does not make the writer write
+        its current batch early.
         """
         loop = asyncio.get_running_loop()
         is_reached = asyncio.Event()

@@ -1,5 +1,5 @@
-"""The full-screen terminal application, which polls and draws the server's state once a second and
-handles keys.
+"""The full-screen terminal application of `fakevllm overwatch`. It polls the server's state once a
+second, draws the state, and handles the keyboard.
 
 This is the only module that imports textual.
 """
@@ -88,8 +88,8 @@ class OverwatchApp(App[None]):
         self._draw()
 
     def _start_poll(self) -> None:
-        """Start a poll of the server unless one is running, so that polls do not pile up at a slow
-        server."""
+        """Start a poll of the server, unless the previous poll is still running. Without this
+        check, polls of a slow server would pile up."""
         if not any(worker.group == "poll" and worker.is_running for worker in self.workers):
             self.run_worker(self._poll, group="poll")
 
@@ -100,18 +100,20 @@ class OverwatchApp(App[None]):
     def _draw(self) -> None:
         """Draw the latest snapshot of the server's state, unless the screen is being closed.
 
-        A poll that ends after the screen has begun to close still calls this method.
+        A poll that ends while the screen is being closed still calls this method.
         """
         if self._snapshot is not None and self._picture.is_attached and self.is_running:
             width = max(1, self.size.width - SCROLL_BAR_COLUMNS)
             self._picture.update(render_snapshot(self._snapshot, width))
 
     def action_confirm(self, name: str) -> None:
-        """Ask the user to confirm a server action, unless the same action is running already.
+        """Ask the user to confirm the server action `name`, such as `stop` or `drain`. If this
+        action is running already, only show a message that says so.
 
-        The same action must not run twice at a time. For example, a drain pauses episode claims,
-        and ends early if somebody resumes the claims. If the user could start a second drain before
-        the first one has ended, the second one would pause the claims again.
+        An action must not run twice at the same time. For example, a drain (the action that stops
+        the engine after the last episode) first pauses claims, so that clients get no new episodes.
+        If somebody resumes claims, the drain is cancelled. A second drain could then pause the
+        claims again, against the wish of the person who resumed them.
         """
         action = next(action for action in SERVER_ACTIONS if action.name == name)
         if action in self._running_actions:
@@ -142,8 +144,8 @@ class OverwatchApp(App[None]):
             self._running_actions.remove(action)
 
     def action_leave(self) -> None:
-        """Quit the application. During a drain, first ask the user to confirm. If the user quits
-        again while this question is open, quit at once."""
+        """Quit the application. While a drain runs (an action that quitting would end), ask the
+        user to confirm first. If the user quits again while this question is open, quit at once."""
         is_asked = isinstance(self.screen, Confirm) and self.screen.question == QUIT_DURING_DRAIN
         if is_asked or not any(action.name == "drain" for action in self._running_actions):
             return self.exit()

@@ -14,8 +14,9 @@ EIGHTHS = 8
 def chart(values: Sequence[float], width: int, height: int) -> list[str]:
     """Return a chart of the values as `height` rows of text, the top row first.
 
-    The chart has one column per value, and at most `width` columns. If there are more values, each
-    column shows the mean of several neighbouring values. The result is [] if no value is finite.
+    The chart has one column per value, and at most `width` columns. If there are more than `width`
+    values, a column shows the mean of several neighbouring values. The result is [] if no value is
+    finite.
 
     >>> chart([0.0, 0.5, 1.0, math.nan, 1.0], 10, 2)
     ['  █ █', '▁██ █']
@@ -30,8 +31,8 @@ def chart(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 def bounds(values: Sequence[float], width: int) -> tuple[float, float] | None:
-    """Return the values at the bottom and at the top of the chart, as (low, high). Return None if
-    no value is finite."""
+    """Return (lowest, highest) of the values that the chart's columns show, which are the values at
+    the bottom and at the top of the chart. Return None if no value is finite."""
     finite = [value for value in _column_means(values, width) if value is not None]
     return (min(finite), max(finite)) if finite else None
 
@@ -40,7 +41,7 @@ def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]
     """Distribute the values over the columns of a chart, and yield the mean of each column's finite
     values. For a column without finite values, yield None.
 
-    The number of values per column differs by at most one between the columns.
+    The columns' numbers of values differ by at most one.
     """
     num_columns = max(1, min(width, len(values)))
     for column in range(num_columns if values else 0):
@@ -52,14 +53,14 @@ def _column_means(values: Sequence[float], width: int) -> Iterator[float | None]
 
 
 def _level(value: float, low: float, high: float, height: int) -> int:
-    """Return the height of a column in eighths of a row. The height is at least 1, so that the
-    lowest value is visible."""
+    """Return the height of a column in eighths of a row. The height is at least 1 eighth, so that
+    the lowest value is visible."""
     span = high - low
     share = (value - low) / span if span > 0 and math.isfinite(span) else 0.5
     return max(1, round(share * height * EIGHTHS))
 
 
 def _block(level: int | None, row: int) -> str:
-    """Return the character that a column of this height shows in one row of the chart. Row 0 is at
-    the bottom."""
+    """Return the character that one row of the chart shows for a column. `level` is the column's
+    height in eighths of a row. Row 0 is at the bottom."""
     return BLOCKS[max(0, min(EIGHTHS, (level or 0) - row * EIGHTHS))]

@@ -28,10 +28,10 @@ class OverwatchSettings:
 
 def run_overwatch(settings: OverwatchSettings, console: Console) -> bool:
     """Show the state of a swarm server on the terminal. Return False only if `--once` is set and
-    the server did not answer.
+    the poll of the server failed.
 
-    Raises UserError for invalid settings. Also raises UserError for the full screen if textual or a
-    terminal is missing.
+    Raises UserError for invalid settings. Without `--once`, UserError is also raised if the package
+    textual is not installed or the standard streams are not a terminal.
     """
     if settings.is_json and not settings.is_once:
         raise UserError("--json works only together with --once.")
@@ -57,7 +57,7 @@ async def _poll_once(settings: OverwatchSettings) -> Snapshot:
 
 async def _show_screen(settings: OverwatchSettings) -> None:
     """Show the full screen until the user quits. Raises UserError if the package textual is not
-    installed, or if a standard stream is no terminal."""
+    installed, or if stdin, stdout or stderr is not a terminal."""
     try:
         from fakevllm.overwatch.app import OverwatchApp
     except ModuleNotFoundError as error:

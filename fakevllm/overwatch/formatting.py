@@ -22,8 +22,8 @@ def clean(text: str) -> str:
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return the number of seconds in a text such as "12.5s", which is a swarm server's format for
-    durations. Return None if the text has no number, or if the number is not finite.
+    """Return the number of seconds in a text such as "12.5s". Swarm servers report durations in
+    this format. Return None if the text has no number, or if the number is not finite.
 
     >>> parse_seconds("12.5s"), parse_seconds("3"), parse_seconds("N/A"), parse_seconds("nan")
     (12.5, 3.0, None, None)
@@ -36,8 +36,8 @@ def parse_seconds(text: str) -> float | None:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as text, in the unit that suits its length. A negative duration counts as
-    0.
+    """Return a duration as text, in seconds, minutes, hours or days, depending on its length. A
+    negative duration counts as 0.
 
     >>> [format_duration(seconds) for seconds in (3.2, 150, 8000, -1, 200_000)]
     ['3 s', '2 min', '2.2 h', '0 s', '2.3 days']
@@ -52,8 +52,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Return a number as text with three significant digits, or "-" for None. Numbers from 1,000 up
-    to a billion are shown as integers.
+    """Return a number as text with three significant digits, or "-" for None. Numbers whose
+    absolute value is from 1,000 to a billion are shown as integers.
 
     >>> [format_number(value) for value in (0.3125, None, 12345.6, math.nan, -0.00001)]
     ['0.312', '-', '12,346', 'nan', '-1e-05']

@@ -1,4 +1,5 @@
-"""History of a run, built from the server's run log: steps, evaluations and the last log lines.
+"""History of a run, built from the server's run log: its training steps, its evaluations and the
+last log lines.
 
 This module does no I/O. A `History` is immutable, and `History.with_entries` returns a new one.
 """
@@ -25,17 +26,18 @@ class Step:
     version: int
     metrics: Mapping[str, float]
     changed: str = ""
-    """What changed since the step before, such as `the hooks changed`. Rewards before and after
-    this step cannot be compared."""
+    """What changed between the previous step and this step, such as `the hooks changed`; "" if
+    nothing changed. After a change, rewards cannot be compared with earlier rewards."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRewards:
-    """Number, sum, minimum and maximum of the rewards of evaluation episodes that ran with the
-    weights of one training step."""
+    """Number, sum, minimum and maximum of the rewards of the evaluation episodes that were sampled
+    with one set of weights: the weights after one training step."""
 
     step: int
-    """Number of the step; 0 for the weights before the first step."""
+    """Number of the training step that produced the weights; 0 for the weights before the first
+    step."""
     episodes: int = 0
     total: float = 0.0
     low: float = math.inf
@@ -53,8 +55,7 @@ class LogLine:
     text: str
     is_trouble: bool = False
     times: int = 1
-    """Number of consecutive entries with this text. After training has ended, for example, each
-    group that arrives is dropped with an entry of its own."""
+    """Number of consecutive entries with this text, which are shown as one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ class History:
     """Sequence number of the last entry that was read."""
     steps: tuple[Step, ...] = ()
     evaluations: tuple[EvaluationRewards, ...] = ()
-    """Evaluations ordered by step. Evaluations older than the weights before the first of `steps`
-    are dropped."""
+    """Evaluations ordered by step. The oldest one kept is that of the weights with which the first
+    of `steps` began."""
     lines: tuple[LogLine, ...] = ()
 
     def for_run(self, run_id: str) -> History:
@@ -76,8 +77,8 @@ class History:
         return self if self.run_id == run_id else History(run_id)
 
     def with_entries(self, entries: Iterable[LogEntry]) -> History:
-        """Return a new history that also contains `entries`, the next entries of the run log in the
-        log's order."""
+        """Return a new history that also contains `entries`, which are the next entries of the run
+        log, in the order of the log."""
         steps, lines, last_seq = list(self.steps), list(self.lines), self.last_seq
         evaluations = {evaluation.step: evaluation for evaluation in self.evaluations}
         for entry in entries:

@@ -1,5 +1,6 @@
-"""The table below the charts. It shows rewards, speed, the metrics of the last step, and why calls
-of a conversation did not continue an earlier call. This module does no I/O."""
+"""The table below the charts. It shows rewards, speed, and the metrics of the last training step.
+It also shows how often a call did not continue an earlier call of its conversation, by cause. This
+module does no I/O."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from fakevllm.overwatch.snapshot import Snapshot
 
 BRANCH_PREFIX = "branch_"
 NOT_A_BRANCH_CAUSE = ("branch_rate", "branch_first", "branch_extends")
-"""Metrics whose names begin with BRANCH_PREFIX, but that do not count branches: the rate of
-branches, the first calls of conversations, and calls that extend an earlier call."""
+"""Metrics whose names begin with BRANCH_PREFIX but that count no branches. They are the rate of
+branches, the number of first calls of conversations, and the number of calls that extend an earlier
+call."""
 CLIENT_PREFIX = "train_"
 MAX_CLIENT_METRICS = 6
 STEP_ROWS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
@@ -70,7 +72,8 @@ def _rows(snapshot: Snapshot) -> Iterator[tuple[str, str]]:
 
 def _count_branches(totals: Mapping[str, float]) -> str:
     """Return a text with the number of branches by cause, the most frequent cause first. A branch
-    is a call whose prompt does not begin with an earlier prompt and answer of its session."""
+    is a model call whose prompt does not begin with the prompt and the answer of an earlier call in
+    the same session."""
     counts = {
         name.removeprefix(BRANCH_PREFIX): count
         for name, count in totals.items()

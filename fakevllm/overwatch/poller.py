@@ -1,5 +1,5 @@
-"""Poll a swarm server for all data that the screen shows. The module `snapshot` interprets the
-replies."""
+"""Poll a swarm server for all data that the screen shows. The module `snapshot` turns the server's
+replies into the data for the screen."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ NO_SWARM_SERVER = "The program at this URL is no swarm server: its replies have 
 
 
 class NoticesReply(BaseModel):
-    """The reply of `/get_verbose_logs`: the messages that clients sent to everybody."""
+    """The reply of `/get_verbose_logs`: the messages that clients sent with `push_verbose_log`, for
+    everybody who watches the server."""
 
     class Entry(BaseModel):
         timestamp: float
@@ -41,8 +42,8 @@ class WatchedServer(Protocol):
     """A server that the screen shows and controls."""
 
     async def poll(self) -> Snapshot:
-        """Return a snapshot of the server's current state. If the poll fails, this method returns a
-        snapshot with the reason, and does not raise."""
+        """Return a snapshot of the server's current state. If the poll fails, raise no error, but
+        return a snapshot that contains the reason."""
         ...
 
     async def perform(self, action: ServerAction) -> str:
@@ -52,7 +53,8 @@ class WatchedServer(Protocol):
 
 
 class ServerPoller:
-    """A WatchedServer that is reached over HTTP. It keeps the run's history between polls."""
+    """A WatchedServer that is polled over HTTP. It keeps the run's history, so that each poll reads
+    only the new entries of the run log."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = bare_url(url)
@@ -62,7 +64,7 @@ class ServerPoller:
 
     async def poll(self) -> Snapshot:
         """Return a snapshot of the server's current state. If the poll fails, the snapshot has the
-        state AWAY and the reason."""
+        state AWAY and contains the reason."""
         try:
             self._last = await self._driver.run(self._read_snapshot())
         except SwarmError as error:
@@ -97,7 +99,7 @@ class ServerPoller:
         return build_snapshot(self._url, time.time(), status, pool, self._history, notices)
 
     def _read_run_log(self, run_id: str) -> ServerCall[None]:
-        """Read the new entries of the server's run log into the history, page by page.
+        """Read the new entries of the server's run log, page by page, and add them to the history.
 
         The first read of a long run takes many pages.
         """
@@ -114,9 +116,10 @@ class ServerPoller:
 
 
 def _none_if_not_found(call: ServerCall[T]) -> ServerCall[T | None]:
-    """Run a server call and return its result, or None if the server has no such route.
+    """Run a request to the server and return its result, or None if the server has no such route.
 
-    AgentJet's server, for example, lacks some of the routes.
+    Older servers lack some routes, and so does the server of AgentJet (the framework that defined
+    this protocol).
     """
     try:
         return (yield from call)

@@ -1,6 +1,7 @@
 """Draw a snapshot of a server at a given width. This module does no I/O.
 
-Text from the server, its clients and users is escaped, so that it cannot control the terminal.
+Texts from the server, its clients and users are escaped, because control characters in them could
+control the terminal.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ NARROW_BELOW = 60
 CHART_ROWS, EVALUATION_ROWS = 5, 3
 MAX_LINES, MAX_NOTICES = 10, 4
 MAX_BREAKS = 2
-"""Maximum number of breaks of the curve that are explained. The newest breaks are explained."""
+"""Maximum number of gaps in the curve that are explained below the chart. The newest gaps are
+explained."""
 SLOW_BOOT_S = 300.0
 """Boot time after which the screen points to engine.log. A large model takes some minutes."""
 STATE_COLOURS = {
@@ -47,14 +49,14 @@ STATE_MEANINGS = {
     "AWAY": "the server does not answer",
 }
 CLOSED_MEANINGS = {FINISHED: "has taken its last step and still serves requests"}
-"""Text for the state ROLLING after the run has taken its last step, by the reason why the run takes
+"""Explanation of the state ROLLING for a run that takes no more steps, by the reason why it takes
 no more steps. Other reasons are errors, which the server describes itself."""
 
 
 def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
-    """Return the picture of a snapshot, `width` characters wide.
+    """Return the drawing of a snapshot, `width` characters wide.
 
-    If the server was never reached, the picture consists only of the panel at the top.
+    If no poll of the server has succeeded yet, the drawing consists only of the panel at the top.
     """
     head = _panel("overwatch", Group(*_head(snapshot)))
     if snapshot.seen_at is None:
@@ -63,8 +65,8 @@ def render_snapshot(snapshot: Snapshot, width: int) -> RenderableType:
 
 
 def _middle(snapshot: Snapshot, width: int) -> list[RenderableType]:
-    """Return the panels between the top panel and the log. On a wide screen, they are arranged in
-    two columns."""
+    """Return the panels that are shown between the top panel and the log: batch, running episodes,
+    clients and learning. On a wide screen, they are arranged in two columns."""
     is_narrow = width < NARROW_BELOW
     batch = _panel("batch", Group(*_batch(snapshot), tasks_table(snapshot, is_narrow)))
     running = _panel(f"running {len(snapshot.running)}", running_table(snapshot, is_narrow))
@@ -115,8 +117,8 @@ def _head(snapshot: Snapshot) -> Iterator[Text]:
 
 
 def _step(snapshot: Snapshot) -> str:
-    """Return the text "step N". N is the step whose batch is being collected, or the last step if
-    the run has finished."""
+    """Return the text "step N". N is the number of the step for which the server collects a batch.
+    If the run has finished, N is the number of its last step."""
     if snapshot.step and snapshot.closed == FINISHED:
         return f"step {snapshot.step - 1}"
     return f"step {snapshot.step or '-'}"
@@ -170,8 +172,9 @@ def _learning(snapshot: Snapshot, width: int) -> Iterator[RenderableType]:
 def _charts(snapshot: Snapshot, width: int) -> Iterator[Text]:
     """Yield the lines of the chart of training rewards, then the lines of the chart of evaluations.
 
-    Both charts have the same step axis. The chart of evaluations is shown only if at least two
-    steps were evaluated. A single evaluation is shown in the table of metrics only.
+    The horizontal axis of both charts shows the same range of steps. The chart of evaluations is
+    left out if fewer than two steps were evaluated, because the table of metrics shows the last
+    evaluation anyway.
     """
     if not snapshot.curve:
         yield Text("no step has been trained yet", "dim")
@@ -201,7 +204,8 @@ def _chart_rows(
 ) -> Iterator[Text]:
     """Yield the rows of a chart with its axis labels. If no value is finite, yield nothing.
 
-    The chart has a gap before each of the steps `breaks`.
+    The chart has a gap before each step in `breaks`. At such a step something changed, such as the
+    reward hooks, and rewards before and after the change cannot be compared.
     """
     num_columns = max(8, width - 9)
     # A column shows the mean of several steps. A gap this wide contains at least one whole column.

@@ -1,7 +1,9 @@
-"""Actions that a key of the screen starts on the server: start, stop, pause, resume and drain.
+"""The actions that the user of the screen can start on the server with a key: start, stop, pause,
+resume and drain.
 
-Each action is a `ServerCall` (see `sdk/protocol`), so this module does no I/O. The screen asks the
-action's confirmation question, and starts the call only if the user answers yes.
+This module does no I/O: each action is a `ServerCall`, a generator that yields requests and pauses
+to a driver (see `sdk/protocol`). Before an action starts, the user must answer its confirmation
+question with yes.
 """
 
 from __future__ import annotations
@@ -20,19 +22,20 @@ DRAIN_POLL_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ServerAction:
-    """A named action on the server, with its key and its confirmation question."""
+    """An action on the server, with its name, the key that starts it, and its confirmation
+    question."""
 
     name: str
     key: str
     question: str
     call: Callable[[], ServerCall[str]]
-    """Function that creates the server call. The call returns a message for the user, and raises
-    SwarmError if the action fails."""
+    """Function that creates the server call of the action. The call returns a message for the user.
+    It raises SwarmError if the action fails."""
 
 
 def _start() -> ServerCall[str]:
-    """Start the engine without waiting until it is ready. The screen shows the progress of the
-    start."""
+    """Ask the server to start its engine, and return before the engine is ready. The screen shows
+    the progress of the start."""
     reply = yield from fetch(
         ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), engine_control.ControlReply
     )
@@ -60,12 +63,12 @@ def _resume() -> ServerCall[str]:
 
 
 def _drain() -> ServerCall[str]:
-    """Pause episode claims, wait until no episode runs and no training step is due, then stop the
-    engine.
+    """Pause episode claims, so that clients get no new episodes. Wait until no episode runs and no
+    training step is due. Then stop the engine.
 
-    Any client may cancel the drain by resuming claims, and may finish the drain early by stopping
-    the engine. While the server does not answer, the drain continues to poll, because the server's
-    claims stay paused.
+    Any client may cancel the drain by resuming claims, or end it early by stopping the engine. If
+    the server stops answering, the drain goes on polling, because the claims at the server stay
+    paused.
     """
     yield from _post("/pause_claims")
     backoff = Backoff(None, DRAIN_POLL_INTERVAL_S)
@@ -82,8 +85,8 @@ def _drain() -> ServerCall[str]:
 def _stop_if_idle() -> ServerCall[str | None]:
     """Stop the engine if no episode runs and no training step is due.
 
-    Return a message for the user if the engine is off now, else None. Raises SwarmError if somebody
-    has resumed episode claims.
+    Return a message for the user if the engine is off after this call, else None. Raises SwarmError
+    if episode claims are no longer paused, because somebody has resumed them.
     """
     status = yield from engine_control.status()
     if status.engine_status is EngineStatus.OFFLINE:
@@ -97,8 +100,8 @@ def _stop_if_idle() -> ServerCall[str | None]:
 
 
 def _post(path: str) -> ServerCall[None]:
-    """Send a POST without content to a path of the server. Raises SwarmError if the server has no
-    such path, or if it refuses the request."""
+    """Send a POST request with an empty JSON object to a path of the server. Raises SwarmError if
+    the server has no such path, or if it refuses the request."""
     try:
         reply = yield from fetch(ServerRequest(path, {}), SuccessReply)
     except SwarmError as error:

@@ -1,8 +1,8 @@
-"""A snapshot holds all data of a server that the screen shows at one moment. It is built from the
-server's replies.
+"""The snapshot of a swarm server: all data about the server that the screen shows at one moment. It
+is built from the server's replies.
 
-This module does no I/O, and gets the time as an argument. The names of a snapshot's fields are the
-keys of the output of `--json`.
+This module does no I/O. The current time is an argument. The output of `--json` has the names of a
+snapshot's fields as its keys.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_number
 from fakevllm_adapters.protocol.swarm import EngineStatusReply
 
 AWAY = "AWAY"
-"""State of a server that does not answer, or that refuses this client. No engine reports this
-state."""
+"""State of a server whose last poll failed: it does not answer, or it refuses this client. No
+engine reports this state."""
 SPEED_STEPS = 5
 """Number of last steps over which a speed is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Progress of the batch that the server is collecting."""
+    """Progress of the batch that the server is collecting for the next training step."""
 
     method: str
     """The job's `swarm_mode_sample_collection_method`."""
@@ -55,8 +55,8 @@ class TaskProgress:
 
     @property
     def mean(self) -> float | None:
-        """Mean reward, or None without rewards. `statistics.fmean` is not used, because it raises
-        an error if the sum exceeds the range of a float."""
+        """Mean of the task's rewards; None if there are no rewards yet. `statistics.fmean` is not
+        used, because it raises an error if the sum exceeds the range of a float."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
 
@@ -68,8 +68,8 @@ class RunningEpisode:
     calls: int
     idle_s: float
     idle_limit_s: float | None
-    """Idle seconds after which the server takes the claim back; None if the server does not report
-    the limit."""
+    """Number of seconds without a running model call after which the server takes the episode back
+    from its client; None if the server does not report the limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class ClientActivity:
     uuid: str
     idle_s: float | None
     has_agreed: bool
-    """Whether the client agreed to take the next step."""
+    """Whether the client has agreed to the next training step. Some jobs begin a step only when all
+    active clients have agreed."""
     running: int
     """Number of the client's running episodes."""
 
@@ -87,12 +88,14 @@ class CurvePoint:
     step: int
     reward: float
     changed: str = ""
-    """What changed since the step before, such as `the hooks changed`. The curve breaks here."""
+    """What changed between the previous step and this step, such as `the hooks changed`; "" if
+    nothing changed. The curve has a gap at a change."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPoint:
-    """Mean, lowest and highest reward of the episodes that evaluated the weights of a step."""
+    """Mean, lowest and highest reward of the episodes that evaluated the weights after one training
+    step."""
 
     step: int
     reward: float
@@ -103,7 +106,8 @@ class EvaluationPoint:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Means over the last SPEED_STEPS steps, in tokens per second and in seconds per step."""
+    """Mean speeds over the last SPEED_STEPS training steps: sampled and trained tokens per second,
+    and seconds per step."""
 
     sampled_per_s: float
     trained_per_s: float
@@ -112,7 +116,8 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A message that a client sent to everybody with `push_verbose_log`."""
+    """A message that a client sent with `push_verbose_log`, for everybody who watches the
+    server."""
 
     at: float
     """Unix time in seconds, by the server's clock."""
@@ -126,7 +131,7 @@ class Snapshot:
     at: float
     """Unix time of the poll in seconds, by this machine's clock."""
     state: str
-    """State of the engine, such as ROLLING; AWAY if the server does not answer."""
+    """State of the engine, such as ROLLING; AWAY if the last poll failed."""
     trouble: str | None = None
     """Reason why the last poll failed; None if the poll succeeded. After a failure, the data are
     those of the last successful poll."""
@@ -144,10 +149,10 @@ class Snapshot:
     booting_s: float | None = None
     """Seconds since the engine began to boot; None if it is not booting."""
     batch: Batch | None = None
-    """Progress of the batch; None if the server does not report its pool."""
+    """Progress of the batch for the next training step; None if the server does not report it."""
     tasks: tuple[TaskProgress, ...] = ()
-    """Tasks of the batch. Incomplete tasks come first, and tasks with more ended episodes come
-    before tasks with fewer."""
+    """Tasks of the batch. Incomplete tasks come before complete tasks. Within both kinds, tasks
+    with more ended episodes come first."""
     running: tuple[RunningEpisode, ...] = ()
     """Running episodes, ordered by idle time, the longest first."""
     clients: tuple[ClientActivity, ...] = ()
@@ -178,8 +183,9 @@ class Snapshot:
 
 
 def away_snapshot(url: str, at: float, trouble: str, previous: Snapshot | None) -> Snapshot:
-    """Return a snapshot for a server that does not answer. All other data are those of `previous`,
-    the snapshot of the last successful poll."""
+    """Return a snapshot for a server whose poll failed. It has the state AWAY and the reason
+    `trouble`. All other data are copied from `previous`, the snapshot of the last successful poll,
+    if there was one."""
     known = previous or Snapshot(url, at, AWAY)
     return replace(known, at=at, state=AWAY, trouble=trouble)
 
@@ -192,9 +198,10 @@ def build_snapshot(
     history: History,
     notices: Sequence[Notice] = (),
 ) -> Snapshot:
-    """Return the snapshot of a server that answered at Unix time `at`.
+    """Return the snapshot of a server whose poll at the Unix time `at` succeeded.
 
-    `pool` is the progress of the current batch, or None if the server has no route for it.
+    `pool` is the progress of the batch that the server is collecting. It is None if the server has
+    no route that reports this progress.
     """
     known_pool = pool or PoolInformation()
     running = tuple(sorted(_running_episodes(known_pool), key=lambda episode: -episode.idle_s))
@@ -277,8 +284,9 @@ def _running_episodes(pool: PoolInformation) -> Iterator[RunningEpisode]:
 def _clients(
     pool: PoolInformation, running: Sequence[RunningEpisode], at: float
 ) -> Iterator[ClientActivity]:
-    """Yield the activity of each client. First come the clients whose agreement to a training step
-    the server counts. Then come the other clients that have running episodes."""
+    """Yield the activity of each client. First come the clients that the server lists as active
+    because they take part in the current batch. Then come the other clients that have running
+    episodes."""
     num_running = Counter(episode.client for episode in running if episode.client)
     instruction = pool.swarm_client_instruction or {}
     active_clients: list[dict[str, Any]] = instruction.get("active_clients", [])
@@ -294,8 +302,8 @@ def _clients(
 
 
 def _curve(steps: Iterable[Step]) -> Iterator[CurvePoint]:
-    """Yield the points of the steps that have a mean reward. A change at a step without a mean
-    reward belongs to the next point."""
+    """Yield one point of the reward curve for each step that has a mean reward. If something
+    changed at a step without a mean reward, the next point has the description of the change."""
     changed = ""
     for step in steps:
         changed = step.changed or changed
@@ -311,10 +319,10 @@ def _evaluations(evaluations: Iterable[EvaluationRewards]) -> Iterator[Evaluatio
 
 
 def _speed(steps: Sequence[Step]) -> Speed | None:
-    """Return the mean speed over the steps whose duration is known, or None if no duration is
+    """Return the mean speed over those steps whose duration is known. Return None if no duration is
     known.
 
-    The duration of the first step after a server's start is unknown.
+    The duration of the first step after a start of the server is unknown.
     """
     timed = [step.metrics for step in steps if step.metrics.get("step_seconds", 0.0) > 0]
     if not timed:

@@ -1,5 +1,5 @@
-"""Tables of tasks, running episodes and clients. Each table shows its first rows and the number of
-further rows. This module does no I/O."""
+"""Tables of tasks, running episodes and clients. Each table shows a limited number of rows, and
+then how many more rows there are. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MAX_REWARDS = 8
 NO_ROWS = Text("none", "dim")
 UUID_CHARS = 8
 NEARLY_LOST = 0.75
-"""Share of the idle limit after which an idle episode is shown in yellow."""
+"""An idle episode is shown in yellow when its idle time exceeds this share of its idle limit. At
+the limit, the server takes the episode back from its client."""
 
 
 def tasks_table(snapshot: Snapshot, is_narrow: bool) -> RenderableType:
@@ -97,7 +98,7 @@ def _add_text_column(table: Table, name: str) -> None:
 
 
 def _add_rest(table: Table, num_hidden: int) -> None:
-    """If some rows are not shown, add a last row with their number."""
+    """If some rows are not shown, add a last row that gives the number of the hidden rows."""
     if num_hidden > 0:
         cells = [f"and {num_hidden:,} more", *[""] * (len(table.columns) - 1)]
         table.add_row(*cells, style="dim")

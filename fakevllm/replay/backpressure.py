@@ -1,7 +1,8 @@
 """Backpressure for a replay: rows wait while a full batch of groups waits for the trainer.
 
-An app's traffic cannot be delayed. Groups that exceed what the trainer can use become stale and are
-dropped. The rows of a dataset can wait instead.
+Without backpressure, a replay would send requests faster than the trainer can use their groups (a
+group is a request with all its sampled answers). The groups would become stale and would be
+dropped. The traffic of an app cannot be delayed to prevent this, but the rows of a dataset can.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from fakevllm_adapters.protocol.keys import bearer_header
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply
 
 MAX_BACKLOG = 1.0
-"""Limit of the backlog, in batches. One complete batch is enough to keep the trainer from
-waiting."""
+"""Number of complete batches at the trainer from which on rows wait. One complete batch is enough
+to keep the trainer from waiting."""
 POLL_EVERY_S = 0.1
 POLL_TIMEOUT_S = 5.0
 
 
 def has_capacity(status: EngineStatusReply | None) -> bool:
-    """Return True if another row may start.
+    """Return True if another row may be sent.
 
-    The result is also True if the status is unknown, or if no engine is running that could reduce
-    the backlog of groups.
+    Return True also if the engine's status is unknown or the engine is off, because the backlog
+    might then never shrink, and the row would wait forever.
     """
     if status is None or status.engine_status is EngineStatus.OFFLINE:
         return True
@@ -36,7 +37,8 @@ def has_capacity(status: EngineStatusReply | None) -> bool:
 
 @contextlib.asynccontextmanager
 async def follow_capacity(url: str, key: str | None = None) -> AsyncGenerator[asyncio.Event]:
-    """Yield an asyncio event that is set while there is capacity for another group.
+    """Yield an asyncio event that is set while another row may be sent, and cleared while a full
+    batch of groups waits for the trainer.
 
     A background task polls the proxy at `url` and updates the event until the `async with` block
     ends.
@@ -65,8 +67,8 @@ async def _follow(url: str, key: str | None, capacity: asyncio.Event) -> None:
 async def _status(http: aiohttp.ClientSession, url: str) -> EngineStatusReply | None:
     """Return the engine's status, or None if the proxy does not answer.
 
-    While the proxy does not answer, rows do not wait for capacity: each row is sent, fails to
-    connect, and is retried.
+    While the proxy does not answer, the trainer's backlog does not hold rows back: each row is
+    sent, fails to connect, and is retried.
     """
     try:
         async with http.get(url) as answer:

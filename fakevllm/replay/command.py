@@ -37,20 +37,22 @@ class ReplaySettings:
     app_command: str | None
     model: str | None
     concurrency: int | None
-    """Number of rows that run at the same time; None takes 1 in lockstep and 8 otherwise."""
+    """Maximum number of rows that run at the same time. If it is None, the number is 1 in lockstep
+    and 8 otherwise."""
     limit: int | None
     epochs: int
     max_tokens: int | None
     state: Path | None
     fresh: bool
     key: str | None = None
-    """API key for requests to the proxy's own routes. The rows use the keys of their tasks."""
+    """API key for requests to the proxy's own routes. The rows are sent with the API keys of their
+    tasks."""
     lockstep: bool = False
 
     @property
     def num_concurrent(self) -> int:
-        """The number of rows to send concurrently. In lockstep the number is 1. Raises ConfigError
-        if `--concurrency` sets another number in lockstep."""
+        """The maximum number of rows that run at the same time. With `--lockstep` the number is 1.
+        Raises ConfigError if `--concurrency` sets another number together with `--lockstep`."""
         if not self.lockstep:
             return self.concurrency or CONCURRENCY
         if self.concurrency not in (None, 1):
@@ -63,7 +65,8 @@ class ReplaySettings:
 
 
 def run_replay(settings: ReplaySettings) -> bool:
-    """Replay the dataset, print the most frequent failures, and return True if no row failed."""
+    """Send the rows of the dataset, print the most frequent failures, and return True if no row
+    failed."""
     failures = asyncio.run(_replay(settings))
     console = Console()
     for reason, count in failures.most_common(MAX_SHOWN_FAILURES):

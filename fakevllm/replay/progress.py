@@ -13,7 +13,7 @@ from fakevllm_adapters.protocol.swarm import Task
 
 class Progress:
     """The finished rows of a replay, which are stored in the state file. The constructor raises
-    ConfigError if the file cannot be used, or is no state file."""
+    ConfigError if the file cannot be read or written, or is not the state file of a replay."""
 
     def __init__(self, file: Path, *, fresh: bool) -> None:
         try:
@@ -38,14 +38,14 @@ class Progress:
         return len(self._done)
 
     def remaining(self, tasks: Sequence[Task], epochs: int) -> list[tuple[int, Task]]:
-        """Return the (epoch, task) pairs that are not finished, ordered by epoch and within an
-        epoch as in `tasks`."""
+        """Return an (epoch, task) pair for each row that is not finished. The pairs are ordered by
+        epoch. Within an epoch, they have the order of `tasks`."""
         rows = [(epoch, task) for epoch in range(epochs) for task in tasks]
         return [(epoch, task) for epoch, task in rows if (epoch, task.task_id) not in self._done]
 
     def note(self, epoch: int, task: Task, *, failed: str | None) -> None:
-        """Record that a row is finished. `failed` is the reason of the row's failure, or None if
-        the row was answered."""
+        """Record that a row is finished. `failed` is the reason why the row failed, or None if the
+        row was answered."""
         self._done.add((epoch, task.task_id))
         line = {"epoch": epoch, "task_id": task.task_id} | ({"failed": failed} if failed else {})
         self._file.write(orjson.dumps(line) + b"\n")

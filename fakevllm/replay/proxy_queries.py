@@ -1,4 +1,5 @@
-"""Queries to the proxy before a replay: API keys of tasks, the model's name, and lockstep."""
+"""Requests to the proxy before a replay. They get an API key for each task, the model's name, and
+whether the proxy trains requests and runs in lockstep."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _CONFLICT = (
 
 
 async def register_tasks(url: str, tasks: list[Task], key: str | None = None) -> dict[str, str]:
-    """Register the tasks at the proxy, and return a dict from task id to the API key of the task.
+    """Register the tasks at the proxy. Return a dict from the id of each task to the API key that
+    requests for this task must use.
 
     Raises ConfigError if the proxy does not answer or refuses the request.
     """
@@ -49,10 +51,10 @@ async def register_tasks(url: str, tasks: list[Task], key: str | None = None) ->
 
 
 async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
-    """Return the reason why the proxy trains none of its requests at present, or None if it trains
-    them.
+    """Return the reason why the proxy trains none of the requests that it gets now, or None if it
+    does train them.
 
-    The reason begins with the words by which `fakevllm status` describes the same state. Raises
+    The reason begins with the same words that `fakevllm status` prints in this case. Raises
     ConfigError if the proxy does not answer or refuses the request.
     """
     stats = await _get_json(url, "/fakevllm/stats", key)
@@ -62,23 +64,29 @@ async def why_nothing_trains(url: str, key: str | None = None) -> str | None:
 
 
 async def first_model(url: str, key: str | None = None) -> str:
-    """Return the first model that the proxy lists. Raises ConfigError if the proxy lists no
-    model."""
+    """Return the name of the first model in the proxy's list. Raises ConfigError if the list cannot
+    be requested, or is empty."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,
             http.get(f"{url}/models") as answer,
         ):
             _raise_for_status(answer)
-            return (await answer.json())["data"][0]["id"]
+            models = (await answer.json())["data"]
     except aiohttp.ClientError as error:
-        raise ConfigError(
-            f"{url} lists no model ({error}): is the engine up? Or set --model."
-        ) from None
+        raise ConfigError(_no_model(url, str(error))) from None
+    if not models:
+        raise ConfigError(_no_model(url, "the list is empty"))
+    return models[0]["id"]
+
+
+def _no_model(url: str, cause: str) -> str:
+    return f"{url} lists no model ({cause}): is the engine up? Or set --model."
 
 
 async def require_lockstep(url: str, key: str | None = None) -> None:
-    """Raise ConfigError unless the proxy and its server run in lockstep."""
+    """Raise ConfigError unless the proxy and its server run in lockstep, the mode in which two runs
+    with the same seed give identical results."""
     reply = await _get_json(url, "/fakevllm/engine", key)
     status = None if reply is None else EngineStatusReply.model_validate(reply)
     if status is None or not status.lockstep:
@@ -89,8 +97,8 @@ async def require_lockstep(url: str, key: str | None = None) -> None:
 
 
 async def _get_json(url: str, path: str, key: str | None) -> Any:
-    """Return the JSON that the proxy answers at `path`. Raises ConfigError if the proxy does not
-    answer or refuses the request."""
+    """Send a GET request for `path` to the proxy, and return the JSON of its reply. Raises
+    ConfigError if the proxy does not answer or refuses the request."""
     try:
         async with (
             aiohttp.ClientSession(headers=bearer_header(key)) as http,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class RetryDeadline:
-    """A limit on the time since a row's first failure. The limit does not include time in which the
-    row waits for capacity.
+    """A limit on the time since a row's first failure, after which the row is not retried. The time
+    in which the row waits for the trainer (see `backpressure`) does not count.
 
     >>> deadline = RetryDeadline(120.0)
     >>> deadline.may_retry(at_s=500.0), deadline.may_retry(at_s=621.0)
@@ -26,6 +26,7 @@ class RetryDeadline:
         return at_s < self._ends_at_s
 
     def exclude_wait(self, waited_s: float) -> None:
-        """Extend the deadline by `waited_s`, the seconds for which the row waited for capacity."""
+        """Extend the deadline by `waited_s`, the seconds for which the row waited for the
+        trainer."""
         if self._ends_at_s is not None:
             self._ends_at_s += waited_s

@@ -1,4 +1,5 @@
-"""Run rows with bounded concurrency, retry them while the proxy restarts, and end each row once."""
+"""Send the rows of a replay with bounded concurrency, and retry them while the proxy is being
+restarted. Each row gets exactly one result."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ class RowResult:
     answer: str | None
     """Text of the answer; None if the row failed or was interrupted."""
     failed: str | None
-    """Reason why the row has no answer; None if the row has an answer."""
+    """Reason why the row has no answer; None if the row was answered."""
     is_done: bool = True
-    """Whether the row has ended. False means that the connection was broken for too long; the next
-    replay sends the row again."""
+    """Whether the row is answered or has failed for good. False means that the connection was
+    broken until the retries ended, so the next replay sends the row again."""
 
 
 async def play(
@@ -41,11 +42,11 @@ async def play(
     capacity: asyncio.Event | None = None,
     retry_for_s: float = RETRY_FOR_S,
 ) -> AsyncIterator[RowResult]:
-    """Yield the results of the rows in the order in which they end.
+    """Send the rows, and yield their results in the order in which the rows end.
 
-    At most `concurrency` rows run at a time. The next row is taken from `rows` only when fewer
-    than `concurrency` rows run, so `rows` may be endless. A row is sent only while the event
-    `capacity` is set.
+    At most `concurrency` rows run at a time. `rows` may be endless, because the next row is taken
+    from `rows` only when fewer than `concurrency` rows run. While the event `capacity` is cleared,
+    because the trainer has enough groups to train, no row is sent.
     """
     source = iter(rows)
     running: set[asyncio.Task[RowResult]] = set()

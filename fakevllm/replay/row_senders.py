@@ -1,4 +1,5 @@
-"""Send one row: to the OpenAI endpoint directly, or through an app that is started for the row."""
+"""Send one row of a dataset to a model. The row is sent either as a request to the OpenAI endpoint,
+or by an app that is started for this row."""
 
 from __future__ import annotations
 
@@ -18,25 +19,26 @@ QUESTION = "{question}"
 
 
 class RowFailed(Exception):
-    """The row got no answer and must not be retried. The message gives the reason."""
+    """Raised if a row got no answer and must not be retried. The message gives the reason."""
 
 
 class RowInterrupted(Exception):
-    """The connection to the model broke, so the row may be retried."""
+    """Raised if a row got no answer because of a broken connection or an overloaded or unavailable
+    server. The row may be retried."""
 
 
 class Player(Protocol):
-    """An object that sends the question of one row and returns the answer."""
+    """An object that sends the question of one row to a model and returns the answer."""
 
     async def play(self, question: str, key: str) -> str:
-        """Send the question, and return the text of the answer. Raises RowFailed if the row must
-        not be retried, and RowInterrupted if it may be retried."""
+        """Send the question with the API key `key`, and return the text of the answer. Raises
+        RowFailed if the row must not be retried, and RowInterrupted if it may be retried."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointPlayer:
-    """A player that sends the question as a user message to /v1/chat/completions."""
+    """A Player that sends the question as a user message to /v1/chat/completions."""
 
     url: str
     model: str
@@ -64,10 +66,10 @@ class EndpointPlayer:
 
 @dataclass(frozen=True, slots=True)
 class AppPlayer:
-    """A player that runs the app's command for each row.
+    """A Player that runs the command of an app for each row.
 
-    The question replaces `{question}` in the command's arguments. If the arguments have no such
-    placeholder, the question is sent to the command's standard input.
+    The question replaces `{question}` in the arguments of the command. If no argument contains
+    `{question}`, the question is written to the command's standard input.
     """
 
     command: Sequence[str]

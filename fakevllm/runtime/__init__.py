@@ -1,9 +1,8 @@
-"""Helpers for processes, tasks and output, used by the proxy and its commands. This folder does not
-depend on groups or training.
+"""Helpers for processes, asyncio tasks and terminal output, used by the proxy and its commands.
+This folder does not depend on groups or training.
 
-* Commands: `admin_client` (HTTP calls to a running proxy), `supervisor`
-  (child processes), `local_engines` (the engines that `demo` and `train` start).
-* Asyncio: `uvicorn_server`, `task_set` (background tasks), `disconnect` (cancellation when the
-  client disconnects).
+* Commands: `admin_client` (HTTP calls to a running proxy), `supervisor` (child processes),
+  `local_engines` (the engines that `demo` and `train` start).
+* Asyncio: `task_set` (background tasks), `disconnect` (cancellation when the client disconnects).
 * Output: `terminal_text` (escaping of untrusted text).
 """

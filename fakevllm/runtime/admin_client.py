@@ -20,8 +20,10 @@ FAN_OUT_NO_HOOKS = "off: without hooks each request is served once (fakevllm ser
 
 
 def set_paused(url: str, key: str | None, *, paused: bool) -> str:
-    """Pause or resume the fan-out of requests into siblings, and return a line for the user. Raises
-    ConfigError if the proxy does not answer or refuses the request."""
+    """Pause or resume the fan-out in a running proxy, and return a line for the user. Fan-out means
+    that the proxy samples several answers (siblings) for a request. While it is paused, each
+    request is served once. Raises ConfigError if the proxy does not answer or refuses the
+    request."""
     reply = fetch_json(url, "/fakevllm/pause" if paused else "/fakevllm/resume", key, method="POST")
     state = FAN_OUT_PAUSED if paused else FAN_OUT_ON
     if reply.get("trouble"):
@@ -30,8 +32,8 @@ def set_paused(url: str, key: str | None, *, paused: bool) -> str:
 
 
 def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> Json:
-    """Return the JSON object that the proxy at `url` answers at `path`. Raises ConfigError if the
-    proxy does not answer or refuses the request."""
+    """Send a request for `path` to the proxy at `url`, and return the JSON object of its reply.
+    Raises ConfigError if the proxy does not answer or refuses the request."""
     try:
         root = checked_http_url(proxy_root(url))
     except ValueError as error:
@@ -49,12 +51,14 @@ def fetch_json(url: str, path: str, key: str | None, *, method: str = "GET") -> 
 
 
 def proxy_root(url: str) -> str:
-    """Return the proxy's address without the `/v1` that ends the base URL of apps."""
+    """Return the proxy's URL without the `/v1` at its end, which is part of the base URL that apps
+    use."""
     return url.rstrip("/").removesuffix("/v1")
 
 
 def no_proxy(url: str, cause: object) -> str:
-    """Return the error text for a URL at which nothing answers. `cause` says why."""
+    """Return the error text for a URL at which no proxy answers. `cause` is the reason, such as a
+    refused connection."""
     return (
         f"No fakevllm proxy answers at {url} ({cause}): start it with `fakevllm serve`, "
         "or set --url."
@@ -62,7 +66,7 @@ def no_proxy(url: str, cause: object) -> str:
 
 
 def not_a_proxy(url: str, status: int) -> str:
-    """Return the error text for a URL at which another program than a fakevllm proxy answers."""
+    """Return the error text for a URL at which a program other than a fakevllm proxy answers."""
     return f"{url} answers with status {status}, as no fakevllm proxy does: set --url."
 
 

@@ -1,4 +1,4 @@
-"""Cancel a block of work when the client disconnects."""
+"""Cancel a block of code when the client of an HTTP request disconnects."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fakevllm_adapters.http.asgi import ClientDisconnected, Receive, wait_for_di
 
 
 class CancelOnDisconnect:
-    """A context manager that cancels its `async with` block when the client disconnects.
+    """A context manager that cancels its `async with` block when the client disconnects, and then
+    raises ClientDisconnected.
 
-    If the client disconnects, the block is cancelled and the context manager raises
-    ClientDisconnected. A cancellation from elsewhere is raised as CancelledError. The
-    implementation resembles `asyncio.timeout` and creates only one task. A race between the block
-    and the disconnect would need two tasks.
+    If the block is cancelled for another reason, the CancelledError is raised as usual. Like
+    `asyncio.timeout`, the class cancels the task in which the block runs, so it needs only one more
+    task, which waits for the disconnect.
     """
 
     def __init__(self, receive: Receive, linger_s: float = 0.0) -> None:

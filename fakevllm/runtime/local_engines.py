@@ -1,7 +1,5 @@
-"""The engines that `demo` and `train` start: names, flags and startup time.
-
-This module chooses the engines. The swarm server starts them.
-"""
+"""The choice of the engines that `fakevllm demo` and `fakevllm train` use: names, flags and startup
+time. These commands start a swarm server, and the server starts the engines."""
 
 from __future__ import annotations
 
@@ -17,11 +15,12 @@ ENGINE_PAIRS = {
     "vllm": ("vllm", "embedded"),
     "verl": ("vllm", "verl"),
 }
-"""The server's `--backend` -> the names of its rollout engine and of its trainer."""
+"""For each value of the server's flag `--backend`: the names of its rollout engine and of its
+trainer."""
 
 READY_MARGIN_S = 60.0
-"""Seconds that a client waits longer than the server. The client can then show the server's message
-about an engine that did not start in time."""
+"""Number of seconds by which a client waits longer than the server for an engine to start. If the
+start takes too long, the client can then show the server's error message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +45,8 @@ class EngineChoice:
         If `rollout` is not None, it replaces the backend's rollout engine. If `trainer` is not
         None, it replaces the backend's trainer.
 
-        Raises UserError for an unknown name, and for the fake engine in combination with another
-        engine.
+        Raises UserError for an unknown name. Also raises UserError if only one of the two engines
+        is the fake engine, which cannot be combined with other engines.
         """
         rollouts, trainers = (
             sorted(set(column)) for column in zip(*ENGINE_PAIRS.values(), strict=True)
@@ -70,8 +69,8 @@ class EngineChoice:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the rollout engine and of the trainer. The result has only one name if the
-        same engine samples and trains."""
+        """The names of the rollout engine and of the trainer. If one engine does both, its name
+        occurs only once."""
         return tuple(dict.fromkeys((self.rollout, self.trainer)))
 
     @property
@@ -86,8 +85,8 @@ class EngineChoice:
 
     @property
     def ready_timeout_s(self) -> float:
-        """Seconds to wait until the server's engines are ready: as long as the server itself waits
-        for them, and READY_MARGIN_S."""
+        """Seconds for which a client should wait until the server's engines are ready:
+        READY_MARGIN_S longer than the server itself waits for them."""
         return boot_timeout_s(self.names) + READY_MARGIN_S
 
     @property

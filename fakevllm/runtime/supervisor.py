@@ -18,19 +18,19 @@ STOP_GRACE_S = 120.0
 current step, saves a checkpoint, and closes its engine."""
 MAX_RESTARTS = 20
 MIN_START_INTERVAL_S = 2.0
-"""Minimum time in seconds between two starts, so that a process that dies at once is not restarted
-in a tight loop."""
+"""Minimum number of seconds between two starts of a process. Without it, a process that dies at
+once would be restarted in a tight loop."""
 
 
 class SupervisedProcess:
-    """One child process, restarted whenever it dies.
+    """A child process that is restarted whenever it dies.
 
     The child's stdin is a pipe from the parent process. When the parent ends, the pipe closes, and
     the child stops by itself.
 
-    The child listens on a socket that the parent opened and that outlives the child. Therefore no
-    other process can take the port, and a client that connects during a restart waits and is not
-    refused.
+    The parent opens the socket on which the child listens, and keeps it open while the child is
+    restarted. Therefore no other process can take the port, and a client that connects during a
+    restart is not refused, but waits.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class SupervisedProcess:
         return self._process.pid if self._process is not None else None
 
     async def run(self, on_restart: Callable[[str], None]) -> None:
-        """Run the process until cancelled, and call `on_restart` with a line for each restart.
+        """Keep the process running until this method is cancelled. After each restart, call
+        `on_restart` with a line that describes it.
 
-        Raises FakevllmError after MAX_RESTARTS restarts, or when the process exits with code 2,
-        which means that the process refuses its settings.
+        Raises FakevllmError after MAX_RESTARTS restarts. Also raises FakevllmError if the process
+        exits with code 2, by which it refuses its settings.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -89,8 +90,8 @@ class SupervisedProcess:
         return await self._process.wait()
 
     def _last_line(self) -> str:
-        """Return the last line of the process's log. If the process refused its settings, the line
-        has the reason."""
+        """Return the last line of the process's log. If the process refused its settings, this line
+        contains the reason."""
         lines = self._log_file.read_text(errors="replace").splitlines()
         return lines[-1] if lines else "its log is empty"
 
@@ -113,9 +114,9 @@ async def supervise(
 ) -> AsyncGenerator[None]:
     """Keep the processes running while the `async with` block runs.
 
-    The processes are stopped in reverse order, one after the other. An earlier process therefore
-    still receives everything that a later process sends while the later process stops. If a process
-    does not stay up, the block ends with a FakevllmError.
+    At the end, the processes are stopped one after the other, the last one first. Therefore a
+    process can still receive what the processes after it in the list send while they stop. If a
+    process cannot be kept running, the block is cancelled and a FakevllmError is raised.
     """
     body = asyncio.current_task()
     assert body is not None
@@ -146,8 +147,8 @@ def make_run_folder(folder: Path, setting: str) -> None:
     """Create the run folder. Only its owner can read the folder, because it contains requests and
     answers.
 
-    Raises UserError if the folder cannot be created. The error names `setting`, the flag or the
-    configuration key that the user must change.
+    Raises UserError if the folder cannot be created. The message contains `setting`, the name of
+    the flag or configuration key that the user must change.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,5 +1,5 @@
-"""A set of background tasks. Tasks in the set are kept alive until they are done, their errors are
-logged, and `close` cancels them."""
+"""A set of asyncio background tasks, which keeps the tasks alive, logs their errors, and cancels
+them when it is closed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 
 class TaskSet:
-    """A set of running tasks that nobody awaits.
+    """A set of asyncio tasks that run in the background and whose results nobody awaits.
 
-    The event loop holds only weak references to tasks, so this set holds strong references. The
-    number of tasks is not limited here: the code that starts the tasks must limit it. Call `close`
-    after the last task was started.
+    The event loop holds only weak references to tasks, so this set holds strong references. The set
+    does not limit the number of tasks: the code that starts the tasks must limit it. Start no task
+    after `close` was called.
     """
 
     def __init__(self, log: logging.Logger, failure_message: str) -> None:
@@ -34,7 +34,7 @@ class TaskSet:
         return task
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Wait up to `grace_s` seconds for the tasks, then cancel those that are not done."""
+        """Wait up to `grace_s` seconds until the tasks are done, then cancel those that are not."""
         if self._running and grace_s > 0:
             await asyncio.wait(self._running, timeout=grace_s)
         for task in self._running:

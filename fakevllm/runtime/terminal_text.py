@@ -1,8 +1,5 @@
-"""Escape untrusted text before it is printed, because a terminal would execute control sequences in
-the text.
-
-Text of apps, users and engines is untrusted.
-"""
+"""Escape untrusted text (text from apps, users and engines) before it is printed. A terminal would
+execute control sequences in such text."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The SDK for active clients of a swarm server. Import it with `from fakevllm import SwarmClient`.
+"""The SDK for agents that connect to a swarm server themselves, without a proxy. Import it with
+`from fakevllm import SwarmClient`.
 
-An active client claims an episode, runs its agent with the episode's model, and ends the episode
-with a reward. The client in `client` is for threads, the one in `async_client` for an event loop.
+Such an agent claims an episode at the server, makes its model calls with the episode's URL and API
+key, and ends the episode with a reward. The module `client` has the client for threads,
+`async_client` the client for an event loop.
 
 * `protocol`, `engine_control` and `episode_calls` decide which requests are sent, and when a
   request is retried. These modules do no I/O. `http_driver` sends the requests.
@@ -9,5 +11,6 @@ with a reward. The client in `client` is for threads, the one in `async_client` 
 * `episode_executors` runs many episodes in threads. `multi_server` runs one agent with several
   servers.
 
-Methods raise SwarmError if the server refuses, and ServerUnreachable if no server answers.
+Methods raise SwarmError if the server refuses a request, and ServerUnreachable if no server
+answers.
 """

@@ -1,5 +1,5 @@
-"""The client of a swarm server for one event loop. The client has the same methods as
-`SwarmClient`."""
+"""The client of a swarm server for code that runs in an event loop. Its methods are coroutines with
+the names and arguments of those of `SwarmClient`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ T = TypeVar("T")
 
 
 class AsyncSwarmClient:
-    """The client of a swarm server for one event loop. Any number of tasks may share one client.
+    """The client of a swarm server for code that runs in an event loop. Any number of asyncio tasks
+    may share one client.
 
-    `SwarmClient` documents the methods.
+    The methods are documented in `SwarmClient`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The client of a swarm server for threads. The module `async_client` has the corresponding client
-for an event loop.
+"""The client of a swarm server for threads. The module `async_client` has the client for an event
+loop.
 
-`engine_control` and `episode_calls` define the requests of both clients.
+Both clients send the requests that `engine_control` and `episode_calls` define.
 """
 
 from __future__ import annotations
@@ -52,12 +52,16 @@ class SwarmClient:
         *,
         api_key: str | None = None,
     ) -> None:
-        """Create a client of the server at `server_url`. The API key for the server is the first of
-        these that is set: `api_key`, $FAKEVLLM_SWARM_KEY, the credentials in the URL.
-        `agentjet_job` has no effect, because the server knows its job. The argument exists only
-        because AgentJet's client has it. If `verbose` is True, the client prints log lines to
-        stderr. If `auto_start_swarm_server` is True and no server answers at `server_url`, the
-        client starts a server on this machine."""
+        """Create a client of the server at `server_url`.
+
+        The API key for the server is `api_key`. If `api_key` is None, it is the environment
+        variable FAKEVLLM_SWARM_KEY, and if that is not set, the credentials in the URL. If
+        `verbose` is True, the client prints log lines to stderr. If `auto_start_swarm_server` is
+        True and no server answers at `server_url`, the client starts a server on this machine.
+
+        `agentjet_job` has no effect, because the server knows its job. It exists because the client
+        of AgentJet has this argument.
+        """
         if verbose:
             log_to_stderr()
         if auto_start_swarm_server:
@@ -70,7 +74,7 @@ class SwarmClient:
         # The finalizer also runs when the script ends.
         self._abort_open_claims = weakref.finalize(self, self.open_claims.abort_all)
         self._has_seen_engine = False
-        """Whether this client has seen the engine run."""
+        """Whether this client knows that the engine was running at some time."""
 
     def close(self) -> None:
         self._abort_open_claims()
@@ -131,9 +135,9 @@ class SwarmClient:
     ) -> None:
         """Start the engine with this job, unless the engine is already running.
 
-        A running engine keeps its own job, and the differences from this job are logged. With
-        `force_restart`, a running engine is stopped first. `timeout_s` limits the time of the
-        start. None means no limit.
+        If the engine is running, it keeps its own job, and the differences between the two jobs are
+        logged. With `force_restart`, the running engine is stopped first, and then started with
+        this job. `timeout_s` is the maximum number of seconds for the start. None means no limit.
         """
         self._run(engine_control.ensure_running(job, force_restart, timeout_s))
         self._has_seen_engine = True
@@ -149,13 +153,13 @@ class SwarmClient:
         episode_type: episode_calls.EpisodeType = "train",
         throttle_policy: ThrottlePolicy | None = None,
     ) -> tuple[str, EpisodeAccess]:
-        """Claim an episode, and return a pair: the episode's uuid, and an EpisodeAccess with its
-        base URL and API key. This method waits without a time limit until the server grants the
-        claim.
+        """Claim an episode: take one of the server's free slots for a run of the agent. Wait
+        without a time limit until the server grants the claim. Return a pair: the episode's uuid,
+        and an EpisodeAccess with its base URL and API key.
 
         If an episode has no running LLM call for more than `discard_episode_timeout` seconds, the
         server takes the episode back. Raises SwarmServerOfflineError if the engine is off although
-        this client has seen it run before.
+        this client knows that it was running before.
         """
         call = episode_calls.begin(
             self.client_uuid,
@@ -177,9 +181,10 @@ class SwarmClient:
     ) -> None:
         """End the episode, and return after the server has stored the output on disk.
 
-        Once the method has returned, the server trains the episode once or drops it with a reason,
+        After that, the server trains the episode exactly once, or drops it and logs the reason,
         even if processes crash. Raises EpisodeLost if the episode is no longer claimed by this
-        client, and ValueError if the reward is not one finite number.
+        client. Raises ValueError for an output that the server would refuse, such as an infinite
+        reward.
         """
         self._run(
             episode_calls.end(
@@ -190,8 +195,8 @@ class SwarmClient:
     def abort_episode(self, episode_uuid: str, declare_client_active: bool = True) -> None:
         """Abort the episode, so that it is not trained.
 
-        This method raises no SwarmError. If the server does not receive the abort, the claim of the
-        episode expires at the server.
+        This method raises no SwarmError. If the server does not receive the abort, the server takes
+        the episode back when its idle limit is over.
         """
         try:
             self._run(episode_calls.abort(self.client_uuid, episode_uuid, declare_client_active))
@@ -201,17 +206,17 @@ class SwarmClient:
             log.warning("episode %s was not aborted: %s", episode_uuid, error)
 
     def can_continue_episode(self, episode_uuid: str) -> bool:
-        """Return True if this client's claim of the episode is still valid. Return False also if no
-        server answers."""
+        """Return True if the episode is still claimed by this client. Return False otherwise, or if
+        the request fails."""
         try:
             return self._run(episode_calls.can_continue(self.client_uuid, episode_uuid))
         except SwarmError:
             return False
 
     def renew_episode(self, episode_uuid: str) -> None:
-        """Ask the server to count the episode's idle time from 0 again, so that it does not take
-        the episode back. This is for an agent that makes no LLM call for a long time. Raises
-        EpisodeLost if the episode is no longer claimed by this client."""
+        """Ask the server to count the episode's idle time from 0 again. An agent that makes no LLM
+        call for a long time calls this method, so that the server does not take the episode back.
+        Raises EpisodeLost if the episode is no longer claimed by this client."""
         self._run(episode_calls.renew(self.client_uuid, episode_uuid))
 
     @contextlib.contextmanager
@@ -224,8 +229,8 @@ class SwarmClient:
     ) -> Generator[Episode]:
         """Claim an episode, and yield it to a `with` block.
 
-        The episode is aborted if the block raises, if the block is left without `Episode.end`, or
-        if the script ends while the block runs.
+        The episode is aborted (it is not trained) if the block raises, if the block is left without
+        a call of `Episode.end`, or if the script ends while the block runs.
         """
         policy = episode_calls.with_task_id(throttle_policy, task)
         uuid, access = self.open_claims.open(
@@ -242,8 +247,8 @@ class SwarmClient:
     # --- the batch that is being collected
 
     def get_rollout_stat(self) -> PoolInformation:
-        """Return the progress of the batch that the server is collecting. If the request fails,
-        return a PoolInformation with default values."""
+        """Return the progress of the batch that the server is collecting for the next training
+        step. If the request fails, return a PoolInformation with default values."""
         try:
             return self._run(engine_control.pool_information())
         except SwarmError:
@@ -263,11 +268,12 @@ class SwarmClient:
     def agree_sync_weight(self) -> bool:
         """Agree to the next training step, and wait until the step begins.
 
-        Use this method if the job lets the clients decide when a batch is complete. The result is
-        True if the server accepted the agreement and the batch has ended. The result is False in
-        three cases: the engine does not collect a batch, a step began without this client's
-        agreement, or the engine goes off. Raises SwarmError if the agreement is refused for ten
-        minutes, for example because this client has ended no episode since the last step.
+        Use this method if the job lets the clients decide when a batch is complete. Return True if
+        the server accepted the agreement and the batch has ended, usually by a training step.
+        Return False in three cases: the engine does not collect a batch, a step began without this
+        client's agreement, or the engine is stopped meanwhile. Raises SwarmError if the server
+        refuses the agreement for ten minutes, for example because this client has ended no episode
+        since the last step.
         """
         return self._run(engine_control.agree(self.client_uuid))
 

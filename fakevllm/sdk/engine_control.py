@@ -1,5 +1,5 @@
-"""Server calls about the engine: its state, its job, its start and stop, and the batch that it
-collects."""
+"""Requests about the engine: its state, its job, its start and stop, and the batch that it
+collects. Each function is a generator that yields requests to a driver (see `protocol`)."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ CANNOT_CONNECT = "ENGINE.CANNOT_CONNECT"
 """The state that a client reports for a server that does not answer."""
 RUNNING = (EngineStatus.ROLLING, EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
 FIND_SERVER_S = 16.0
-"""Seconds to wait for a server that is just starting."""
+"""Seconds to wait for a server that has just been started and does not answer yet."""
 RUN_SETTINGS = ("experiment_name", "model")
-"""Settings of a job that decide in which run the job is trained."""
+"""Settings of a job that decide to which run of the server the job belongs."""
 POOL_PATH = "/get_current_batch_rollout_pool_information"
 STEPPING = (EngineStatus.ROLLING_POST, EngineStatus.WEIGHT_SYNCING)
 AGREE_INTERVAL_S = 2.0
 MAX_REFUSED_S = 600.0
-"""Seconds for which the server may refuse an agreement before it counts as an error. The server
-refuses it until the client has ended an episode since the last step, and this episode may still run
-in another thread."""
+"""Seconds for which the server may refuse an agreement to the next step before the client raises an
+error. The server refuses the agreement until the client has ended an episode since the last step.
+Another thread of the client may still be running such an episode."""
 
 
 class ControlReply(BaseModel):
@@ -70,18 +70,18 @@ def status() -> ServerCall[EngineStatusReply]:
 
 
 def status_with_retries(backoff: Backoff) -> ServerCall[EngineStatusReply]:
-    """Return the engine's status. If no server answers, retry with `backoff`, because the server
-    may be starting.
+    """Return the engine's status. If no server answers, retry with the pauses of `backoff`, because
+    the server may be starting.
 
-    Raises ServerUnreachable if no server has answered when `backoff` is exhausted, and SwarmError
-    if the server refuses the request.
+    Raises ServerUnreachable if no server has answered when the time limit of `backoff` is reached,
+    and SwarmError if the server refuses the request.
     """
     return (yield from fetch_with_retries(_STATUS, EngineStatusReply, backoff))
 
 
 def sync_job(job: TrainJob) -> ServerCall[None]:
-    """Send the job to the server. Raises SwarmError if an engine is running, or if the server
-    refuses the job."""
+    """Send the training job to the server. Raises SwarmError if an engine is running, or if the
+    server refuses the job."""
     request = ServerRequest("/sync_train_config", {"yaml_as_string": job.as_yaml()})
     reply = yield from fetch(request, ControlReply)
     if not reply.success:
@@ -103,8 +103,8 @@ def train_config() -> ServerCall[TrainJob | None]:
 def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
     """Start the engine, and return its status once the engine serves requests.
 
-    Raises SwarmError with the reason if the engine cannot be started, and ServerUnreachable if the
-    start takes longer than `timeout_s`.
+    Raises SwarmError with the reason if the engine cannot be started. Raises ServerUnreachable if
+    the start takes longer than `timeout_s` seconds. None means no limit.
     """
     backoff = Backoff(timeout_s)
     # The server replies once the engine boots: an engine that is off after that was refused.
@@ -116,10 +116,10 @@ def start(timeout_s: float | None) -> ServerCall[EngineStatusReply]:
 
 
 def _try_start(backoff: Backoff) -> ServerCall[bool]:
-    """Ask the server to start the engine, and return True if the server starts it. If the server
-    cannot start the engine at the moment, pause and return False.
+    """Ask the server to start the engine, and return True if the server does so. If the server
+    cannot start the engine at the moment, wait for one pause of `backoff` and return False.
 
-    Raises SwarmError if the server refuses, or if `backoff` is exhausted.
+    Raises SwarmError if the server refuses the start, or if the time limit of `backoff` is reached.
     """
     try:
         reply = yield from fetch(ServerRequest("/start_engine", {}, ENGINE_TIMEOUT_S), ControlReply)
@@ -146,10 +146,10 @@ def stop() -> ServerCall[None]:
 def wait_for_engine(
     states: Collection[EngineStatus], timeout_s: float | None
 ) -> ServerCall[EngineStatusReply]:
-    """Wait until a running engine is in one of `states`, and return its status.
+    """Wait until the engine is in one of `states`, and return its status.
 
-    Raises SwarmServerOfflineError, with the server's reason, if the engine is off although OFFLINE
-    is not in `states`. Raises ServerUnreachable after `timeout_s` seconds.
+    Raises SwarmServerOfflineError, with the server's reason, if the engine is off, unless OFFLINE
+    is one of `states`. Raises ServerUnreachable after `timeout_s` seconds.
     """
     backoff = Backoff(timeout_s)
     while True:
@@ -175,9 +175,11 @@ def wait_for_engine(
 def ensure_running(job: TrainJob, force_restart: bool, timeout_s: float | None) -> ServerCall[None]:
     """Start the engine with this job, unless the engine is already running.
 
-    A running engine keeps its own job, and the differences from this job are logged. With
-    `force_restart`, a running engine is stopped first. Raises SwarmError if the engine cannot be
-    started with this job, or was started for another experiment or model of another client.
+    If the engine is running, it keeps its own job, and the differences between the two jobs are
+    logged. With `force_restart`, the running engine is stopped first, and then started with this
+    job. Raises SwarmError if the engine cannot be started with this job. Also raises SwarmError if
+    another client replaced the job before the start, so that the engine trains another experiment
+    or model.
     """
     reply = yield from _find_server()
     if force_restart:
@@ -216,10 +218,11 @@ def _warn_if_closed(reply: EngineStatusReply) -> None:
 
 
 def _check_started_job(job: TrainJob) -> ServerCall[None]:
-    """Compare this job with the one that the engine was started with. Log the differences.
+    """Compare the job that this client has sent with the job that the engine was started with, and
+    log the differences.
 
-    Another client may have sent its job after this client's job, and before the start. Raises
-    SwarmError if the engine then trains another experiment or another model.
+    They differ if another client has sent its own job between this client's job and the start.
+    Raises SwarmError if the engine therefore trains another experiment or another model.
     """
     reply = yield from send(ServerRequest("/get_train_config", timeout_s=QUICK_TIMEOUT_S))
     content: object = reply.content
@@ -253,10 +256,11 @@ def _log_differences(job: TrainJob, reply: ServerReply) -> None:
 
 
 def job_differences(job: TrainJob, reply: ServerReply) -> list[str]:
-    """Return one text for each setting of this client's job whose value differs in the server's
+    """Return one text for each setting of this client's job that has another value in the server's
     job.
 
-    `reply` is the reply of `/get_train_config`. Settings that this client did not set are ignored.
+    `reply` is the server's reply to `/get_train_config`. Settings that this client has not set are
+    ignored.
     """
     running = reply.content
     if reply.status != 200 or not isinstance(running, dict):
@@ -282,8 +286,8 @@ def episode_buffer() -> ServerCall[list[EpisodeStatus]]:
 
 
 def experiment_dir() -> ServerCall[str]:
-    """Return the path of the server's folder for the run. Raises SwarmError before the engine's
-    first start, because there is no run yet."""
+    """Return the path of the server's folder for the run. Raises SwarmError if the engine has never
+    been started, because there is no run yet."""
     request = ServerRequest("/get_server_experiment_dir", timeout_s=QUICK_TIMEOUT_S)
     reply = yield from fetch(request, ExperimentDirReply)
     if reply.server_experiment_dir is None:
@@ -294,14 +298,13 @@ def experiment_dir() -> ServerCall[str]:
 def agree(client_uuid: str) -> ServerCall[bool]:
     """Agree to the next training step, and wait until the step begins.
 
-    The server accepts an agreement once the client has ended an episode since the last step. The
-    agreement is sent repeatedly until the step begins, because a restarted server forgets
-    agreements.
+    The server accepts an agreement only after the client has ended an episode since the last step.
+    The agreement is sent repeatedly until the step begins, because a restarted server has forgotten
+    it.
 
-    The result is True if the server accepted the agreement, and after that began a step or dropped
-    the batch. The result is False if a step began without this client's agreement, or if the engine
-    does not collect a batch. Raises SwarmError if the agreement is refused for MAX_REFUSED_S
-    seconds.
+    Return True if the server accepted the agreement, and then began a step or dropped the batch.
+    Return False if a step began without this client's agreement, or if the engine does not collect
+    a batch. Raises SwarmError if the server refuses the agreement for MAX_REFUSED_S seconds.
     """
     body = AgreeRequest(client_uuid=client_uuid).model_dump()
     request = ServerRequest("/agree_sync_weight", body)

@@ -1,5 +1,5 @@
-"""Episodes that a client has claimed, with the methods that an agent uses, and the record of the
-claims that a client must abort when it closes."""
+"""The objects for episodes that a client has claimed: the episodes themselves, with the methods
+that an agent uses, and the list of claims that a client must abort when it closes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
 ABORT_LIMIT_S = 2.0
-"""Seconds to abort all claims. A user who presses Ctrl-C wants the script to end at once, and the
-server aborts the remaining claims when they expire."""
+"""Maximum number of seconds for aborting all claims. A script that is interrupted with Ctrl-C
+should end at once, and claims that were not aborted expire at the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +54,11 @@ class EpisodeAccess:
 
 
 def episode_access(url: str, claim: episode_calls.Claim) -> EpisodeAccess:
-    """Return the base URL and the API key of a claimed episode. The base URL begins with the
-    server's URL as this client knows it.
+    """Return the base URL and the API key of a claimed episode. The base URL begins with `url`, the
+    server's URL that this client uses.
 
-    The server does not know the address by which this client reaches it, for example through a
-    tunnel.
+    Only the path is taken from the base URL that the server reports. The rest may be wrong for this
+    client, for example if the client reaches the server through a tunnel.
     """
     return EpisodeAccess(bare_url(url) + claim.path, claim.api_key, claim.episode_uuid)
 
@@ -84,7 +84,7 @@ class _ClaimedEpisode:
 
 class Episode(_ClaimedEpisode):
     """A claimed episode, for use in a thread. Call `end` once. If the `with` block of the episode
-    is left without a call of `end`, the episode is aborted."""
+    ends before `end` was called, the episode is aborted and not trained."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], None]
@@ -117,8 +117,8 @@ class Episode(_ClaimedEpisode):
 
 
 class AsyncEpisode(_ClaimedEpisode):
-    """A claimed episode, for use in an event loop. The methods `end` and `end_with` are coroutines,
-    and `openai` returns an AsyncOpenAI. Otherwise this class is used like `Episode`."""
+    """A claimed episode, for use in an event loop. It is used like `Episode`, but the methods `end`
+    and `end_with` are coroutines, and `openai` returns an AsyncOpenAI."""
 
     def __init__(
         self, task: Task, access: EpisodeAccess, send: Callable[[WorkflowOutput], Awaitable[None]]
@@ -151,11 +151,11 @@ class AsyncEpisode(_ClaimedEpisode):
 
 
 class OpenClaims:
-    """The claims of the `with client.episode(…)` blocks that are running. They are aborted when the
-    client is closed or the script ends.
+    """The claims of those `with client.episode(…)` blocks that are running now. They are aborted
+    when the client is closed or the script ends.
 
-    A claim from `begin_episode` is not among the open claims, because its episode may continue in
-    another process.
+    A claim that `begin_episode` made outside such a block is not included, because its episode may
+    be continued by another process.
     """
 
     def __init__(self, driver: HttpDriver, client_uuid: str) -> None:
@@ -163,15 +163,15 @@ class OpenClaims:
         self._client_uuid = client_uuid
         self._uuids: set[str] = set()
         self._num_pending = 0
-        """Number of claims that were requested and may be granted any moment."""
+        """Number of claims that were requested and are not granted yet."""
         self._is_closed = False
         self._changed = threading.Condition()
         self._pid = os.getpid()
 
     def open(self, begin: Callable[[], tuple[str, EpisodeAccess]]) -> tuple[str, EpisodeAccess]:
-        """Claim an episode with the function `begin`, and return a pair: the episode's uuid, and an
-        EpisodeAccess with its base URL and API key. The claim counts as open until `release` is
-        called.
+        """Claim an episode with the function `begin`, and count the claim as open until `release`
+        is called. Return a pair: the episode's uuid, and an EpisodeAccess with its base URL and API
+        key.
 
         Raises ClientClosed if `abort_all` has been called.
         """
@@ -192,10 +192,11 @@ class OpenClaims:
         self._uuids.discard(uuid)
 
     def abort_all(self) -> None:
-        """Abort all open claims, and refuse new claims. This method raises no SwarmError.
+        """Abort the episodes of all open claims, and refuse new claims. This method raises no
+        SwarmError.
 
-        Without the abort, the server would wait for the claims until they expire. A user who edits
-        a script and starts it again would have to wait as well.
+        Without the abort, the server would wait for these episodes until the claims expire. A user
+        who restarts the script would have to wait as well.
         """
         if os.getpid() != self._pid:  # the end of a forked process is not its parent's
             return

@@ -1,4 +1,5 @@
-"""Server calls about episodes: claim, end, abort, renew."""
+"""Requests about episodes: claim, end, abort, renew. Each function is a generator that yields
+requests to a driver (see `protocol`)."""
 
 from __future__ import annotations
 
@@ -36,15 +37,15 @@ from fakevllm_adapters.protocol.swarm import (
 EpisodeType = Literal["train", "eval"]
 
 END_RETRY_S = 600.0
-"""Seconds for which the end of an episode is retried. A server restarts, and connects to its
-engine, well within this time."""
+"""Seconds for which the end of an episode is sent again. A server needs much less time to restart
+and to connect to its engine."""
 ABORT_RETRY_S = 60.0
-"""Seconds for which an abort is retried. If an agent fails because the server died, the claim of
-its episode survives the crash. Without the abort, each training step would wait up to a minute for
-the claimed episode, until the claim expires."""
+"""Seconds for which an abort is sent again. If an agent fails because the server crashed, the abort
+must reach the restarted server, because the claim of the episode survives the crash. Otherwise each
+training step would wait up to a minute for this episode, until the claim expires."""
 RENEW_RETRY_S = 10.0
-"""Seconds for which a renewal is retried, so that a lost connection does not end a run of an agent
-with episodes at several servers."""
+"""Seconds for which a renewal is sent again. A short loss of the connection then does not end an
+agent run that uses several servers."""
 _LOST_STATUSES = (400, 404, 409, 410)
 """HTTP statuses that mean that the episode is no longer claimed by this client."""
 
@@ -70,18 +71,18 @@ def begin(
     throttle_policy: ThrottlePolicy | None,
     has_seen_engine: bool = False,
 ) -> ServerCall[Claim]:
-    """Claim an episode, wait without a time limit until the server grants the claim, and return the
-    claim.
+    """Claim an episode. Wait without a time limit until the server grants the claim, then return
+    the claim.
 
-    The server grants a claim when its engine is ready and the limit of running episodes is not
-    reached. A claim may have a throttle policy, which limits the share of one kind of tasks in a
-    batch. Such a claim also waits until the policy allows it. Each claim has an idempotency key, so
-    the request can safely be sent again after its reply was lost.
+    The server grants a claim when the engine is ready and the number of running episodes is below
+    its limit. A claim may have a throttle policy, which limits the share of one kind of tasks in a
+    batch. The server then grants the claim only when the policy allows it. Each claim has an
+    idempotency key, so the request can safely be sent again if its reply was lost.
 
-    Raises SwarmServerOfflineError if the engine is off although the client has seen it run, either
-    earlier (`has_seen_engine`) or during the wait. Somebody must have stopped this engine: a server
-    that was only restarted does not report its engine as off, because it connects to the engine
-    before it answers requests. Raises SwarmError if the server refuses the request.
+    Raises SwarmServerOfflineError if somebody has stopped the engine. This is the case if the
+    engine is off although it was running before (`has_seen_engine`) or during the wait. After a
+    restart of the server alone, no error is raised, because a restarted server answers only after
+    it has connected to its engine. Raises SwarmError if the server refuses the request.
     """
     request = validated(
         ClaimEpisodeRequest,
@@ -106,8 +107,8 @@ def begin(
 
 
 def with_task_id(policy: ThrottlePolicy | None, task: Task) -> ThrottlePolicy | None:
-    """Return a copy of the throttle policy with the task's id. If there is no policy, or if the
-    policy already has a task id, return `policy` unchanged."""
+    """Return a copy of the throttle policy that contains the task's id. If `policy` is None or has
+    a task id already, return it unchanged."""
     if policy is None or policy.current_task_id:
         return policy
     return policy.model_copy(update={"current_task_id": task.task_id})
@@ -123,9 +124,9 @@ def end(
     """End the episode, and return after the server has stored the output on disk.
 
     After transient errors the same request is sent again, for at most END_RETRY_S seconds. Raises
-    ValueError for an output that cannot be trained, and EpisodeLost if the episode is no longer
-    claimed by this client. Raises SwarmError if the server refuses the request for another reason,
-    or does not answer in time.
+    ValueError for an output that cannot be trained, such as an infinite reward. Raises EpisodeLost
+    if the episode is no longer claimed by this client. Raises SwarmError if the server refuses the
+    request for another reason, or if all retries fail.
     """
     check_output(task, output)
     sent_output = output.model_copy(
@@ -168,8 +169,9 @@ def check_output(task: Task, output: WorkflowOutput) -> None:
 def abort(
     client_uuid: str, episode_uuid: str, declare_client_active: bool = True
 ) -> ServerCall[None]:
-    """Abort the episode, so that it is not trained. Raises SwarmError if the server does not accept
-    the abort. The server then aborts the episode when the claim expires."""
+    """Abort the episode, so that it is not trained. Transient errors are retried. Raises SwarmError
+    if the server does not accept the abort. In this case the server aborts the episode itself when
+    the claim expires."""
     request = _abort_request(client_uuid, episode_uuid, declare_client_active, QUICK_TIMEOUT_S)
     yield from fetch_with_retries(request, SuccessReply, Backoff(ABORT_RETRY_S))
 
@@ -181,8 +183,8 @@ def abort_once(client_uuid: str, episode_uuid: str, timeout_s: float) -> ServerC
 
 
 def can_continue(client_uuid: str, episode_uuid: str) -> ServerCall[bool]:
-    """Return True if this client's claim of the episode is still valid. Raises SwarmError if the
-    server does not answer or refuses the request."""
+    """Return True if the episode is still claimed by this client. Raises SwarmError if the server
+    does not answer or refuses the request."""
     request = _episode_request(client_uuid, episode_uuid, "/can_continue_episode")
     reply = yield from fetch(request, _CanContinueReply)
     return reply.can_continue
@@ -192,7 +194,7 @@ def renew(client_uuid: str, episode_uuid: str) -> ServerCall[None]:
     """Ask the server to count the episode's idle time from 0 again.
 
     The server takes an episode back that is idle for too long. An agent that makes no LLM call for
-    a long time can prevent this by repeated renewals.
+    a long time can prevent this by sending this request from time to time.
 
     Raises EpisodeLost if the episode is no longer claimed by this client, and SwarmError after any
     other error.

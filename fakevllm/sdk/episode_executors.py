@@ -1,4 +1,4 @@
-"""Run many episodes at once in threads, with retries."""
+"""Run many episodes at once in threads, and retry episodes that fail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.5, 30.0
 LOG_INTERVAL_S = 5.0
 """Seconds between log lines about the same error."""
 FINAL_ERRORS = (SwarmServerOfflineError, ClientClosed)
-"""Errors after which every further episode would fail as well."""
+"""Errors that end an executor, because every further episode would fail as well."""
 
 
 def run_episodes_until_all_complete(
@@ -40,8 +40,8 @@ def run_episodes_until_all_complete(
     """Call `func` once for each task, and return the results in the order of the tasks.
 
     If `max_workers` is set, at most `max_workers` tasks run at a time. Otherwise all tasks run at
-    once. With `auto_retry`, a call that fails is retried until it succeeds. Without `auto_retry`,
-    the first error is raised and no further task begins.
+    once. With `auto_retry`, a call of `func` that fails is retried until it succeeds. Without
+    `auto_retry`, the first error is raised and no further task begins.
     """
     if not tasks:
         return []
@@ -60,9 +60,8 @@ def run_episodes_until_all_complete(
 
 
 class PeriodicDrainThreadPoolExecutor:
-    """An executor that runs episodes in windows: batches of `workers` episodes.
-
-    A window begins when all episodes of the previous window have ended.
+    """An executor that runs episodes in windows (batches) of `workers` episodes. A window begins
+    when all episodes of the previous window have ended.
 
         executor = PeriodicDrainThreadPoolExecutor(workers=8 * 4, max_parallel=16)
         for task in tasks:
@@ -70,8 +69,8 @@ class PeriodicDrainThreadPoolExecutor:
                 executor.submit_with_periodic_drain(fn=rollout, task=task)
         executor.shutdown()
 
-    When the engine is stopped or the client is closed, no further episode begins, and the next
-    method that is called raises the error.
+    When the engine is stopped or the client is closed, no further episode begins. The executor
+    raises the error the next time that one of its methods is called.
     """
 
     def __init__(
@@ -81,10 +80,10 @@ class PeriodicDrainThreadPoolExecutor:
         auto_retry: bool = True,
         block_first_run: bool = False,
     ) -> None:
-        """Create the executor. `workers` is the number of episodes in a window (a batch), and
-        `max_parallel` is the maximum number of episodes that run at once. With `block_first_run`,
-        the first episode runs alone, so that a mistake in the script causes one early error instead
-        of many."""
+        """Create the executor. `workers` is the number of episodes in a window (a batch).
+        `max_parallel` is the maximum number of episodes that run at once. With `auto_retry`, a call
+        that fails is retried until it succeeds. With `block_first_run`, the first episode runs
+        alone, so that a mistake in the script causes one error instead of many."""
         self._window_size = workers
         self._pool = DaemonThreadPool(max_parallel or workers, final_errors=FINAL_ERRORS)
         self._retrier = Retrier()
@@ -107,11 +106,11 @@ class PeriodicDrainThreadPoolExecutor:
     def submit_with_periodic_drain(
         self, fn: Callable[P, R], *args: P.args, **kwargs: P.kwargs
     ) -> tuple[Future[R], list[Any]]:
-        """Submit a call. If the current window is full, first wait until all calls of the window
-        have ended.
+        """Submit a call of `fn`. If the current window (batch of calls) is full, first wait until
+        all its calls have ended.
 
-        Return (future of the call, results of the window that was full). The results are [] if the
-        window was not full.
+        Return a pair: the future of the submitted call, and the results of the full window. The
+        results are [] if the window was not full.
         """
         drained = self.drain() if len(self._window) >= self._window_size else []
         future = self.submit(fn, *args, **kwargs)
@@ -119,11 +118,11 @@ class PeriodicDrainThreadPoolExecutor:
         return future, drained
 
     def drain(self) -> list[Any]:
-        """Wait until all calls of the current window have ended, and return the results of the
-        calls that succeeded.
+        """Wait until all calls of the current window (batch of calls) have ended. Return the
+        results of the calls that succeeded.
 
-        The errors of calls that failed are logged. Raises the error that ended the executor, if
-        any.
+        Errors of the other calls are logged. If an error has ended the executor, such as a stopped
+        engine, this error is raised.
         """
         window, self._window = self._window, []
         self._wait_for(window)
@@ -140,8 +139,8 @@ class PeriodicDrainThreadPoolExecutor:
         return results
 
     def shutdown(self, wait: bool = True) -> list[Any]:
-        """Wait for all submitted calls, and return the results of the last window. With
-        `wait=False`, return [] at once."""
+        """Wait until all submitted calls have ended, and return the results of the last window
+        (batch of calls). With `wait=False`, do not wait, and return []."""
         try:
             while wait and self._unfinished:  # a call may have submitted another one
                 self._wait_for(tuple(self._unfinished))
@@ -172,11 +171,12 @@ def auto_train_with_dataset(
     max_parallel: int = 64,
 ) -> None:
     """Run `local_grpo_n` episodes for each task. Each episode calls `execute_agent(task, access)`,
-    where `access` has the base URL and the API key of the episode.
+    where `access` has the base URL and the API key of the episode. `execute_agent` returns a
+    WorkflowOutput.
 
-    `execute_agent` returns a WorkflowOutput. A batch of `remote_batch_size` tasks begins when all
-    episodes of the previous batch have ended. Raises SwarmServerOfflineError if the engine is
-    stopped meanwhile.
+    The episodes run in batches of `remote_batch_size` tasks. A batch begins when all episodes of
+    the previous batch have ended. Raises SwarmServerOfflineError if the engine is stopped
+    meanwhile.
     """
 
     def rollout(task: Task) -> None:
@@ -191,14 +191,15 @@ def auto_train_with_dataset(
 
 
 class DaemonThreadPool:
-    """A thread pool of daemon threads, which do not keep a script alive.
+    """A thread pool whose threads are daemon threads, which do not keep a script alive.
 
-    An interrupted script therefore ends at once, and other clients can claim its episodes.
+    Therefore a script that is interrupted ends at once and does not wait for its running episodes.
     """
 
     def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
-        """Create the pool. After an error of a type in `final_errors` no further call begins, and
-        the futures of waiting calls are cancelled."""
+        """Create a pool of at most `size` threads. If a call raises an error of a type in
+        `final_errors`, the pool ends: no further call begins, and the futures of waiting calls are
+        cancelled."""
         self._size = size
         self._final_errors = final_errors
         self._error: BaseException | None = None
@@ -231,8 +232,8 @@ class DaemonThreadPool:
         self._error = self._error or CancelledError()
 
     def shutdown(self) -> None:
-        """Let each thread end when no submitted call is left to run. This method does not wait for
-        the threads."""
+        """Let the threads end after all submitted calls have run. This method does not wait for the
+        threads."""
         for _ in self._threads:
             self._work.put(None)
 
@@ -254,10 +255,10 @@ class DaemonThreadPool:
 class Retrier:
     """A wrapper that retries functions with exponential backoff until they succeed.
 
-    Hundreds of threads may fail with the same error. The first failure is logged with its
-    traceback. After that, one line with the number of failures is logged at most every
-    LOG_INTERVAL_S seconds. Errors of a type in `final_errors`, such as a stopped engine, are raised
-    at once.
+    Log lines are rate-limited, because hundreds of threads may fail with the same error. The first
+    failure is logged with its traceback. After that, one line with the number of failures is logged
+    at most every LOG_INTERVAL_S seconds. Errors of a type in `final_errors`, such as a stopped
+    engine, are raised at once.
     """
 
     def __init__(
@@ -273,7 +274,8 @@ class Retrier:
         self._is_stopped = False
 
     def stop(self) -> None:
-        """Stop retrying: calls that fail from now on raise their error, without a log line."""
+        """Stop retrying. A function that fails from now on raises its error, and no line is
+        logged."""
         self._is_stopped = True
 
     def wrap(self, func: Callable[P, R]) -> Callable[P, R]:
@@ -310,9 +312,9 @@ class Retrier:
 
 
 def _kind_of(error: Exception) -> Hashable:
-    """Return a key that is equal for errors of the same type with the same lines in their
-    tracebacks. The message is not part of the key, because it may contain ids and texts that differ
-    in each episode."""
+    """Return a key that is equal for errors of the same type that were raised at the same place
+    (the lines of the traceback). The message is not part of the key, because it may contain ids and
+    texts that differ between episodes."""
     lines = traceback.walk_tb(error.__traceback__)
     return type(error), frozenset((frame.f_code.co_filename, line) for frame, line in lines)
 
@@ -320,7 +322,7 @@ def _kind_of(error: Exception) -> Hashable:
 def _is_lost_connection(error: BaseException | None) -> bool:
     """Return True if the error, or an error that caused it, is a lost connection.
 
-    The traceback of a lost connection contains only library code and need not be logged.
+    Its traceback is not logged, because it contains only code of libraries.
     """
     while error is not None:
         if isinstance(error, ConnectionError):

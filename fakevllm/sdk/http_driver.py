@@ -1,6 +1,6 @@
-"""Drivers that run server calls, which are generators of requests, pauses and warnings. A driver
-sends the requests over httpx, sleeps during the pauses, and rate-limits the log lines. One driver
-is for threads, the other for an event loop."""
+"""Drivers that run server calls. A server call is a generator that yields requests, pauses and
+warnings. A driver sends the requests with httpx, sleeps during the pauses, and logs the warnings at
+a limited rate. One driver is for threads, the other for an event loop."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ log = logging.getLogger("fakevllm.sdk")
 T = TypeVar("T")
 C = TypeVar("C")
 Step = ServerRequest | Pause | ThrottledWarning
-"""A value that a server call yields."""
+"""A value that a server call (a generator) yields to its driver."""
 
 KEY_VARIABLE = "FAKEVLLM_SWARM_KEY"
 MIN_LOGGED_WAIT_S = 5.0
-"""Minimum length in seconds of a wait that is logged. Each episode waits during a training step,
-and the step of a small model is shorter than this."""
+"""Shortest wait, in seconds, that is logged. Every episode waits during a training step, and a step
+of a small model takes less time than this."""
 LOG_INTERVAL_S = 30.0
 """Seconds between log lines about the same wait."""
 MAX_IDLE_S = 5.0
-"""Seconds for which an idle client is kept. httpx keeps an idle connection for the same time."""
+"""Seconds for which an idle HTTP client is kept. httpx keeps an idle connection for the same
+time."""
 _NUMBER = re.compile(r"\d+")
 
 
 class HttpDriver:
-    """A driver that runs server calls in the calling thread, which blocks until the replies arrive.
+    """A driver that runs server calls in the thread that calls it, and blocks this thread until the
+    call ends. A server call is a generator that yields requests and pauses.
 
     Any number of threads may share one driver.
 
-    Each running request has an HTTP client of its own. If several threads shared one connection
-    pool of httpx, one thread could close a connection as surplus or expired while another thread
-    receives this connection for a request. The request then fails with `Bad file descriptor` or
-    hangs until its timeout. A shared pool is also slow, because each request examines every
-    connection.
+    While a request runs, it has an httpx client of its own. With one shared httpx client, a thread
+    could close a connection as surplus or expired just when another thread gets this connection for
+    a request. The request would then fail with `Bad file descriptor` or hang until its timeout. A
+    shared client would also be slow, because each request examines all connections of its client.
     """
 
     def __init__(self, url: str, key: str | None = None) -> None:
@@ -70,10 +71,10 @@ class HttpDriver:
         self._waits_ended = threading.Event()
 
     def run(self, call: ServerCall[T]) -> T:
-        """Run a server call, and return its result.
+        """Run a server call (a generator of requests and pauses), and return its result.
 
-        Raises the errors of the call. Raises ClientClosed if the call pauses after `end_waits` was
-        called.
+        Raises the errors that the call raises. Raises ClientClosed if the call is in a pause, or
+        begins a pause, after `end_waits` was called.
         """
         waited_s = 0.0
         try:
@@ -110,8 +111,8 @@ class HttpDriver:
         return _parsed(response)
 
     def end_waits(self) -> None:
-        """Make each running call raise ClientClosed during its current pause or at its next pause.
-        Requests can still be sent."""
+        """End the pauses of all running calls: a call raises ClientClosed during its current pause,
+        or at its next pause. Requests can still be sent."""
         self._waits_ended.set()
 
     def close(self) -> None:
@@ -120,7 +121,8 @@ class HttpDriver:
 
 
 class AsyncHttpDriver:
-    """A driver that runs server calls in one event loop. Each request has its own HTTP client."""
+    """A driver that runs server calls (generators of requests and pauses) in one event loop. While
+    a request runs, it has an httpx client of its own."""
 
     def __init__(self, url: str, key: str | None = None) -> None:
         self._url = normalized_server_url(url)
@@ -129,10 +131,10 @@ class AsyncHttpDriver:
         self._pool = ConnectionPool[httpx.AsyncClient]()
 
     async def run(self, call: ServerCall[T], is_cancelled: asyncio.Event | None = None) -> T:
-        """Run a server call, and return its result.
+        """Run a server call (a generator of requests and pauses), and return its result.
 
-        Raises the errors of the call. Raises ClientClosed if the call pauses while `is_cancelled`
-        is set.
+        Raises the errors that the call raises. Raises ClientClosed if `is_cancelled` is set while
+        the call pauses.
         """
         waited_s = 0.0
         try:
@@ -177,9 +179,9 @@ class ConnectionPool(Generic[C]):
     """A pool of idle HTTP clients. A request takes a client, uses it and puts it back. Any thread
     may use the pool.
 
-    The client that was put back last is taken first. Surplus clients therefore stay idle until they
-    are closed. A forked process starts with an empty pool, because two processes cannot share a
-    connection.
+    The client that was put back last is taken first. Clients that are not needed therefore stay
+    idle, and are closed after MAX_IDLE_S seconds. A forked process starts with an empty pool,
+    because two processes cannot share a connection.
     """
 
     def __init__(self) -> None:
@@ -189,12 +191,12 @@ class ConnectionPool(Generic[C]):
     def _reset(self) -> None:
         self._pid = os.getpid()
         self._idle: list[tuple[C, float]] = []
-        """Clients and the times when they were put back, oldest first."""
+        """Pairs of a client and the time when it was put back, the longest idle client first."""
         self._lock = threading.Lock()
 
     def take(self) -> C | None:
-        """Return an idle client. Return None if there is none; the caller must then create a
-        client.
+        """Take an idle client from the pool and return it. Return None if the pool is empty. The
+        caller must then create a client.
 
         Raises ClientClosed if the pool is closed.
         """
@@ -208,8 +210,9 @@ class ConnectionPool(Generic[C]):
     def put_back(self, client: C, now: float) -> list[C]:
         """Put a client back, and return a list of clients that the caller must close.
 
-        The list has the clients that were idle for more than MAX_IDLE_S seconds. They are no longer
-        in the pool. If the pool is closed, the list has only `client`, which is not put back.
+        The list contains the clients that were idle for more than MAX_IDLE_S seconds, which this
+        method removes from the pool. If the pool is closed, the list contains only `client`, which
+        is not put back.
         """
         with self._lock:
             if self._is_closed:
@@ -228,11 +231,11 @@ class ConnectionPool(Generic[C]):
 
 
 class WaitLog:
-    """Rate limit for the log lines of all calls of one client: lines about waits, and repeated
-    warnings.
+    """A rate limit for log lines about waits and repeated warnings, shared by all calls of one
+    client.
 
-    Hundreds of threads may wait for the same reason. A reason is logged once, and then at most once
-    per LOG_INTERVAL_S seconds.
+    Hundreds of threads may wait for the same reason. A reason is logged at most once per
+    LOG_INTERVAL_S seconds.
     """
 
     def __init__(self) -> None:
@@ -247,11 +250,11 @@ class WaitLog:
             log.warning("%s", warning.text)
 
     def is_due(self, reason: str, waited_s: float, now: float) -> bool:
-        """Return True if a line about the wait should be logged now. The call has waited for
-        `waited_s` seconds in all.
+        """Return True if a line about a wait should be logged now. `waited_s` is the total number
+        of seconds for which the call has waited so far.
 
-        Reasons that differ only in numbers count as equal, because the numbers change while calls
-        wait.
+        Reasons that differ only in numbers count as equal, because a number in the reason may
+        change while the call waits.
         """
         if waited_s < MIN_LOGGED_WAIT_S:
             return False
@@ -259,18 +262,19 @@ class WaitLog:
 
 
 def bare_url(url: str) -> str:
-    """Return a server's URL without credentials.
+    """Return a server's URL without the credentials in it.
 
-    The URL without credentials is given to agents, which use the key of their episode. It is also
-    quoted in error messages, which may be read by people who must not know the client's key.
+    The result can be given to agents, which use the API key of their episode, and can be quoted in
+    error messages. The people who read these messages must not learn the client's key.
     """
     return str(httpx.URL(url).copy_with(userinfo=b"")).rstrip("/")
 
 
 @functools.cache
 def ssl_context() -> ssl.SSLContext:
-    """Return the shared TLS context. It is created only once, because reading the certificates
-    takes 20 ms of CPU time, most of the cost of creating an HTTP client."""
+    """Return the TLS context that all HTTP clients share. It is created only once, because reading
+    the certificates takes 20 ms of CPU time, which is most of the cost of creating an HTTP
+    client."""
     return httpx.create_ssl_context()
 
 

@@ -1,11 +1,12 @@
-"""The job that an active client creates, from AgentJet's arguments or from YAML files.
+"""The training job that a client creates, from constructor arguments (with AgentJet's names) or
+from YAML files.
 
     job = TrainJob(project_name="p", experiment_name="e", n_gpu=8, batch_size=32, num_repeat=4)
     job.dump_job_as_yaml("job.yaml")
 
 The value of a setting is the constructor's argument. If there is no argument, it is the value in
 the file `base_yaml_config`. If the file has no value, it is the default. A file may have fakevllm's
-format (`job:`) or AgentJet's (`ajet:`).
+format (with a section `job:`) or AgentJet's (with a section `ajet:`).
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ from fakevllm_adapters.job.yaml_reader import (
 log = logging.getLogger("fakevllm.sdk")
 
 _NULLABLE = frozenset({"max_mismatch_k3"})
-"""Settings for which None is a value. For all other settings, None means that the setting was not
-set."""
+"""Settings that may be set to None. For any other setting, None means that it was not set."""
 _CONSTRUCTOR_ONLY = frozenset({"base_yaml_config", "ensure_new_experiment"})
-"""Settings that take effect in the constructor only."""
+"""Settings that only the constructor uses."""
 
 
 class TrainJob(model.TrainJob):
-    """A training job. The constructor raises ValueError, with a one-line message, for settings that
-    cannot work and for a file that cannot be read."""
+    """A training job. The constructor raises ValueError, with a one-line message, for invalid
+    settings, for settings that cannot be combined, and for a file that cannot be read."""
 
     base_yaml_config: str | None = Field(default=None, exclude=True)
     ensure_new_experiment: bool = Field(default=False, exclude=True)
@@ -53,10 +53,11 @@ class TrainJob(model.TrainJob):
             check_job(self)
 
     def build_job_from_yaml(self, yaml_path: str | Path) -> Self:
-        """Replace this job's settings by those in the file, and return the job.
+        """Replace settings of this job by those in the file, and return the job. Settings that the
+        file does not contain stay unchanged.
 
-        Values in the file replace the constructor's arguments. The job is changed in place, because
-        scripts from AgentJet's documentation expect this.
+        The job itself is changed, although jobs are otherwise immutable, because scripts from
+        AgentJet's documentation expect this.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set - _CONSTRUCTOR_ONLY}
         built = type(self)(**_override(own, _read(yaml_path)))
@@ -66,8 +67,8 @@ class TrainJob(model.TrainJob):
         return self
 
     def dump_job_as_yaml(self, yaml_path: str | Path) -> str:
-        """Write the result of `as_yaml()` to a file, create the file's folders if needed, and
-        return the path."""
+        """Write the job as YAML to a file, and return the path. Folders that do not exist are
+        created."""
         file = Path(yaml_path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(self.as_yaml(), encoding="utf-8")
@@ -89,13 +90,13 @@ def _resolve(arguments: Settings, now: datetime) -> Settings:
 
 
 def _override(lower: Settings, upper: Settings) -> Settings:
-    """Return the settings of both dicts. The values in `upper` win over those in `lower`."""
+    """Return the settings of both dicts. If a setting is in both, the value in `upper` is used."""
     return {**lower, **resolve_kl_loss(upper, lower)}
 
 
 def _set_values(settings: Settings) -> Settings:
-    """Return only the settings that have a value. The aliases of `target_modules` are merged into
-    one setting."""
+    """Return only the settings that were set. The setting `target_modules` and its aliases are
+    merged into one."""
     values = {name: v for name, v in settings.items() if v is not None or name in _NULLABLE}
     return merge_target_modules(values)
 

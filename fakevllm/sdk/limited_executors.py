@@ -1,6 +1,7 @@
-"""Executors that accept further calls only while few enough calls or groups wait.
+"""Executors with a limit on the submitted calls or groups: while too many wait, a new submission
+blocks.
 
-A script can therefore submit an endless stream of tasks without a queue that grows forever.
+A script can therefore submit an endless stream of tasks, and no queue grows without limit.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ R = TypeVar("R")
 class BoundedThreadPoolExecutor:
     """A thread pool whose queue is bounded: `submit` blocks while the queue is full.
 
-    When the engine is stopped or the client is closed, no further call begins, and `submit` raises
-    the error.
+    When a call fails because the engine is stopped or the client is closed, no further call begins,
+    and `submit` raises this error.
     """
 
     def __init__(self, max_workers: int, max_queue_size: int = 100) -> None:
@@ -46,8 +47,8 @@ class BoundedThreadPoolExecutor:
         return future
 
     def shutdown(self, wait: bool = True) -> None:
-        """Let the threads end after the submitted calls. With `wait`, return when all calls have
-        ended."""
+        """Let the threads end after all submitted calls have run. With `wait`, return only when all
+        calls have ended."""
         try:
             while wait and self._unfinished:  # a call may have submitted another one
                 wait_for(tuple(self._unfinished))
@@ -63,11 +64,11 @@ class BoundedThreadPoolExecutor:
 
 
 class TaskCountLimitedThreadPoolExecutor:
-    """An executor that runs groups: all episodes of one task.
+    """An executor that runs groups. A group is all episodes of one task.
 
     At most `max_parallel_groups` groups run at a time. A group ends when all its calls have ended.
-    A weight sync (a training step) ends the counting of all groups that were submitted before it,
-    so that slow episodes do not delay the next batch.
+    When a weight sync (a training step) begins, the groups that were submitted before no longer
+    count towards the limit, so that slow episodes do not delay the next batch.
 
         executor = TaskCountLimitedThreadPoolExecutor(max_parallel_groups=8, max_workers=64)
         client.add_entering_weight_sync_callback(executor.on_entering_weight_sync)
@@ -76,8 +77,8 @@ class TaskCountLimitedThreadPoolExecutor:
             executor.submit_group(task_id=task.task_id, fn=rollout, args_list=arguments)
         executor.shutdown()
 
-    When the engine is stopped or the client is closed, no further episode begins, and the next
-    method that is called raises the error.
+    When the engine is stopped or the client is closed, no further episode begins. The executor
+    raises the error the next time that one of its methods is called.
     """
 
     def __init__(
@@ -87,10 +88,11 @@ class TaskCountLimitedThreadPoolExecutor:
         auto_retry: bool = True,
         block_first_run: bool = False,
     ) -> None:
-        """Create the executor. `max_workers` is the maximum number of episodes that run at once.
-        With `auto_retry`, a call that fails is retried until it succeeds. With `block_first_run`,
-        the first episode runs alone, so that a mistake in the script causes one early error instead
-        of many."""
+        """Create the executor. `max_parallel_groups` is the maximum number of groups (all episodes
+        of one task) that run at once. `max_workers` is the maximum number of episodes that run at
+        once. With `auto_retry`, a call that fails is retried until it succeeds. With
+        `block_first_run`, the first episode runs alone, so that a mistake in the script causes one
+        error instead of many."""
         self._pool = DaemonThreadPool(max_workers, final_errors=FINAL_ERRORS)
         self._retrier = Retrier()
         self._auto_retry = auto_retry
@@ -104,11 +106,11 @@ class TaskCountLimitedThreadPoolExecutor:
     def submit_group(
         self, task_id: str, fn: Callable[..., R], args_list: Iterable[Mapping[str, Any]]
     ) -> list[Future[R]]:
-        """Submit one call of `fn` for each element of `args_list`, and return the futures. An
-        element has the keyword arguments of its call.
+        """Submit one call of `fn` for each element of `args_list`, and return the futures. Each
+        element is a dict with the keyword arguments of its call.
 
-        While `max_parallel_groups` groups run, wait until one of them ends. `task_id` names the
-        group in log lines about calls that failed.
+        If `max_parallel_groups` groups are running already, first wait until one of them ends.
+        `task_id` names the group in log lines about calls that failed.
         """
         calls = list(args_list)
         if not calls:
@@ -125,15 +127,17 @@ class TaskCountLimitedThreadPoolExecutor:
         return [self._submit(group, run, arguments) for arguments in calls]
 
     def on_entering_weight_sync(self) -> None:
-        """Stop counting the groups that were submitted before now. Their calls continue."""
+        """Let the groups submitted so far no longer count towards `max_parallel_groups`. Their
+        calls continue."""
         with self._lock:
             groups = tuple(self._counted)
         for group in groups:
             self._stop_counting(group)
 
     def shutdown(self, wait: bool = True) -> None:
-        """Let the threads end after the submitted calls. With `wait`, return when all calls have
-        ended. Raises the error that ended the executor, if any."""
+        """Let the threads end after all submitted calls have run. With `wait`, return only when all
+        calls have ended. If an error has ended the executor, such as a stopped engine, this error
+        is raised."""
         try:
             while wait and self._unfinished:
                 wait_for(tuple(self._unfinished))
@@ -191,7 +195,8 @@ class _Group:
 
 
 class _Slots:
-    """A fixed number of slots. A thread waits for a free slot until the pool ends."""
+    """A fixed number of slots. A thread that finds no free slot waits until a slot is free or the
+    thread pool has ended."""
 
     def __init__(self, num_slots: int, has_ended: Callable[[], bool]) -> None:
         if num_slots < 1:

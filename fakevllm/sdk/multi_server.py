@@ -1,4 +1,5 @@
-"""Functions for one agent that uses several models in training, each on its own swarm server."""
+"""Functions for an agent that uses several models. Each model is trained by its own swarm
+server."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 def start_engines(
     clients: Sequence[tuple[SwarmClient, TrainJob]], force_restart: bool = False
 ) -> None:
-    """Start each server's engine with its job, in parallel, because large models take minutes.
+    """Start the engine of each server with its job. The engines start in parallel, because a large
+    model needs minutes.
 
-    Raises SwarmError with the error of each server that failed.
+    Raises SwarmError if any start failed. The message contains the error of each server that
+    failed.
     """
 
     def start(client: SwarmClient, job: TrainJob) -> str | None:
@@ -44,14 +47,16 @@ def start_engines(
 def episodes_together(
     clients: Sequence[SwarmClient], task: Task, discard_episode_timeout: float = 240.0
 ) -> Generator[list[Episode]]:
-    """Claim one episode at each server for one run of an agent. All episodes end, or all are
-    aborted.
+    """Claim one episode at each server for one run of an agent. At the end of the `with` block,
+    either all episodes end or all are aborted.
 
-    `Episode.end` only stores the output. When the block is left, each server first confirms that
-    its claim is still valid. Then the outputs are sent one after the other. All episodes are
-    aborted if the block raises, if an episode has no output, or if a claim is lost (EpisodeLost).
-    There is one exception. If a claim is lost after its confirmation, some outputs may already have
-    been sent. The episodes of these outputs have ended and cannot be aborted.
+    In the block, `Episode.end` only stores the output. When the block is left, each server is asked
+    to confirm that the claim of its episode is still valid. Then the outputs are sent one after the
+    other. All episodes are aborted if the block raises, if an episode has no output, or if a claim
+    is lost (EpisodeLost).
+
+    There is one exception: a claim may be lost after its confirmation, when other outputs have
+    already been sent. The episodes of these outputs have ended and cannot be aborted.
     """
     outputs: dict[str, WorkflowOutput] = {}
     with contextlib.ExitStack() as claims:
@@ -74,9 +79,9 @@ def _begin(
     idle_limit_s: float,
     outputs: dict[str, WorkflowOutput],
 ) -> Episode:
-    """Claim an episode and return it. Its `end` method stores the output in `outputs`. When the
-    exit stack `claims` is closed, the episode is aborted, unless it has ended at the server
-    before."""
+    """Claim an episode and return it. The episode's `end` method stores the output in the dict
+    `outputs` and sends nothing. When the exit stack `claims` is closed, the episode is aborted,
+    unless it has ended at the server before."""
     uuid, access = client.open_claims.open(lambda: client.begin_episode(idle_limit_s))
     claims.callback(client.open_claims.release, uuid)
     claims.callback(client.abort_episode, uuid)

@@ -1,9 +1,9 @@
-"""Server calls as generators, without I/O, so that threads and event loops share them.
+"""Server calls: what a client sends to the server and when it retries, written as generators
+without I/O, so that threads and event loops can share the code.
 
 A `ServerCall` is a generator. It yields requests, pauses and warnings, receives the server's
 replies, and returns its result. `SwarmClient` runs a call in the caller's thread, and
-`AsyncSwarmClient` runs it in an event loop. The requests and the retries of both clients are
-therefore defined only once.
+`AsyncSwarmClient` runs it in an event loop.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ M = TypeVar("M", bound=BaseModel)
 
 TIMEOUT_S = 30.0
 QUICK_TIMEOUT_S = 10.0
-"""Timeout of requests that the server answers from memory."""
+"""Timeout in seconds of requests that the server answers from memory."""
 ENGINE_TIMEOUT_S = 600.0
-"""Timeout of starting and stopping the engine. A stop waits for the current step and its
-checkpoint."""
+"""Timeout in seconds of requests that start or stop the engine. A stop waits for the current
+training step and its checkpoint."""
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
 NO_VALID_KEY = (
     "This server needs a valid API key: pass it as api_key=, in FAKEVLLM_SWARM_KEY, or as "
@@ -40,14 +40,14 @@ NO_SWARM_SERVER = (
 REPLY_CHARS = 300
 """Maximum number of characters of a reply to quote in an error."""
 TRANSIENT_STATUSES = (429, 502, 503, 504)
-"""Statuses of a server that is overloaded, or of a gateway that got no answer from the server. The
-server may have processed the request."""
+"""HTTP statuses of a server that is overloaded, or of a gateway that got no answer from the server.
+A later attempt may succeed. The server may have processed the request nevertheless."""
 _TITLE = re.compile(r"<title[^>]*>(.*?)</title>", re.IGNORECASE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerRequest:
-    """A request to the server: a GET if there is no body, else a POST."""
+    """A request to the server. It is sent as a GET if it has no body, and as a POST otherwise."""
 
     path: str
     body: Json | None = None
@@ -64,8 +64,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class ThrottledWarning:
-    """A warning that may occur in many episodes. The client therefore rate-limits its log
-    lines."""
+    """A warning that may occur in many episodes, so the client logs it at a limited rate."""
 
     kind: str
     """Text that is the same in all repetitions of the warning."""
@@ -86,7 +85,7 @@ class ServerReply:
 
     @property
     def detail(self) -> str:
-        """The error message in the reply."""
+        """The error message that the reply contains."""
         if self.status == 401:
             return NO_VALID_KEY
         match self.content:
@@ -99,8 +98,9 @@ class ServerReply:
 
 
 def _quoted(text: str) -> str:
-    """Return the first REPLY_CHARS characters of a reply's text in one line. For an HTML page,
-    return only its title, because the other parts differ between repeated error pages.
+    """Return the first REPLY_CHARS characters of a reply's text, as one line. For an HTML page,
+    return only its title, because the rest of an error page may differ each time, for example by an
+    id.
 
     >>> _quoted("<html><head><title>502 Bad Gateway</title></head>\\n<p>ray 8f2a</p></html>")
     '502 Bad Gateway'
@@ -110,16 +110,17 @@ def _quoted(text: str) -> str:
 
 
 ServerCall = Generator[ServerRequest | Pause | ThrottledWarning, ServerReply | None, T]
-"""A generator that communicates with the server through a driver. For each ServerRequest that the
-generator yields, the driver sends a ServerReply into the generator. For each other value, the
-driver sends None. If no server answers, the driver throws ServerUnreachable into the generator."""
+"""A generator that communicates with the server through a driver. When the generator yields a
+ServerRequest, the driver sends the request and resumes the generator with the ServerReply. If no
+server answers, the driver raises ServerUnreachable inside the generator. When the generator yields
+another value, the driver resumes it with None."""
 
 
 def normalized_server_url(text: str) -> str:
     """Return a server's URL without a trailing slash.
 
-    Raises ValueError if `text` is not an http or https URL, because a client would
-    otherwise retry it forever.
+    Raises ValueError if `text` is not an http or https URL. Without this check, a client would
+    retry a wrong URL forever.
 
     >>> normalized_server_url("http://gpu-box:10086/")
     'http://gpu-box:10086'
@@ -132,16 +133,17 @@ def normalized_server_url(text: str) -> str:
 
 
 def send(request: ServerRequest) -> ServerCall[ServerReply]:
-    """Send a request, and return the reply with any status. Raises ServerUnreachable if no server
-    answers."""
+    """Send a request, and return the reply, whatever its HTTP status is. Raises ServerUnreachable
+    if no server answers."""
     reply = yield request
     assert reply is not None, "a driver sends a reply for each ServerRequest"
     return reply
 
 
 def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
-    """Send a request, and return the parsed reply. Raises SwarmError if the reply has another
-    status than 200, or if no server answers."""
+    """Send a request, and return the reply's JSON object, parsed as `model`. Raises SwarmError if
+    the status is not 200 or the reply is no JSON object, and ServerUnreachable if no server
+    answers."""
     reply = yield from send(request)
     if reply.status == 404 and reply.detail == UNKNOWN_PATH:
         raise SwarmError(f"There is no {request.path} here: {NO_SWARM_SERVER}", reply.status)
@@ -153,10 +155,12 @@ def fetch(request: ServerRequest, model: type[M]) -> ServerCall[M]:
 
 
 def fetch_with_retries(request: ServerRequest, model: type[M], backoff: Backoff) -> ServerCall[M]:
-    """Send the same request until it succeeds, and return the parsed reply.
+    """Send the same request until it succeeds, with the pauses of `backoff` between the attempts.
+    Return the parsed reply.
 
-    Raises SwarmError after a permanent error, and when `backoff` is exhausted. Use this function
-    only for idempotent requests, because the server may receive the request several times.
+    Raises SwarmError after an error that a retry cannot mend, and when the time limit of `backoff`
+    is reached. Use this function only for idempotent requests, because the server may receive the
+    request several times.
     """
     while True:
         try:
@@ -177,8 +181,8 @@ class Backoff:
     """Exponential backoff: each pause is twice as long as the one before, up to a maximum."""
 
     def __init__(self, limit_s: float | None, max_pause_s: float = MAX_PAUSE_S) -> None:
-        """Create a backoff. `limit_s` is the maximum length of all pauses together in seconds; None
-        means no limit."""
+        """Create a backoff. `limit_s` is the maximum length of all pauses together, in seconds.
+        None means no limit. `max_pause_s` is the maximum length of one pause."""
         self._left_s = limit_s
         self._max_pause_s = max_pause_s
         self._next_s = FIRST_PAUSE_S
@@ -188,8 +192,7 @@ class Backoff:
         return self._left_s is not None and self._left_s <= 0
 
     def pause(self, reason: str) -> ServerCall[None]:
-        """Yield the next pause to the driver, which waits. `reason` is logged if the wait is
-        long."""
+        """Make the driver wait for the next pause. `reason` is logged if the wait is long."""
         seconds = self._next_s
         self._next_s = min(2 * seconds, self._max_pause_s)
         if self._left_s is not None:

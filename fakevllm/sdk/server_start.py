@@ -21,15 +21,15 @@ START_LIMIT_S = 60.0
 POLL_INTERVAL_S = 0.1
 LOG_FILE = Path("fakevllm-server.log")
 LOG_LINES = 5
-"""Number of lines of the log to quote if the server does not come up."""
+"""Number of lines of the server's log that are quoted if the server does not start."""
 
 
 def start_server(url: str) -> None:
     """Start a server at `url`, unless a server answers there already.
 
-    The server continues to run after the script ends. The next run of the script then uses the same
-    server. Raises ValueError for an address of another machine, and ServerUnreachable if the
-    started server does not answer.
+    The server goes on running after the script has ended, and the next run of the script uses it
+    again. Raises ValueError if `url` names another machine, and ServerUnreachable if the started
+    server does not answer.
     """
     url = bare_url(url)
     parts = urlsplit(url)

@@ -1,8 +1,8 @@
-"""Readers of tasks from files and datasets.
+"""Readers of tasks from files and datasets. Each reader is an iterable of tasks.
 
 A reader can be iterated any number of times. Task ids are unique within a reader, because the
-server compares episodes with equal task ids. A task has the same id in each iteration and on each
-machine.
+server compares the rewards of episodes that have the same task id. A task has the same id in each
+iteration and on each machine.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class TaskReader(ABC):
 
 
 class JsonlReader(TaskReader):
-    """Tasks from a JSON Lines file. The field with the name `field` becomes the task's query, and
-    all fields of the line become the task's metadata."""
+    """Tasks from a JSON Lines file. The value of the key `field` becomes the task's query, and the
+    whole JSON object becomes the task's metadata."""
 
     def __init__(self, path: str | Path, field: str = "question") -> None:
-        """Read the file. Raises ConfigError if the file cannot be read, or if its rows have no
-        field `field`."""
+        """Read the file. Raises ConfigError if the file cannot be read, or if its rows do not have
+        the key `field`."""
         self._tasks = read_tasks(Path(path), field)
 
     def __iter__(self) -> Iterator[Task]:
@@ -105,7 +105,8 @@ class HfReader(TaskReader):
 
 
 class RandomReader(TaskReader):
-    """Tasks with only a random seed as metadata, for agents that generate their own problems."""
+    """Tasks that contain only a random seed, as metadata. They are for agents that generate their
+    own problems."""
 
     def __init__(self, num_tasks: int, seed: int = 0) -> None:
         self._num_tasks, self._seed = num_tasks, seed
@@ -121,9 +122,9 @@ class RandomReader(TaskReader):
 class RouterReader(TaskReader):
     """A reader that combines several readers.
 
-    The tasks of the readers alternate. Each reader has a share, and a reader with twice the share
-    contributes twice as many tasks. When a reader has no more tasks, the other readers continue.
-    The name of a task's reader becomes the task's `env_type` and the beginning of the task's id.
+    The tasks of the readers alternate. Each reader has a share: a reader whose share is twice as
+    large contributes twice as many tasks. When one reader has no more tasks, the others continue.
+    The name of a task's reader becomes the task's `env_type`, and is put in front of the task's id.
     """
 
     def __init__(
@@ -132,8 +133,8 @@ class RouterReader(TaskReader):
         """Combine the readers. `shares` maps each reader's name to its share. If `shares` is None,
         all shares are equal.
 
-        Raises ValueError if `shares` and `readers` have different names, or if a share is not above
-        0.
+        Raises ValueError if `shares` and `readers` do not have the same names, or if a share is 0
+        or negative.
         """
         self._readers = dict(readers)
         self._shares = dict(shares) if shares is not None else dict.fromkeys(readers, 1.0)

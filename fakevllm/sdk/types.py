@@ -1,4 +1,5 @@
-"""The types that an agent's author creates, and the errors of the SDK."""
+"""Types for the authors of agents (workflow output and throttle policy), and the errors of the
+SDK."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from fakevllm_adapters.protocol import batch_status, swarm
 
 
 class _OneLineErrors(BaseModel):
-    """A model whose constructor raises ValueError with a one-line message for invalid fields."""
+    """A base model whose constructor raises ValueError, with a one-line message, if a field is
+    invalid."""
 
     if not TYPE_CHECKING:  # type checkers derive the arguments from the fields
 
@@ -32,7 +34,8 @@ class ThrottlePolicy(_OneLineErrors, batch_status.ThrottlePolicy):
 
 
 class SwarmError(RuntimeError):
-    """The server refused a request. The error has the server's message."""
+    """The server refused a request, and the message gives the server's reason. This is also the
+    base class of the SDK's other errors."""
 
     def __init__(self, detail: str, status: int | None = None) -> None:
         super().__init__(detail)
@@ -41,20 +44,22 @@ class SwarmError(RuntimeError):
 
 
 class ServerUnreachable(SwarmError):
-    """No server answered in time. The server may have processed the request nevertheless."""
+    """No server answered in time. The server may still have processed the request."""
 
 
 class SwarmServerOfflineError(SwarmError):
-    """The engine was stopped while a client waited for it."""
+    """The engine is off although a client needs it: somebody stopped it, or it could not be
+    started."""
 
 
 class EpisodeLost(SwarmError):
-    """The episode is no longer claimed by this client: it was idle for too long, or another client
-    has claimed it.
+    """The episode is no longer claimed by this client: the server took it back because it was idle
+    for too long, and another client may have claimed it.
 
-    This run of the episode will not be trained. The task can be run again.
+    This run of the episode will not be trained. The agent can run the task again in a new episode.
     """
 
 
 class ClientClosed(SwarmError):
-    """The client was closed, or its script ended, while a method of the client waited."""
+    """The client was closed or its script ended, so a method of the client cannot begin or go on
+    waiting."""

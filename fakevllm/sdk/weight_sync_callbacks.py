@@ -16,10 +16,10 @@ POLL_INTERVAL_S = 0.5
 
 
 class SyncDetector:
-    """A detector that finds the beginning of weight syncs in a sequence of polled statuses. It does
-    no I/O.
+    """A detector that finds the beginnings of weight syncs (training steps with the publication of
+    the new weights) in a sequence of polled statuses. It does no I/O.
 
-    A sync that was shorter than the poll interval is detected by the increased number of the step.
+    A sync that began and ended between two polls is detected by the higher number of the step.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,8 @@ class SyncDetector:
 
 
 class SyncWatcher:
-    """A thread that polls the server's status and calls `callbacks` when a weight sync begins."""
+    """A thread that polls the server's status and calls `callbacks` when a weight sync (a training
+    step) begins."""
 
     def __init__(self, status: Callable[[], EngineStatusReply]) -> None:
         self.callbacks: list[Callable[[], None]] = []

@@ -1,5 +1,5 @@
-"""Session hints: the names of sessions and users that clients send in headers and bodies. This
-module does no I/O."""
+"""Session hints: the names of sessions and users that clients send in headers and request bodies.
+This module does no I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _HEADERS = frozenset(
 _FIELDS = frozenset(
     {"user", "metadata", "conversation", "prompt_cache_key", "previous_response_id"}
 )
-"""Body fields with hints. A request with none of these fields and headers has no hints."""
+"""Body fields that may contain hints. A request without these fields and without the headers in
+`_HEADERS` has no hints."""
 _CLAUDE_SESSION = re.compile(r"session_(?:id\W+)?([0-9a-f-]{36})")
 _MAX_CHARS = 512
 """Maximum length of a name; the rest is cut off."""
@@ -41,16 +42,17 @@ response_id=None, is_retry=False)
     parent: str | None = None
     """Name of the session that started this session."""
     is_header: bool = False
-    """Whether a header names the session, and not a field of the body."""
+    """Whether the session is named by a header. False if a field of the body names it."""
     user: str = ""
-    """Name of the user, who may have many sessions. Sessions of two users are never mixed up."""
+    """Name of the user, who may have many sessions. A request is never matched with a session of
+    another user."""
     cache_key: str = ""
-    """The `prompt_cache_key`. Some apps send one key per conversation, others always send the same
-    key."""
+    """The field `prompt_cache_key`. Some apps send a different key for each conversation, other
+    apps always send the same key."""
     response_id: str | None = None
     """The `previous_response_id`, which is the id of the answer that the request continues."""
     is_retry: bool = False
-    """Whether the client's library says that it sends the request again."""
+    """Whether the request is marked as a retry by the client's library."""
 
 
 NO_HINTS = Hints()
@@ -58,10 +60,10 @@ _RETRY_HINT = Hints(is_retry=True)
 
 
 def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
-    """Return the session hints of a request: the names of its session, user and earlier answer.
-    This function never raises.
+    """Return the session hints of a request: the names of its session, of its user, and of the
+    answer that it continues. This function never raises.
 
-    Header names are in lower case. `body` is the request body as the app sent it.
+    The header names in `headers` are in lower case. `body` is the request body as the app sent it.
     """
     if _HEADERS.isdisjoint(headers) and _FIELDS.isdisjoint(body or ()):
         return _RETRY_HINT if _is_retry(headers) else NO_HINTS
@@ -95,8 +97,8 @@ def hints_of(headers: Mapping[bytes, bytes], body: Json | None) -> Hints:
 
 
 def _sessions_in_headers(headers: Mapping[bytes, bytes]) -> tuple[str | None, str | None]:
-    """Return (name of the session, name of its parent session). A name is None if the headers do
-    not contain it."""
+    """Return (name of the session, name of its parent session). The parent session is the one that
+    started this session. A name is None if the headers do not contain it."""
     if session := _header(headers, b"x-session-id") or _header(headers, b"x-session-affinity"):
         return session, _header(headers, b"x-parent-session-id")
     if session := _header(headers, b"x-claude-code-session-id"):

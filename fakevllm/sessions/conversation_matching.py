@@ -1,7 +1,7 @@
-"""The lookup of a request's session, and of the answer that the request continues.
+"""Find the session to which a request belongs, and the earlier answer that the request continues.
 
-A lookup does not change the session tree. It tries the kinds of evidence in order, the most certain
-kind first. `Evidence` lists the kinds.
+A lookup does not change the session tree. It tries several kinds of evidence, the most certain kind
+first. The enum `Evidence` lists the kinds.
 """
 
 from __future__ import annotations
@@ -21,25 +21,28 @@ from fakevllm.sessions.session_index import (
 from fakevllm.sessions.types import Evidence, IncomingRequest
 
 RETRY_WINDOW_S = 600.0
-"""Seconds after a request in which a client library may send it again."""
+"""Maximum number of seconds between a request and its retry by a client library. A later request is
+not taken for a retry."""
 MAX_RECENT_SESSIONS = 500
-"""Maximum number of sessions searched if the only evidence is a quote or a cache key."""
+"""Maximum number of sessions that are searched one by one, for a quote or for an equal cache
+key."""
 MAX_QUOTING_CHARS = 20_000
-"""Maximum length of the text that is searched for quotes."""
+"""Maximum number of characters of a request that are searched for quotes of earlier questions."""
 
 
 class HistoryMatch(NamedTuple):
-    """An earlier group whose question or answer was found in a request's history, and its position
-    there."""
+    """An earlier group (a request with its sampled answers) whose question or answer was found in
+    the history of a new request, and the position where it was found."""
 
     group: GroupNode
     at: int
-    """Index of the last message of the history that belongs to the group. This message is the
-    group's answer or its question."""
+    """Index of the message in the new request's history that is the group's answer or, if only the
+    question was found, the group's question."""
 
 
 class LookupResult(NamedTuple):
-    """The session of a request, and the answer that the request continues."""
+    """The result of a lookup: the session of a request, and the answer that the request
+    continues."""
 
     session: SessionNode | None
     """The session; None if the request needs a new one."""
@@ -47,21 +50,23 @@ class LookupResult(NamedTuple):
     parent: GroupNode | None = None
     """The group whose answer the request continues."""
     base: HistoryMatch | None = None
-    """The last group of the session that was found in the request's history."""
+    """The latest group of the session whose question or answer was found in the request's
+    history."""
 
 
 class SessionLookup:
-    """The functions that find a request's session in the index of earlier groups."""
+    """The lookup of a request's session in the index of earlier groups (requests with their
+    answers)."""
 
     def __init__(self, index: SessionIndex) -> None:
         self._index = index
 
     def find(self, request: IncomingRequest, named: SessionNode | None) -> LookupResult:
-        """Return the session of a request, and its parent (the group whose answer the request
-        continues).
+        """Return the session of a request, and the request's parent: the earlier group (a request
+        with its answer) whose answer the request continues.
 
-        `named` is the session that the request's headers or body name. It is None if the request
-        names no session, or if the index has no session of this name.
+        `named` is the session whose name is in the request's headers or body. It is None if they
+        contain no name, or if the index has no session of this name.
         """
         is_named = request.hints.session is not None
         issued, evidence = self._by_issued_id(request)
@@ -87,8 +92,12 @@ class SessionLookup:
         within: SessionNode | None,
         evidence: Evidence,
     ) -> LookupResult | None:
-        """Find the session through earlier groups with which the request's history begins. Return
-        None if no session was found this way."""
+        """Find the session from the beginning of the request's history, which may repeat the
+        messages of earlier groups. Return None if no session was found this way.
+
+        `answered` is the match with an earlier answer, if there is one. `within` is the only
+        session that is searched; None searches all. `evidence` is the evidence found so far.
+        """
         session = answered.group.session if answered else within
         if answered is not None and evidence is Evidence.NONE:
             evidence = Evidence.PREFIX
@@ -107,8 +116,9 @@ class SessionLookup:
     def _by_other_evidence(
         self, request: IncomingRequest, within: SessionNode | None, evidence: Evidence
     ) -> LookupResult:
-        """Find the session through evidence other than the beginning of the history: answers in the
-        middle of the history, names, cache key and quotes."""
+        """Find the session of a request whose history does not begin with messages of an earlier
+        group. The evidence may be an answer in the middle of the history, a name, the cache key or
+        a quote."""
         match = self._distinctive_answer(request, within)
         if match is not None:
             is_known = evidence is not Evidence.NONE
@@ -127,8 +137,9 @@ class SessionLookup:
         return LookupResult(quoted, Evidence.QUOTE)
 
     def _by_issued_id(self, request: IncomingRequest) -> tuple[HistoryMatch | None, Evidence]:
-        """Return (match, evidence) for the last served answer to which the request refers by a
-        response id or a tool call id. The match is None if there is no such answer."""
+        """Return (match, evidence) for the earlier answer whose response id or tool call id occurs
+        in the request. If there are several, the last one in the history counts. The match is None
+        if there is none."""
         scope, history = request.scope, request.history
         response_id = request.hints.response_id
         if response_id is not None:
@@ -147,8 +158,9 @@ class SessionLookup:
     def _answered_prefix(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Find an earlier group whose history and served answer together are the beginning of this
-        request's history. Return the match with the longest beginning, or None if there is none."""
+        """Find an earlier group such that this request's history begins with the group's history
+        and its served answer. Return the match with the longest beginning, or None if there is
+        none."""
         messages = request.history.messages
         by_answered = self._index.by_answered
         for at in range(len(messages) - 1, -1, -1):
@@ -164,13 +176,17 @@ class SessionLookup:
     def _question_prefix(
         self, request: IncomingRequest, session: SessionNode | None, after: int
     ) -> HistoryMatch | None:
-        """Find an earlier group whose history, without its answer, is the beginning of this
-        request's history. Return the match with the longest beginning, or None if there is none.
-        The beginning must end after the message with the index `after`.
+        """Find an earlier group such that this request's history begins with the group's history,
+        which does not include the group's answer. Return the match with the longest beginning, or
+        None if there is none. Only beginnings that end after the message with the index `after` are
+        considered.
 
-        If `session` is None, three more conditions must hold. The next message after the beginning
-        is an answer, so the app has probably reworded the group's answer. No other request
-        continues the group. All groups that match belong to the same session.
+        If `session` is None, the match must fulfil three more conditions:
+
+        * The message after the beginning is an answer. The app has then probably reworded the
+          answer that the group served.
+        * No other request continues the group's answer.
+        * All groups that fulfil these conditions belong to one session.
         """
         messages = request.history.messages
         by_history = self._index.by_history
@@ -188,11 +204,11 @@ class SessionLookup:
         return None
 
     def _failed_before(self, request: IncomingRequest) -> GroupNode | None:
-        """Return the group of the unanswered request that this request retries, or None if there is
-        no such group.
+        """Return the earlier group that this request retries: a group with the same history that
+        got no answer. Return None if there is none.
 
-        The client's library must mark the request as a retry, because a request with equal text may
-        come from another user.
+        Only a request that the client's library marks as a retry is considered, because a request
+        with the same text may come from another user.
         """
         if not request.hints.is_retry:
             return None
@@ -207,8 +223,9 @@ class SessionLookup:
     def _distinctive_answer(
         self, request: IncomingRequest, within: SessionNode | None
     ) -> HistoryMatch | None:
-        """Return a match for the last distinctive answer (a long one, or one with tool calls) in
-        the history that was served to one session only. Return None if there is no such answer."""
+        """Return the match with the last distinctive answer in the history that was served in
+        exactly one session. An answer is distinctive if it is long or calls tools. Return None if
+        there is none."""
         messages = request.history.messages
         for at in range(len(messages) - 1, -1, -1):
             if messages[at].is_distinctive:
@@ -219,16 +236,17 @@ class SessionLookup:
         return None
 
     def _recent(self, request: IncomingRequest) -> Iterator[SessionNode]:
-        """Yield the recently used sessions of the request's API key and user, the latest first."""
+        """Yield the recently used sessions that may belong to the request's API key and user, the
+        latest first."""
         for session in islice(reversed(self._index.sessions.values()), MAX_RECENT_SESSIONS):
             if session.scope == request.scope and _is_same_user(session, request.hints):
                 yield session
 
     def _quoted(self, request: IncomingRequest) -> SessionNode | None:
-        """Return the session whose question is quoted in the request's text, or None if there is no
-        such session.
+        """Return the session whose question is quoted in the request's text. Return None if there
+        is none.
 
-        If the text quotes several sessions, a session whose answer is quoted too is preferred.
+        If several sessions are quoted, a session whose last answer is quoted too is preferred.
         """
         text = padded(request.history.user_text)
         best: tuple[int, SessionNode] | None = None
@@ -251,18 +269,18 @@ class SessionLookup:
 
 
 def padded(text: str) -> str:
-    """Return the first MAX_QUOTING_CHARS characters of a text, with a line break before and after
-    them. The function `quotes` expects this form.
+    """Return the beginning of a text with a line break before and after it, which is the form that
+    the function `quotes` expects.
 
-    A longer text is cut off to limit the search time, because the text is searched once for each
-    session.
+    The beginning has at most MAX_QUOTING_CHARS characters. This limits the search time, because the
+    text is searched once for each session.
     """
     return f"\n{text[:MAX_QUOTING_CHARS]}\n"
 
 
 def quotes(text: str, excerpt: str) -> bool:
-    """Return True if a `padded` text contains the excerpt as whole lines. The name of a speaker and
-    a colon may precede the excerpt.
+    """Return True if `text`, a result of `padded`, contains the excerpt as whole lines. The name of
+    a speaker and a colon may precede the excerpt on its first line.
 
     >>> quotes(padded("Chat:\\nUSER: What is 2+2?"), "What is 2+2?")
     True
@@ -280,19 +298,18 @@ def _is_possible(group: GroupNode, request: IncomingRequest) -> bool:
 
 
 def _is_same_user(session: SessionNode, hints: Hints) -> bool:
-    """Return True if the session and the request may belong to the same user.
-
-    The result is False only if both users are known and differ.
-    """
+    """Return False if the users of the session and of the request are both known and differ. Return
+    True otherwise."""
     return not (session.user and hints.user) or session.user == hints.user
 
 
 def _likeness(group: GroupNode, request: IncomingRequest) -> tuple[bool, bool, bool]:
-    """Return a sort key for groups with equal histories. The group with the largest key is the most
-    likely parent of the request.
+    """Return a key by which groups with equal histories are sorted. The group with the largest key
+    is most likely the parent: the group whose answer the request continues.
 
-    The key consists of three conditions, the most important first: the cache keys are equal, the
-    system prompts are equal, and no other request continues the group's answer yet.
+    The key is a tuple of three booleans, the most important first: the cache keys of session and
+    request are equal, their system prompts are equal, and no other request continues the group's
+    answer yet.
     """
     cache_key = request.hints.cache_key
     return (

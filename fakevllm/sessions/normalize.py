@@ -1,12 +1,14 @@
-"""Normalized message histories. Each history has a key (a hash). The key is the same in whatever
-form a client repeats a conversation.
+"""Normalized message histories. Each history has a key (a hash), which is the same in whatever form
+a client repeats the conversation.
 
-Clients parse the messages that they received and serialize them again, so the bytes differ. A key
+Clients parse the messages that they receive and serialize them again, so their bytes change. A key
 depends on the role, the text, the tool calls with their parsed arguments, and the pictures as they
 are sent. A key does not depend on parts that change between requests: ids, system prompts (they
 contain the date), reasoning, `cache_control`, reminders that coding agents insert, and empty
-messages. A prompt without messages is a history too. It continues an earlier prompt if it begins
-with the earlier prompt and its answer.
+messages.
+
+The prompt of a completions request, which has no messages, is a history too. It continues an
+earlier prompt if it begins with the earlier prompt and its answer.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ Json = dict[str, Any]
 
 KEY_BYTES = 16
 SYSTEM_CHARS = 256
-"""Number of first characters of a system prompt from which its key is computed. The number is large
-enough to distinguish apps, and mostly excludes the date, which comes later."""
+"""Number of characters at the beginning of a system prompt from which its key is computed. They are
+enough to distinguish apps, and mostly do not contain the date, which comes later."""
 LONG_ANSWER = 40
-"""Number of characters from which an answer is distinctive. Tool calls are distinctive at any
-length."""
+"""Number of characters from which on an answer is distinctive, which means that it is unlikely to
+occur in two sessions. An answer with tool calls is always distinctive."""
 NUM_ENDS = 256
-"""Number of earlier prompts with answers with which a new prompt is compared. Each comparison
-computes one hash."""
+"""Maximum number of earlier prompts of completions requests with which a new prompt is compared.
+Each comparison computes one hash."""
 
 _REMINDERS = ("<system-reminder>", "</system-reminder>")
 _THOUGHTS = (("<think>", "</think>"), ('<details type="reasoning"', "</details>"))
@@ -54,10 +56,11 @@ _NOT_FROM_USER = (
     "Continue if you have next steps",  # opencode, after it shortened a history by itself
 )
 _WITH_CONTEXT = "### Task:\nRespond to the user query"
-"""Beginning of the text that Open WebUI puts around a question with files or a search. The next
-request repeats only the question."""
+"""Beginning of the text that Open WebUI puts around a question if it adds files or a web search. In
+the next request, Open WebUI sends only the question."""
 _EXAMPLES_END = "I switched to a new code base."
-"""Beginning of a message in aider's requests. The messages before it are a worked example."""
+"""Beginning of a certain message in requests of aider. The messages before it are an example
+conversation that aider sends with each request."""
 
 
 class NormalizedMessage(NamedTuple):
@@ -70,9 +73,11 @@ class NormalizedMessage(NamedTuple):
     history_key: bytes
     """Key of the history up to and including this message."""
     call_ids: tuple[str, ...]
-    """Ids of the tool calls that the assistant makes, or of the call that the tool answers."""
+    """Ids of the tool calls in an assistant's message, or the id of the call whose result a tool's
+    message contains."""
     is_from_user: bool
-    """Whether a user wrote the message. False for tool results and for texts of the client."""
+    """Whether a user wrote the message. False for tool results and for texts that the app added by
+    itself."""
     is_distinctive: bool
     """Whether the message is unlikely to occur in two sessions."""
     text: str
@@ -80,23 +85,24 @@ class NormalizedMessage(NamedTuple):
 
 @dataclass(slots=True)
 class MessageHistory:
-    """The normalized messages of a request."""
+    """The message history of a request, with normalized messages."""
 
     start: bytes
-    """Key of the empty history in this scope."""
+    """Key of the empty history of the scope (API key)."""
     messages: list[NormalizedMessage] = field(default_factory=list[NormalizedMessage])
     system_key: bytes = b""
     """Key of the beginning of the system prompt; b"" without a system prompt."""
 
     @property
     def question(self) -> str:
-        """Last text that a user wrote, or ""."""
+        """The last text that a user wrote, or "" if there is none."""
         texts = (message.text for message in reversed(self.messages) if message.is_from_user)
         return next(texts, "")
 
     @property
     def user_text(self) -> str:
-        """All texts that a user wrote, joined to one text. Quotes are searched in this text."""
+        """All texts that users wrote, joined to one text. Quotes of earlier questions are searched
+        in this text."""
         return "\n".join(message.text for message in self.messages if message.is_from_user)
 
     @property
@@ -111,10 +117,11 @@ class MessageHistory:
         return any(message.role == "assistant" for message in self.messages)
 
     def turns_after(self, at: int) -> int:
-        """Return the number of turns that users began after the message with the index `at`. With
-        -1 for `at`, all turns are counted.
+        """Return the number of turns that begin after the message with the index `at`. If `at` is
+        -1, all turns are counted.
 
-        Several messages of a user between two answers begin only one turn.
+        A turn begins with a user's message. Several messages of a user between two answers count as
+        one turn.
         """
         turns, is_open = 0, True
         for message in self.messages[at + 1 :]:
@@ -126,7 +133,8 @@ class MessageHistory:
 
 
 def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
-    """Return the normalized history of chat messages. Invalid messages raise no error."""
+    """Return the normalized history for the messages of a chat request. Invalid messages are
+    ignored."""
     history = MessageHistory(scope_key(scope))
     history_key, previous_role, num_examples = history.start, "", 0
     for raw_message in messages:
@@ -152,19 +160,18 @@ def normalize_history(messages: Sequence[Any], scope: str) -> MessageHistory:
 
 @lru_cache(1024)
 def scope_key(scope: str) -> bytes:
-    """Return the key of the empty history for a scope (an API key). The key of each history depends
-    on this key, so histories of two scopes never match."""
+    """Return the key (hash) of the empty history for a scope (an API key). The keys of all
+    histories are computed from this key, so histories of two scopes never match."""
     return _key(scope)
 
 
 def normalize_message(
     history_key: bytes, message: Json, previous_role: str = ""
 ) -> NormalizedMessage | None:
-    """Return the normalized message, which includes the key of the history that ends with this
-    message.
+    """Return the normalized form of a message, or None if the message is empty.
 
-    `history_key` is the key of the history before the message. The result is None if the message is
-    empty.
+    `history_key` is the key of the history before this message. The result contains the key of the
+    history including this message.
     """
     role = _ROLES.get(str(message.get("role")), "user")
     text = _text(message)
@@ -211,8 +218,8 @@ def _text(message: Json) -> str:
 
 
 def _question_in_context(text: str) -> str:
-    """Return the user's question from a text in which an app has added context to the question. If
-    the text has no context, return the whole text.
+    """Return only the user's question from a text to which an app has added context. If the text
+    contains no context, return the whole text.
 
     >>> _question_in_context("### Task: ... <context>a</context>\\n<user_query>Why?</user_query>")
     'Why?'
@@ -222,11 +229,11 @@ def _question_in_context(text: str) -> str:
 
 
 def without(text: str, begin: str, end: str) -> str:
-    """Return the text without the passages that start with the mark `begin` and stop with the mark
-    `end`.
+    """Return the text without the passages that begin with the marker `begin` and end with the
+    marker `end`.
 
-    The function uses no regular expression, because a regular expression would scan the rest of the
-    text once for each mark that is never closed.
+    No regular expression is used, because it would scan the rest of the text once for each `begin`
+    without an `end`.
 
     >>> without("a<b>c</b>d<b>e", "<b>", "</b>")
     'ad<b>e'
@@ -240,7 +247,8 @@ def without(text: str, begin: str, end: str) -> str:
 
 
 def _non_text_parts(content: object) -> list[bytes]:
-    """Return the parts that are not text: pictures, sound, files."""
+    """Return the parts of a message's content that are not text, such as pictures, sound and files,
+    as JSON. Reasoning is left out."""
     parts: list[bytes] = []
     for part in cast(list[Any], content) if isinstance(content, list) else ():
         if isinstance(part, dict) and not isinstance(cast(Json, part).get("text"), str):
@@ -279,9 +287,9 @@ def _call_ids(message: Json, role: str, text: str) -> Iterator[str]:
 
 
 def canonical_arguments(arguments: object) -> bytes:
-    """Return the arguments of a tool call as JSON in a canonical form. This form does not depend on
-    spaces, the order of keys, escapes and the spelling of whole numbers. Arguments that are not
-    JSON are returned unchanged except for surrounding spaces.
+    """Return the arguments of a tool call as JSON in a canonical form. The form is the same for
+    arguments that differ only in spaces, the order of keys, escapes, or the spelling of whole
+    numbers (1.0 or 1). Arguments that are not JSON are only stripped of surrounding spaces.
 
     >>> canonical_arguments('{"b": 1.0, "a": "\\\\u00e9"}').decode()
     '{"a":"é","b":1}'
@@ -300,8 +308,8 @@ def canonical_arguments(arguments: object) -> bytes:
 
 
 def _with_integers(value: object) -> object:
-    """Return a JSON value in which each float without a fraction is replaced by an integer.
-    JavaScript writes such floats as integers."""
+    """Return a JSON value in which each float without a fraction, such as 1.0, is replaced by an
+    integer. Clients in JavaScript write 1.0 as 1."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_EXACT_INTEGER:
         return int(value)
     if isinstance(value, dict):
@@ -320,10 +328,11 @@ def _dumped(value: object) -> bytes:
 
 
 class PromptEnds:
-    """The lengths of the latest prompts of completions requests, each counted with its answer.
+    """The lengths of the latest prompts of completions requests. Each length includes the prompt's
+    answer.
 
-    Such a request has a prompt and no messages. A new prompt is cut at these lengths, to check
-    whether it begins with an earlier prompt and its answer.
+    A completions request has a prompt and no messages. A new prompt is cut at these lengths, to
+    check whether it begins with an earlier prompt and its answer.
     """
 
     def __init__(self) -> None:
@@ -332,10 +341,10 @@ class PromptEnds:
     def history_of(self, prompt: str, scope: str) -> MessageHistory:
         """Return the prompt of a completions request as a message history.
 
-        For each stored length that is not longer than the prompt, the history has one message. Its
-        key is the hash of the prompt's beginning with this length. It is not known yet whether this
-        beginning is an earlier prompt with its answer. The history's last message stands for the
-        whole prompt.
+        The history has one message for each stored length that is not longer than the prompt. The
+        key of this message is the hash of the prompt's beginning with this length. A later lookup
+        of the key shows whether this beginning is an earlier prompt with its answer. One more
+        message at the end of the history represents the whole prompt.
         """
         history = MessageHistory(scope_key(scope))
         if not prompt:
@@ -351,13 +360,13 @@ class PromptEnds:
         return history
 
     def add(self, length: int) -> None:
-        """Add the length of a prompt with its answer, in characters."""
+        """Add the length of a prompt together with its answer, in characters."""
         self._lengths.append(length)
 
 
 class PromptHash:
-    """The hash of a prompt that has no answer yet. When the answer is known, `with_answer` extends
-    the hash. The text itself is not stored."""
+    """The hash of a prompt that has no answer yet. When the answer is known, `with_answer` returns
+    the hash of both. The text itself is not stored."""
 
     def __init__(self, prompt: str, scope: str) -> None:
         self._digest = _new_digest(scope_key(scope))
@@ -365,7 +374,7 @@ class PromptHash:
         self._length = len(prompt)
 
     def with_answer(self, answer: str) -> tuple[bytes, int] | None:
-        """Return (key, length in characters) for the prompt followed by its answer.
+        """Return (hash, length in characters) of the prompt followed by its answer.
 
         The result is None if the answer is empty.
         """

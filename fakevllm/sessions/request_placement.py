@@ -1,8 +1,8 @@
-"""The placement of one request in the session tree.
+"""Find the place of one request in the session tree: its session, its parent and its turn.
 
-A request is placed only once. The record of its group contains the place, so the request is placed
-before the record is made. If an error occurs in this module, the app still gets its answer, and the
-request has no place.
+A request is placed only once. This happens before the ledger record of its group is made, because
+the record contains the place. If an error occurs in this module, the app still gets its answer, and
+the request has no place.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Placement:
-    """One request and, after `place` was called, its place in the session tree."""
+    """One request and, after a call of `place`, its place in the session tree."""
 
     tree: SessionTree
     group_id: str
     scope: str
-    """Fingerprint of the app's key. Only sessions of the same scope are found."""
+    """Fingerprint of the app's API key. Only sessions of the same key are found."""
     body: Json
-    """The request body in the upstream's format."""
+    """The request body in the format of the upstream server."""
     prompt: str
-    """The prompt of a body without messages."""
+    """The prompt, if the body has no messages."""
     hints: Hints
     received_at: float
     """Time of a monotonic clock in seconds."""
@@ -45,12 +45,12 @@ class Placement:
     _is_served: bool = field(default=False, init=False)
 
     def session_id(self) -> str | None:
-        """Return the id of the session that the request would continue as a main call, or None if
-        it would open a new session. A main call is any call except those that the app makes for
-        itself, such as a request for a title.
+        """Return the id of the session that the request would continue if it were a main call, or
+        None if it would open a new session. A main call is any call that the app does not make for
+        itself. A request for a title is not a main call, for example.
 
-        Call `place` soon after this method, because `place` uses the result of this method's
-        lookup, and other requests may evict the session.
+        Call `place` soon after this method: it uses the session found here, which other requests
+        may evict from the tree in the meantime.
         """
         try:
             self._lookup = self.tree.find(self._read(is_side=False))
@@ -60,7 +60,9 @@ class Placement:
         return self._lookup.session.id if self._lookup.session is not None else None
 
     def place(self, *, is_side: bool) -> Place | None:
-        """Place the request, and return its place. Later calls return the same place."""
+        """Place the request in the session tree, and return its place. Later calls return the same
+        place. `is_side` says whether the app makes this call for itself, for example to get a
+        title."""
         if not self._is_placed:
             self._is_placed = True
             try:
@@ -72,8 +74,9 @@ class Placement:
         return self._place
 
     def served(self, message: Json, at: float, response_id: str | None) -> None:
-        """Store the message that the app gets, in the first attempt or in a retry. Only the first
-        call of this method has an effect.
+        """Store the answer that the app gets, so that later requests that continue the answer can
+        be recognized. After a retry, several answers may be reported, but only the first call of
+        this method has an effect.
 
         `at` is the time on the same monotonic clock as `received_at`.
         """
@@ -86,7 +89,7 @@ class Placement:
             log.exception("the answer of request %s could not be kept", self.group_id)
 
     def failed(self, at: float) -> None:
-        """Record that the app did not get the whole answer. If `served` was called before, do
+        """Record that the app did not get a whole answer. If `served` was called before, do
         nothing."""
         if self._place is not None and not self._is_served:
             self.tree.failed(self.group_id, at)

@@ -1,7 +1,8 @@
-"""The index of the latest groups and their sessions, which finds groups by several keys.
+"""The index of the latest groups (requests with their answers) and of their sessions. A group is
+found by several keys, such as the hash of its message history.
 
-The size of the index is bounded. The least recently used group is evicted first. A session is
-evicted together with its last group.
+The size of the index is bounded. The least recently used group is evicted first, and a session
+together with its last group.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from fakevllm.sessions.types import Kind
 Key = TypeVar("Key")
 
 MAX_GROUPS = 20_000
-"""Maximum number of groups in the index: about 25 MB, and days of traffic of a busy team."""
+"""Maximum number of groups (requests with their answers) in the index. They need about 25 MB, and
+are days of traffic of a busy team."""
 NUM_RESTORED = 5_000
-"""Number of groups that a proxy reads from the ledger at its start, in a fraction of a second."""
+"""Maximum number of groups that the proxy reads from the ledger when it starts. This takes a
+fraction of a second."""
 MAX_MATCHES = 16
-"""Maximum number of groups of one key that are considered, the latest first. A health probe may
-send the same request forever."""
+"""Maximum number of groups with the same key that are considered, the latest first. There may be
+very many, because a health probe, for example, sends the same request again and again."""
 EXCERPT_CHARS = 200
-"""Length of the excerpts of questions and answers."""
+"""Maximum length of the stored excerpts of questions and answers, in characters."""
 
 
 class GroupStatus(Enum):
-    """The state of a group's answer."""
+    """The state of a group's answer: not complete yet, served or failed."""
 
     OPEN = "open"
     SERVED = "served"
@@ -39,18 +42,19 @@ class GroupStatus(Enum):
 
 @dataclass(slots=True, eq=False)
 class SessionNode:
-    """A session in the session tree."""
+    """A session (a conversation of an app) in the session tree."""
 
     id: str
     scope: str
     parent_id: str | None = None
     """Id of the session that started this session."""
     turn: int = 0
-    """Turn of the latest request that was not a side call; 0 before the first such request."""
+    """Number of the turn of the latest main call; 0 before the first main call. A main call is any
+    request that the app does not make for itself (a side call, for example for a title)."""
     last_served: str | None = None
-    """Id of the latest served group that was not a side call."""
+    """Id of the latest group whose answer was served. Side calls do not count."""
     last_main: str | None = None
-    """Id of the latest group that was not a side call."""
+    """Id of the latest group. Side calls do not count."""
     user: str = ""
     cache_key: str = ""
     first_question: str = ""
@@ -73,37 +77,41 @@ class GroupNode:
     turn: int
     kind: Kind
     history_key: bytes
-    """Key of the request's history; b"" if no history can continue it."""
+    """Key (hash) of the request's message history; b"" if later requests cannot be recognized by
+    it."""
     system_key: bytes
-    """Key of the system prompt."""
+    """Key (hash) of the system prompt."""
     size: int
     received_at: float
     """Time of a monotonic clock in seconds."""
     status: GroupStatus = GroupStatus.OPEN
     ended_at: float = 0.0
-    """Time on the same clock. It has no meaning while the group is open."""
+    """Time on the same clock at which the answer was complete or failed. It has no meaning while
+    the group is open."""
     is_repeated: bool = False
-    """Whether a later request has repeated this request."""
+    """Whether a later request was recognized as a repetition of this request."""
     prompt_hash: PromptHash | None = None
     answered_key: bytes | None = None
-    """Key of the history with the served answer at its end."""
+    """Key (hash) of the request's message history followed by the served answer."""
     message_key: bytes | None = None
-    """Key of the served answer alone; None if the answer is not distinctive."""
+    """Key (hash) of the served answer alone; None if the same answer is likely to occur in several
+    sessions."""
     call_ids: tuple[str, ...] = ()
     response_id: str | None = None
     continuations: dict[str, GroupNode] | None = None
     """Groups that continue this group's answer, by id."""
 
     def was_open_at(self, at: float) -> bool:
-        """Return True if the group had no answer yet at the time `at`."""
+        """Return True if the group's answer was not complete and had not failed at the time
+        `at`."""
         return self.status is GroupStatus.OPEN or self.ended_at > at
 
 
 class GroupIndex(Generic[Key]):
-    """An index of groups by one kind of key.
+    """An index that finds groups by a key, for one kind of key.
 
-    Several groups may share a key. Most keys have only one group, which is then stored without a
-    dict.
+    Several groups may have the same key. Most keys have only one group. Such a group is stored
+    without a dict around it, to save memory.
     """
 
     def __init__(self) -> None:
@@ -113,7 +121,7 @@ class GroupIndex(Generic[Key]):
         return len(self._entries)
 
     def add(self, key: Key, group: GroupNode) -> None:
-        """Add a group under a key, as the latest group with this key."""
+        """Add a group under a key. It counts as the latest group with this key."""
         entry = self._entries.get(key)
         if entry is None:
             self._entries[key] = group
@@ -123,8 +131,7 @@ class GroupIndex(Generic[Key]):
             self._entries[key] = {entry.id: entry, group.id: group}
 
     def remove(self, key: Key, group: GroupNode) -> None:
-        """Remove a group from the groups that are indexed under a key. If the group is not among
-        them, do nothing."""
+        """Remove a group from the groups that are indexed under `key`, if it is one of them."""
         entry = self._entries.get(key)
         if isinstance(entry, dict):
             entry.pop(group.id, None)
@@ -132,7 +139,7 @@ class GroupIndex(Generic[Key]):
             del self._entries[key]
 
     def latest(self, key: Key) -> Iterator[GroupNode]:
-        """Return at most MAX_MATCHES groups with this key, the latest first."""
+        """Return the groups with this key, the latest first, but at most MAX_MATCHES groups."""
         entry = self._entries.get(key)
         if entry is None:
             return iter(())
@@ -147,7 +154,7 @@ class GroupIndex(Generic[Key]):
 
 @dataclass(slots=True)
 class SessionIndex:
-    """All groups and sessions of the tree, and the keys by which they are found."""
+    """All groups and sessions of the session tree, and the indexes by which groups are found."""
 
     max_groups: int = MAX_GROUPS
     groups: OrderedDict[str, GroupNode] = field(default_factory=OrderedDict[str, GroupNode])
@@ -157,17 +164,17 @@ class SessionIndex:
     by_history: GroupIndex[bytes] = field(default_factory=GroupIndex[bytes])
     """Groups by the key of their history."""
     by_answered: GroupIndex[bytes] = field(default_factory=GroupIndex[bytes])
-    """Groups by the key of their history and served answer."""
+    """Groups by the key of their history followed by the served answer."""
     by_message: GroupIndex[tuple[str, bytes]] = field(default_factory=GroupIndex[tuple[str, bytes]])
-    """Groups by scope and the key of the served answer alone."""
+    """Groups by (scope, key of the served answer alone). The scope is the API key."""
     by_call_id: GroupIndex[tuple[str, str]] = field(default_factory=GroupIndex[tuple[str, str]])
-    """Groups by scope and the id of a tool call in the served answer."""
+    """Groups by (scope, id of a tool call in the served answer)."""
     by_response_id: GroupIndex[tuple[str, str]] = field(default_factory=GroupIndex[tuple[str, str]])
-    """Groups by scope and response id."""
+    """Groups by (scope, response id of the served answer)."""
 
     def session(self, session_id: str, scope: str) -> SessionNode:
-        """Return the session with this id, and mark it as the most recently used session. Create
-        the session if needed."""
+        """Return the session with this id, and create it if it does not exist. The session counts
+        as the most recently used one."""
         session = self.sessions.get(session_id)
         if session is None:
             session = self.sessions[session_id] = SessionNode(session_id, scope)
@@ -175,8 +182,8 @@ class SessionIndex:
         return session
 
     def add(self, group: GroupNode) -> None:
-        """Add a group, link the group to its parent, and evict the least recently used groups if
-        there are too many."""
+        """Add a group, and link it to its parent (the group whose answer it continues). If there
+        are too many groups then, evict the least recently used groups."""
         group.session.num_groups += 1
         known = self.groups.get(group.id)
         if known is not None:
@@ -201,8 +208,8 @@ class SessionIndex:
         call_ids: tuple[str, ...],
         response_id: str | None,
     ) -> None:
-        """Mark a group as served, and index the keys by which later requests may refer to the
-        group."""
+        """Mark a group as served, and index the group by its answer, so that later requests that
+        repeat the answer or refer to it can be recognized."""
         group.status, group.prompt_hash = GroupStatus.SERVED, None
         group.answered_key, group.message_key = answered_key, message_key
         group.call_ids, group.response_id = call_ids, response_id

@@ -1,5 +1,5 @@
-"""The session tree. The tree places every request and stores every served answer. Later requests
-are recognized by the history that they repeat."""
+"""The session tree, which finds the place of every request and stores every served answer. A later
+request of the same conversation is recognized by the message history that it repeats."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ from fakevllm.sessions.types import Evidence, IncomingRequest, Kind, Place, Plac
 Json = dict[str, Any]
 
 ORPHAN_WINDOW_S = 60.0
-"""Seconds for which a side call waits for the first main call of its session. An app may request
-the title of a conversation before it sends the conversation's first question."""
+"""Seconds for which a side call (a call that the app makes for itself) waits for the first main
+call of its session. An app may request the title of a conversation before it sends the first
+question."""
 NUM_ORPHANS = 32
-"""Maximum number of side calls that wait."""
+"""Maximum number of side calls that wait for the first main call of their session."""
 _ORPHAN_CHARS = 4_000
-"""Maximum number of characters that are stored of the text of a waiting side call."""
+"""Maximum number of characters that are stored of the text of a side call that waits."""
 
 
 class _Orphan(NamedTuple):
-    """A side call (a call that the app makes for itself, for example for a title) that arrived
-    before any main call with the question that it quotes."""
+    """A side call (a call that the app makes for itself, for example for a title) that quotes a
+    question which has not arrived as a request yet."""
 
     session_id: str
     text: str
@@ -56,8 +57,8 @@ class _Orphan(NamedTuple):
 
 
 class SessionTree:
-    """The sessions of all apps. The tree does no I/O, and times are arguments. Only one thread may
-    use the tree."""
+    """The sessions of all apps. The tree does no I/O, and gets the time as an argument. Only one
+    thread may use the tree."""
 
     def __init__(self, max_groups: int = MAX_GROUPS) -> None:
         self._index = SessionIndex(max_groups)
@@ -71,8 +72,8 @@ class SessionTree:
 
     @property
     def num_keys(self) -> int:
-        """Number of all keys, sessions and parent links that the tree holds. Tests check that this
-        number is bounded."""
+        """Number of all index keys, sessions and parent links that the tree holds. Tests check that
+        this number does not exceed a limit."""
         index = self._index
         group_indexes = (
             index.by_history,
@@ -87,11 +88,11 @@ class SessionTree:
     def history_of(
         self, body: Json, prompt: str, scope: str
     ) -> tuple[MessageHistory, PromptHash | None]:
-        """Return (message history, hash of the prompt) for a request body.
+        """Return (message history, hash of the prompt) for a request.
 
-        The body is in the upstream's format. If the body has messages, the history is made from
-        them, and the hash is None. Otherwise the history is made from `prompt`. The hash is then
-        None only if the prompt is empty.
+        `body` is the request body in the format of the upstream server. If it has messages, the
+        history is made from them, and the hash is None. Otherwise the history is made from
+        `prompt`. The hash is then that of the prompt, or None if the prompt is empty.
         """
         messages: object = body.get("messages")
         if isinstance(messages, list):
@@ -100,18 +101,18 @@ class SessionTree:
         return history, PromptHash(prompt, scope) if prompt else None
 
     def find(self, request: IncomingRequest) -> LookupResult:
-        """Return the session of a request and the group whose answer the request continues. The
-        request is not added to the tree."""
+        """Return the session of a request, and the group whose answer the request continues. The
+        tree is not changed."""
         session_id = _named_session_id(request)
         named = self._index.sessions.get(session_id) if session_id else None
         return self._lookup.find(request, named)
 
     def place(self, request: IncomingRequest, lookup: LookupResult | None = None) -> Place:
-        """Add a request to the tree, and return its place. Its group is open until `served` or
-        `failed` is called.
+        """Add a request to the tree, and return its place. The request counts as not yet answered
+        until `served` or `failed` is called.
 
-        Call this method once per group. If `find` was just called, `lookup` is its result, which
-        saves a second lookup.
+        Call this method once per group. `lookup` is the result of `find`, if `find` was called just
+        before. It saves a second lookup.
         """
         lookup = lookup or self.find(request)
         session = lookup.session or self._open_session(request)
@@ -136,8 +137,8 @@ class SessionTree:
     def served(
         self, group_id: str, message: Json, at: float, response_id: str | None = None
     ) -> None:
-        """Store the message that the app got at the time `at`, on the clock of the requests'
-        `received_at`."""
+        """Store the message with which the request of this group was answered. `at` is the time of
+        the answer, on the same clock as the requests' `received_at`."""
         group = self._index.groups.get(group_id)
         if group is None:
             return
@@ -169,18 +170,18 @@ class SessionTree:
             group.session.last_answer = _excerpt(text)
 
     def failed(self, group_id: str, at: float) -> None:
-        """Record that the app did not get a whole answer. `at` is a time on the clock of
-        the requests' `received_at`."""
+        """Record that the app did not get a whole answer to the request of this group. `at` is the
+        time, on the same clock as the requests' `received_at`."""
         group = self._index.groups.get(group_id)
         if group is not None:
             group.status, group.ended_at, group.prompt_hash = GroupStatus.FAILED, at, None
 
     def restore(self, requests: Iterable[PlacedRequest], *, now: float, unix_now: float) -> None:
-        """Add the requests that an earlier proxy process placed, oldest first.
+        """Add the requests that earlier proxy processes placed. The oldest request comes first.
 
         `now` is the current time on the tree's clock, and `unix_now` is the current time in Unix
-        seconds. A request whose time is in the future counts as received now, because the system
-        clock was set back.
+        seconds. The recorded time of a request can be in the future if the system clock was set
+        back. Such a request counts as received now.
         """
         for placed in requests:
             place = placed.place
@@ -201,11 +202,12 @@ class SessionTree:
                 self.served(placed.group_id, message, received_at, placed.response_id)
 
     def _open_session(self, request: IncomingRequest) -> SessionNode:
-        """Return a session for a request whose session was not found.
+        """Return the session for a request that could not be matched with an existing session.
 
-        A request that names a session gets the session of that name. Otherwise, a main call whose
-        question an earlier side call quotes gets the session of that side call. Any other request
-        gets a new session.
+        If the request contains the name of a session, it gets the session of that name. Otherwise,
+        a main call gets the session of an earlier side call that quotes its question, if there is
+        one. (A side call is a call that the app makes for itself, for example for a title.) In all
+        other cases the request gets a new session.
         """
         session_id = _named_session_id(request)
         adopted = None if session_id or request.is_side else self._adopting_session(request)
@@ -218,10 +220,10 @@ class SessionTree:
         return session
 
     def _adopting_session(self, request: IncomingRequest) -> str | None:
-        """Return the id of the session that this main call should join. This is a session that an
-        earlier side call opened, and the side call quotes this request's question.
+        """Return the id of the session that this main call should join: a session that was opened
+        by a side call (for example a request for a title) that quotes this request's question.
 
-        The result is None if there is no such session, or if the session has a main call already.
+        Return None if there is no such session, or if it already has a main call.
         """
         question = _excerpt(request.history.question)
         for orphan in self._orphans:
@@ -264,12 +266,15 @@ class SessionTree:
     def _kind_after(
         self, request: IncomingRequest, parent: GroupNode, base: HistoryMatch | None
     ) -> Kind:
-        """Return PARALLEL, EDITS or CONTINUES for a request that continues the parent's answer.
+        """Return PARALLEL, EDITS or CONTINUES for a request that continues the answer of the group
+        `parent`.
 
-        The kind depends on the other requests that continue the same answer. It is PARALLEL if one
-        of them was not answered yet when this request arrived. It is EDITS if this is not the case,
-        and one of them was answered. Otherwise it is CONTINUES. It is also CONTINUES if `base`, the
-        match of the request's history, is a match with another group than the parent.
+        The kind depends on the other requests of the session that continue the same answer:
+
+        * PARALLEL: one of them was not answered yet when this request arrived.
+        * EDITS: this is not the case, but one of them was answered.
+        * CONTINUES: neither is the case. The kind is also CONTINUES if `base`, the group found in
+          the request's history, is another group than the parent.
         """
         if base is not None and base.group is not parent:
             return Kind.CONTINUES
@@ -284,8 +289,8 @@ class SessionTree:
         return Kind.EDITS if is_continued else Kind.CONTINUES
 
     def _has_only_the_answer(self, request: IncomingRequest, lookup: LookupResult) -> bool:
-        """Return True if the history has the parent's answer, but not the messages before this
-        answer."""
+        """Return True if the request's history contains the parent's answer, but the messages
+        before this answer differ from the parent's history."""
         if lookup.base is None or lookup.base.group is not lookup.parent:
             return False
         parent = lookup.base.group
@@ -310,8 +315,8 @@ class SessionTree:
         return max(1, request.history.turns_after(-1))
 
     def _same_history(self, request: IncomingRequest, session: SessionNode) -> GroupNode | None:
-        """Return the session's latest main call with the same history as the request, or None if
-        there is no such call."""
+        """Return the latest main call of the session whose history equals that of the request, or
+        None if there is none. A main call is a call that the app does not make for itself."""
         for group in self._index.by_history.latest(request.history.key):
             if group.session is session and group.kind is not Kind.SIDE:
                 return group
@@ -323,7 +328,7 @@ class SessionTree:
                 group.is_repeated = True
 
     def _add(self, request: IncomingRequest, session: SessionNode, place: Place) -> None:
-        """Add the group of a placed request, and update its session."""
+        """Add the group of a request whose place is known, and update its session."""
         history, hints = request.history, request.hints
         session.user = hints.user or session.user
         session.cache_key = hints.cache_key or session.cache_key
@@ -349,16 +354,16 @@ class SessionTree:
 
 
 def _named_session_id(request: IncomingRequest) -> str | None:
-    """Return the id of the session that the request's headers or body name, or None if they name no
-    session."""
+    """Return the id of the session whose name is in the request's headers or body. Return None if
+    they contain no name of a session."""
     name = request.hints.session
     return _session_id(request.scope, name) if name else None
 
 
 @lru_cache(1024)
 def _session_id(scope: str, name: str) -> str:
-    """Return the id of a named session. The same name in the same scope always gives the same id,
-    also after a restart."""
+    """Return the id for a session name that a client sent. For the same name and scope (API key),
+    the id is always the same, also after a restart."""
     return blake2b(f"{scope}\0{name}".encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 

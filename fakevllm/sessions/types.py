@@ -1,5 +1,5 @@
-"""The types of the session tree: a request that is to be placed, its place in the tree, and a
-placed request from the ledger."""
+"""The types of the session tree: a request for which a place is sought, the place, and a placed
+request that is read from the ledger."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from fakevllm.sessions.normalize import MessageHistory, PromptHash
 
 
 class Kind(StrEnum):
-    """The role of a request in its session.
+    """The role of a request in its session. A request's parent is the request whose answer it
+    continues.
 
     new          The request opens the session.
-    sub_agent    The request opens the session, and another session started it.
+    sub_agent    The request opens the session, and another session started this session.
     continues    The request continues the parent's answer.
     regenerates  The request has the same history as an earlier request that was answered.
     repeats      The request has the same history as an earlier request that failed.
     edits        The request continues an answer that an earlier request continued differently.
     compacted    The request continues the session with a shortened or rewritten history.
-    parallel     The request runs beside another request that is not answered yet.
+    parallel     The request arrived while another request of the session was not answered yet.
     side         The app makes the call for itself, for a title or a summary. It begins no turn.
     """
 
@@ -43,7 +44,7 @@ class Evidence(StrEnum):
     response_id   `previous_response_id` names an answer of the session.
     tool_call_id  The history has the id of a tool call that an answer of the session made.
     prefix        The history begins with the history and the answer of an earlier request.
-    retry         The same history failed before, and the client says that it retries.
+    retry         The same history failed before, and the client marks the request as a retry.
     question      The history begins with that of an earlier request, whose answer was reworded.
     answer        The history contains an answer of the session, but begins differently.
     cache_key     The session has the same `prompt_cache_key`. The history matches no session.
@@ -66,20 +67,20 @@ class Evidence(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class IncomingRequest:
-    """A request that is to be placed.
+    """A request for which a place in the session tree is sought.
 
-    This class and `Place` are not frozen, because every request creates both, and frozen
-    dataclasses take longer to create.
+    This class and `Place` are not frozen dataclasses, because an object of each is created for
+    every request, and creating frozen ones takes longer.
     """
 
     group_id: str
     scope: str
-    """Name of the app's key. Sessions of other scopes are never found."""
+    """Fingerprint of the app's API key. Sessions of other keys are never found."""
     history: MessageHistory
     received_at: float
     """Time of a monotonic clock in seconds."""
     size: int = 0
-    """Size of the body in bytes. A retry has the same size."""
+    """Size of the body in bytes. A retry has the same size as the first attempt."""
     hints: Hints = NO_HINTS
     is_side: bool = False
     prompt_hash: PromptHash | None = field(default=None, compare=False)
@@ -98,23 +99,24 @@ class Place:
     parent_id: str | None
     """The group whose served answer the request continues."""
     turn: int
-    """Number of the turn in the session, from 1. A tool's result begins no turn."""
+    """Number of the turn in the session, from 1. A tool's result does not begin a turn."""
     kind: Kind
     evidence: Evidence = Evidence.NONE
     parent_session_id: str | None = None
     asked_key: str = ""
-    """Key of the request's history, in hex; "" if no history can continue it."""
+    """Key (hash) of the request's message history, in hex; "" if later requests cannot be
+    recognized by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRequest:
-    """A request and its place, as the ledger has recorded them."""
+    """A request and its place, as they are recorded in the ledger, the proxy's database."""
 
     group_id: str
     scope: str
     place: Place
     received_at: float
-    """Unix seconds."""
+    """Time at which the request was received, in Unix seconds."""
     response_id: str | None = None
     message_json: str | None = None
     """The served message; None if the app did not get the whole answer."""

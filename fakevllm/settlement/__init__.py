@@ -1,11 +1,13 @@
-"""Settlement of groups: everything that happens to a group after its app has been answered.
+"""Settlement of groups: everything that happens to a group (a request with all its sampled answers)
+after the app has been answered.
 
-`reward_delivery` writes a group to the ledger and then sends its rewards to the swarm server.
-`pending_groups` holds groups that wait for feedback. `feedback_service` accepts feedback, asks the
-`on_feedback` hook for its value, and adds the value to the group's reward. Feedback that arrives
-after its group was sent to the server becomes a training sample of its own in `late_feedback`.
+`reward_delivery` writes a group to the ledger, the proxy's database, and then sends the group's
+rewards to the swarm server. `pending_groups` holds groups that wait for feedback.
+`feedback_service` accepts feedback, asks the `on_feedback` hook for its value, and adds the value
+to the group's reward. Feedback that arrives after its group was sent to the server becomes a
+training sample of its own (`late_feedback`).
 
-A group or sample that the server may train on is always in the ledger first. If a stop or a crash
-prevents rewards or feedback from being sent, the next proxy process sends them, and the server
-accepts each group and each sample once. Nothing in this folder delays an app's answer.
+A group or sample is in the ledger before the server can train on it. If a stop or a crash prevents
+rewards or feedback from being sent, the next proxy process sends them. The server accepts each
+group and each sample only once. Nothing in this folder delays an app's answer.
 """

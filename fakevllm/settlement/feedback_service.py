@@ -1,8 +1,8 @@
 """The service for feedback about answers.
 
-Each feedback is stored in the ledger, and the `on_feedback` hook computes its value. If the rewards
-of the answer's group have not been sent to the server yet, the value is added to the served
-answer's reward. Otherwise the feedback becomes a late sample: a training sample of its own.
+Each feedback is stored in the ledger, the proxy's database, and the `on_feedback` hook computes its
+value. If the rewards of the answer's group have not been sent to the server yet, the value is added
+to the served answer's reward. Otherwise the feedback becomes a training sample of its own.
 
 If the proxy stops before it has processed stored feedback, the next proxy process does so.
 """
@@ -43,17 +43,18 @@ from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 FLUSH_S = 5.0
-"""Seconds to wait for queued ledger writes, before the app gets an error and has to retry."""
+"""Maximum number of seconds to wait for queued ledger writes. After that, the app gets an error and
+must retry."""
 _IMPLICIT_KINDS = {Kind.REGENERATES: "regenerate"}
-"""Kind of the implicit feedback for each kind of request. All other requests are feedback of the
-kind `next_message`."""
+"""Kind of the implicit feedback, by the kind of the new request. Requests of all other kinds are
+feedback of the kind `next_message`."""
 _NO_FEEDBACK = (Kind.SIDE, Kind.REPEATS, Kind.PARALLEL, Kind.NEW, Kind.SUB_AGENT)
 
 
 class FeedbackService:
-    """The service that accepts explicit feedback from apps, and detects implicit feedback. A next
-    message or a regeneration is implicit feedback. `close` leaves unprocessed feedback to the next
-    proxy process."""
+    """The service that accepts explicit feedback from apps and detects implicit feedback. The
+    user's next message, or the request for another answer, is implicit feedback about an answer.
+    When the service is closed, the next proxy process processes the remaining feedback."""
 
     def __init__(
         self,
@@ -73,18 +74,19 @@ class FeedbackService:
         self._tasks = tasks
         self._metrics = metrics
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Locks by group id. Feedback about one answer is stored one at a time, so that the same
-        feedback sent twice at once is stored once. While feedback is being stored, no feedback
-        about the same answer is applied, because the new feedback may be a withdrawal."""
+        """Locks by group id. The lock of a group is held while feedback about its answer is stored.
+        Therefore the same feedback, sent twice at the same time, is stored only once. The lock is
+        also held while a value is added to the reward, because new feedback may take the earlier
+        feedback back."""
         self._in_progress: dict[tuple[str, str], bool] = {}
         """Feedback that is being processed, by group id and feedback id. The value is False once
         the feedback was taken back or replaced."""
         self._background = TaskSet(log, "feedback could not be processed")
 
     def restore(self) -> None:
-        """Process the feedback that an earlier proxy process had stored. Call this method before
-        any group of an earlier process is sent, so that the feedback can still be added to the
-        group's reward."""
+        """Process the feedback that an earlier proxy process stored but did not process. Call this
+        method before the groups of earlier processes are sent, so that the feedback can still be
+        added to their rewards."""
         for row in self._ledger.feedback.in_state(FeedbackState.RECEIVED):
             self._start(row)
 
@@ -92,11 +94,12 @@ class FeedbackService:
         await self._background.close()
 
     async def accept(self, body: FeedbackBody, app_key: str | None) -> tuple[FeedbackRecord, bool]:
-        """Store feedback, and return (row of the ledger, True if the feedback had been stored
-        before).
+        """Store feedback, and return a pair: the feedback's row in the ledger, and True if this
+        feedback had been stored before.
 
-        Raises WireError with status 404 if the app received no answer with this id, 400 if the
-        `feedback_id` was used before for other feedback, and 503 if the ledger cannot be written.
+        Raises WireError with status 404 if this app received no answer with the given id. The
+        status is 400 if the `feedback_id` was used before for other feedback, and 503 if the ledger
+        cannot be written.
         """
         group_id = await self._find(body.id, app_key)
         self._delivery.feedback_started(group_id)  # the group must not be sent meanwhile
@@ -111,8 +114,9 @@ class FeedbackService:
         return row, not is_new
 
     def request_placed(self, group_id: str, place: Place | None, text: str) -> None:
-        """Process a new request as implicit feedback about an earlier answer of its session. Also
-        release the groups of the session's earlier turns, so that they no longer wait for feedback.
+        """Treat a new request as implicit feedback about an earlier answer of its session, unless
+        its kind says nothing about that answer. Also release the groups of the session's earlier
+        turns, so that they no longer wait for feedback.
 
         `text` is the request's last user message.
         """
@@ -145,8 +149,9 @@ class FeedbackService:
     async def _store(
         self, body: FeedbackBody, group_id: str, app_key: str | None
     ) -> tuple[FeedbackRecord, bool]:
-        """Return (row of the ledger, True if the feedback is new). Raises WireError with status 400
-        if the `feedback_id` is in use, and 503 if the ledger cannot be written."""
+        """Store feedback unless it is stored already. Return a pair: the feedback's row in the
+        ledger, and True if the feedback is new. Raises WireError with status 400 if the
+        `feedback_id` was used for other feedback, and 503 if the ledger cannot be written."""
         rows = self._ledger.feedback
         is_flushed = await self._ledger.flush(FLUSH_S)
         earlier = await asyncio.to_thread(rows.of_group, group_id)
@@ -185,8 +190,8 @@ class FeedbackService:
     # --- processing
 
     def _start(self, row: FeedbackRecord) -> None:
-        """Start to process feedback. If the feedback was processed already or is being processed,
-        do nothing."""
+        """Start a background task that processes the feedback. If the feedback was processed
+        already or is being processed, do nothing."""
         key = (row.group_id, row.feedback_id)
         if row.state == FeedbackState.RECEIVED and key not in self._in_progress:
             self._in_progress[key] = True
@@ -196,13 +201,13 @@ class FeedbackService:
     async def _finish(
         self, group_id: str, process: Callable[[], Coroutine[Any, Any, float | None]]
     ) -> None:
-        """Call `process`, which returns the amount to add to the group's reward, and pass this
-        amount to `feedback_finished`.
+        """Call `process`, which processes one feedback and returns the amount to add to the group's
+        reward. Then pass the amount to `feedback_finished`, after which the group may be sent.
 
-        If the proxy stops while `process` runs, this method is cancelled and does not call
-        `feedback_finished`. This process then does not send the group: the ledger may already state
-        that the amount was added to the reward, although it was not. The next proxy process sends
-        the group.
+        If the proxy stops while `process` runs, this method is cancelled before it calls
+        `feedback_finished`, so this proxy process does not send the group. The ledger may already
+        contain the amount as a part of the reward, although the reward in memory lacks it. The next
+        proxy process sends the group with the amount.
         """
         try:
             amount = await process()
@@ -225,8 +230,8 @@ class FeedbackService:
         return self._locks.setdefault(group_id, asyncio.Lock())
 
     def _void(self, row: FeedbackRecord, reason: str) -> WriteReceipt:
-        """Mark feedback as void, because it was taken back or replaced. Feedback that was already
-        added to a reward or sent as a sample is not changed."""
+        """Mark feedback as void, because the app took it back or replaced it. Feedback that was
+        already added to a reward or sent as a sample stays unchanged."""
         key = (row.group_id, row.feedback_id)
         if key in self._in_progress:
             self._in_progress[key] = False
@@ -240,14 +245,15 @@ class FeedbackService:
     ) -> float | None:
         """Record the feedback's value, and return the amount to add to the group's reward.
 
-        The result is None if the feedback will become a sample, or if the feedback has no value.
+        Return None if the feedback has no value, or if it becomes a training sample of its own,
+        because the group's reward can no longer be changed.
 
-        An amount is returned only after the ledger has stored the amount. Otherwise, the feedback
-        could be trained a second time after a restart. `recorded` is the receipt for the queued
-        write of `row`, or None if the ledger is known to have the row.
+        The ledger stores the amount before this method returns it. Otherwise the feedback could be
+        trained a second time after a restart. `recorded` is the receipt for the queued write of
+        `row`, or None if the row is already in the ledger.
 
-        This method must not await anything before it queues its first write. During an await, the
-        app could take the feedback back.
+        Before its first write is queued, this method must not await anything, because the app could
+        take the feedback back during the await.
         """
         rows = self._ledger.feedback
         if isinstance(value, HookFailure):
@@ -288,8 +294,8 @@ class FeedbackService:
         self, group_id: str, preceding: str | None, place: Place, text: str
     ) -> None:
         """Process the request `group_id` as implicit feedback about an earlier answer. `preceding`
-        is the group of the earlier answer if this group has not been sent yet. None means that the
-        ledger must be searched for the group."""
+        is the id of the earlier answer's group, if the group has not been sent to the server yet.
+        If it is None, search the ledger for the group."""
         if preceding is None:
             preceding = await self._find_preceding(group_id, place)
             if preceding is None:
@@ -329,7 +335,7 @@ class FeedbackService:
         return await asyncio.to_thread(self._ledger.feedback.preceding_group, place, group_id)
 
     async def _subject(self, group_id: str) -> FeedbackSubject | None:
-        """Return the answered request. Return None if the ledger does not have the group, or if no
-        answer was served."""
+        """Read the answered request that the feedback is about. Return None if the ledger does not
+        have the group, or if no answer was served."""
         await self._ledger.flush(FLUSH_S)
         return await asyncio.to_thread(read_subject, self._ledger, group_id)

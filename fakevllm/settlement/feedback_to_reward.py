@@ -1,4 +1,5 @@
-"""The body of a feedback request, its identity and its value. This module does no I/O."""
+"""The body of a feedback request, and the rules for duplicates and for the feedback's value. This
+module does no I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from fakevllm.config.reward import BASELINE_WINDOW
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 
 MIN_ADVANTAGE = 1e-6
-"""Smallest absolute advantage of a sample. A sample below it is dropped, because it has no
-effect."""
+"""Smallest absolute advantage of a sample from feedback. A sample with a smaller one is dropped,
+because it would have no effect."""
 
 
 class FeedbackBody(BaseModel):
@@ -24,14 +25,14 @@ class FeedbackBody(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     id: str = Field(min_length=1, max_length=300)
-    """The answer's id as the app received it."""
+    """Id of the answer that the feedback is about, as the app received it."""
     score: float | None = Field(default=None, ge=-1, le=1, strict=True)
     thumbs: Literal["up", "down"] | None = None
     edited: str | None = Field(default=None, min_length=1, max_length=1_000_000)
-    """Corrected text of the answer."""
+    """Corrected text of the answer, written by the user."""
     comment: str | None = Field(default=None, min_length=1, max_length=100_000)
     feedback_id: str | None = Field(default=None, pattern="^[A-Za-z0-9_.:-]{1,100}$")
-    """Idempotency key."""
+    """Idempotency key, which the app may choose."""
 
     @model_validator(mode="after")
     def _has_content(self) -> FeedbackBody:
@@ -44,8 +45,8 @@ class FeedbackBody(BaseModel):
 
     @property
     def is_withdrawal(self) -> bool:
-        """True if all content fields (score, thumbs, edited, comment) are null. A request without
-        content withdraws earlier feedback."""
+        """Whether this request takes earlier feedback back. This is the case if all content fields
+        (score, thumbs, edited, comment) are null."""
         return not self.content
 
     @property
@@ -55,8 +56,8 @@ class FeedbackBody(BaseModel):
 
     @property
     def value(self) -> float | None:
-        """The value of the feedback in a proxy without an `on_feedback` hook, or None if the
-        feedback has no value.
+        """The value of the feedback if the proxy has no `on_feedback` hook; None if the feedback
+        has neither a score nor thumbs.
 
         >>> FeedbackBody(id="a", thumbs="down").value, FeedbackBody(id="a", comment="Hm").value
         (-1.0, None)
@@ -65,30 +66,33 @@ class FeedbackBody(BaseModel):
 
 
 def value_of(score: float | None, thumbs: str | None) -> float | None:
-    """Return the value of a feedback in a proxy without an `on_feedback` hook. A score takes
-    precedence over thumbs. If both are None, the result is None."""
+    """Return the value of a feedback for a proxy without an `on_feedback` hook: the score or, if
+    there is none, 1 for thumbs up and -1 for thumbs down. If both are None, return None."""
     if score is not None or thumbs is None:
         return score
     return 1.0 if thumbs == "up" else -1.0
 
 
 class FeedbackIdConflict(ValueError):
-    """The `feedback_id` was used before for other content about the same answer."""
+    """Raised if the app used the same `feedback_id` before, with other content, for the same
+    answer."""
 
 
 def identify(
     body: FeedbackBody, earlier: Sequence[FeedbackRecord]
 ) -> tuple[str, FeedbackRecord | None]:
-    """Return (id of the feedback, earlier feedback that this feedback repeats). The second element
-    is None if the feedback is new.
+    """Return a pair: the id of the feedback, and the earlier feedback of which it is a duplicate,
+    or None if the feedback is new.
 
     `earlier` is all feedback about the same answer, oldest first.
 
-    Feedback without a `feedback_id` repeats earlier feedback with equal content. There are two
-    exceptions. The feedback is new if the earlier feedback was taken back or replaced. Feedback
-    with a value is also new if other feedback with a value was sent in between. Therefore the
-    sequence thumbs up, down, up ends as up. Raises FeedbackIdConflict if the `feedback_id` was used
-    for other content.
+    If the app sent a `feedback_id`, earlier feedback with the same `feedback_id` is the original.
+    Raises FeedbackIdConflict if that feedback has other content. Without a `feedback_id`, earlier
+    feedback with the same content is the original, with two exceptions:
+
+    * The earlier feedback was taken back or replaced.
+    * The feedback has a value, and other feedback with a value was sent in between. Therefore the
+      sequence thumbs up, down, up ends as up.
     """
     if body.feedback_id is not None:
         known = next((row for row in earlier if row.feedback_id == body.feedback_id), None)
@@ -108,26 +112,27 @@ def identify(
 
 
 def content_of(row: FeedbackRecord) -> dict[str, Any]:
-    """Return the fields with content (score, thumbs, edited, comment) of a stored feedback that are
-    not null."""
+    """Return the content fields (score, thumbs, edited, comment) of a stored feedback, without
+    those that are None."""
     fields = {name: getattr(row, name) for name in ("score", "thumbs", "edited", "comment")}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def replaceable(earlier: Sequence[FeedbackRecord]) -> list[FeedbackRecord]:
-    """Return the feedback that new feedback about the same answer replaces. This is all explicit
-    feedback in `earlier` that is still being processed, or that waits to be sent as a sample."""
+    """Return the feedback in `earlier` that new feedback about the same answer replaces: all
+    explicit feedback that is still being processed, or that waits to be sent as a sample."""
     unused = (FeedbackState.RECEIVED, FeedbackState.WAITING)
     return [row for row in earlier if row.kind == "feedback" and row.state in unused]
 
 
 def baseline_of(others: Sequence[float], num: int) -> float | None:
     """Return the baseline of a feedback: the mean of the latest values of the app's other feedback.
-    `others` has these values, latest first. Return None if the app has sent fewer than `num`
-    feedbacks, including this feedback.
+    `others` contains these values, the latest first. Return None if the app has sent fewer than
+    `num` feedbacks, including this one.
 
-    The value minus the baseline is trained. Feedback that is always equal therefore trains nothing,
-    and mostly negative feedback does not push the model away from all of its answers.
+    The advantage of a sample is proportional to its value minus this baseline. Therefore feedback
+    that is always equal trains nothing, and an app whose feedback is mostly negative does not push
+    the model away from all of its answers.
 
     >>> baseline_of([1.0, -1.0, 1.0], 4), baseline_of([1.0], 4)
     (0.3333333333333333, None)

@@ -1,4 +1,4 @@
-"""The argument of the `on_feedback` hook, which consists of an answer and feedback about it."""
+"""The argument of the `on_feedback` hook: an answered request, and feedback about its answer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class FeedbackSubject:
 
     group: GroupRecord
     messages: list[dict[str, Any]]
-    """The conversation before the answer, in the form that the reward hook saw."""
+    """The conversation before the answer, in the same form as the reward hook gets it."""
 
 
 def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
-    """Read an answered request from the ledger. This function blocks. Return None if the group is
-    not in the ledger, or if no answer was served."""
+    """Read an answered request from the ledger. Return None if the group is not in the ledger, or
+    if no answer was served. This function blocks while it reads."""
     group = ledger.group(group_id)
     if group is None or group.served_index is None:
         return None
@@ -39,8 +39,8 @@ def read_subject(ledger: Ledger, group_id: str) -> FeedbackSubject | None:
 def hook_argument(
     subject: FeedbackSubject, task: Task | None, row: FeedbackRecord, next_message: str = ""
 ) -> Feedback:
-    """Return the argument of the `on_feedback` hook. For implicit feedback, `next_message` is the
-    user's next message."""
+    """Return the argument of the `on_feedback` hook. `next_message` is the user's message after the
+    answer if this message is the feedback (implicit feedback), and "" otherwise."""
     group = subject.group
     served = next(sibling for sibling in group.siblings if sibling.served)
     answer: dict[str, Any] = orjson.loads(served.message_json or "{}")

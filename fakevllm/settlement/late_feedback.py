@@ -1,8 +1,9 @@
-"""Training samples from feedback that arrived after its group was sent.
+"""Training samples from late feedback, which is feedback that arrived after the group of its answer
+was sent to the server.
 
 Each late feedback becomes a sample of its own: the served answer, with the advantage `weight *
-(value - baseline)`. The baseline is the mean of the app's other feedback. The server accepts each
-sample once.
+(value - baseline)`. The baseline is the mean value of the app's other feedback. The server accepts
+each sample once.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from fakevllm_adapters.protocol.swarm import MAX_SAMPLE_CALLS, AddSampleRequest
 log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 PAUSE_S = 1.0
-"""Seconds between two attempts after an error."""
+"""Seconds before the next attempt to send late feedback after an error."""
 
 
 class LateSamples:
-    """The background task that sends late feedback to the server as samples."""
+    """The background task that sends late feedback (feedback that arrived after the group of its
+    answer was sent) to the server as training samples."""
 
     def __init__(self, settings: FeedbackSection, ledger: Ledger, link: SwarmLink) -> None:
         self._settings = settings
@@ -37,19 +39,19 @@ class LateSamples:
         self._woken = asyncio.Event()
         self._woken.set()  # an earlier proxy process may have left feedback
         self._blocked: set[str] = set()
-        """Groups that still wait to be sent to the server. Feedback about these groups is sent
-        after the groups."""
+        """Groups that were not sent to the server yet. Feedback about such a group is sent after
+        the group."""
         self._settled: set[str] | None = None
-        """Groups whose outcome became known while the ledger is being read; None while it is not
-        being read."""
+        """Groups whose outcome became known while the ledger was being read. None if the ledger is
+        not being read at the moment."""
 
     def wake(self) -> None:
         """Wake the background task, which then looks for feedback to send."""
         self._woken.set()
 
     def group_settled(self, group_id: str) -> None:
-        """Record that the outcome of a group is known. If feedback waited for this outcome, wake
-        the background task, which sends the feedback."""
+        """Record that the server's decision about a group is known. If feedback about this group
+        waited for that, wake the background task, which then sends the feedback."""
         if self._settled is not None:
             self._settled.add(group_id)
         if group_id in self._blocked:
@@ -75,9 +77,9 @@ class LateSamples:
                 self._woken.set()
 
     async def _ready(self) -> list[tuple[str, str]]:
-        """Return (group id, feedback id) for each feedback that can be sent. Feedback can be sent
-        if its app has sent enough feedback for a baseline, and if the group is no longer in the
-        state `scored`, in which it waits to be sent to the server."""
+        """Return (group id, feedback id) for each feedback that can be sent now. The app must have
+        sent enough feedback for a baseline. The feedback's group must no longer have the state
+        `scored`, which means that the group still waits to be sent to the server."""
         settled = self._settled = set[str]()
         try:
             await self._ledger.flush()
@@ -92,8 +94,8 @@ class LateSamples:
         return [(group_id, name) for group_id, name, is_settled in candidates if is_settled]
 
     async def _send(self, group_id: str, feedback_id: str) -> None:
-        """Send one feedback to the server as a training sample. After a temporary error, raise the
-        error. After any other error, record the feedback as lost."""
+        """Send one feedback to the server as a training sample, if it can be one. Raises an error
+        if a later attempt may succeed. After any other error, the feedback is recorded as lost."""
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile

@@ -1,5 +1,6 @@
-"""The groups that have not been sent to the server yet. Feedback about their answers can still be
-added to their rewards. This module does no I/O, and times are arguments."""
+"""The groups (requests with all their sampled answers) whose rewards have not been sent to the
+server yet. Feedback about their answers can still be added to their rewards. This module does no
+I/O, and gets the time as an argument."""
 
 from __future__ import annotations
 
@@ -16,26 +17,28 @@ class _Group:
     app_key: str | None
     place: Place | None
     is_restored: bool = False
-    """Whether an earlier proxy process answered the request. In this case, only the ledger knows
-    which app got the answer."""
+    """Whether an earlier proxy process answered the request. If so, only the ledger knows which app
+    got the answer."""
     send_at: float | None = None
-    """Time at which the group is sent; None if the group is not in the ledger yet."""
+    """Time at which the group is sent if no feedback arrives; None if the group is not in the
+    ledger yet."""
     accepts_feedback: bool = True
     """Whether feedback may be added to the group's reward."""
     num_in_progress: int = 0
-    """Number of feedbacks that are being processed."""
+    """Number of feedbacks about the answer that are being processed now."""
     added: float = 0.0
-    """Sum of the feedback that is added to the reward of the served sibling."""
+    """Sum of the feedback's amounts so far, which are added to the reward of the served sibling."""
     is_released: bool = False
-    """Whether the group is sent without waiting for `send_at`."""
+    """Whether the group is sent before `send_at`, because it no longer waits for feedback."""
 
 
 class PendingGroups:
-    """The groups whose app has its answer and that have not been sent to the server yet."""
+    """The groups whose app has its answer, and whose rewards have not been sent to the server
+    yet."""
 
     def __init__(self, window_s: float = 0.0) -> None:
-        """Create an empty collection. A scored group waits `window_s` seconds for feedback before
-        it is sent."""
+        """Create an empty collection. `window_s` is the number of seconds for which a scored group
+        waits for feedback before it is sent."""
         self._window_s = window_s
         # Bounded by the number of open groups, and by the groups within the window.
         self._groups: dict[str, _Group] = {}
@@ -48,8 +51,8 @@ class PendingGroups:
     def add(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Add a group whose app has the answer, or is about to get the answer. Only the first call
-        for a group has an effect."""
+        """Add a group when its app gets the answer. Only the first call for a group has an
+        effect."""
         if group_id in self._groups:
             return
         self._groups[group_id] = _Group(answer_id, app_key, place)
@@ -59,10 +62,10 @@ class PendingGroups:
             self._by_session[place.session_id][group_id] = None
 
     def group_recorded(self, group_id: str, now: float, *, accepts_feedback: bool) -> None:
-        """Record that the group is in the ledger with its rewards, ready to be sent.
+        """Record that the group is in the ledger with its rewards and can be sent.
 
         `accepts_feedback` is True if the served sibling has a reward to which feedback can be
-        added.
+        added. If it is False, the group does not wait for feedback.
         """
         restored = _Group(None, None, None, is_restored=True)
         group = self._groups.setdefault(group_id, restored)
@@ -70,8 +73,9 @@ class PendingGroups:
         group.accepts_feedback = accepts_feedback
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of the group whose answer has the id `name`, or whose own id is `name`.
-        Return None if there is no such group of this app."""
+        """Return the id of the group that the app means by `name`, which is either the id of the
+        group's answer or the id of the group. Return None if this collection has no such group of
+        this app."""
         group_id = self._by_answer.get(name, name)
         group = self._groups.get(group_id)
         if group is None or group.is_restored or group.app_key != app_key:
@@ -79,8 +83,8 @@ class PendingGroups:
         return group_id
 
     def is_recorded(self, group_id: str) -> bool:
-        """Return True if the group was recorded, or is no longer in this collection because it was
-        sent or forgotten."""
+        """Return True if the group is in the ledger. This includes groups that have left this
+        collection because they were sent or forgotten."""
         group = self._groups.get(group_id)
         return group is None or group.send_at is not None
 
@@ -90,9 +94,9 @@ class PendingGroups:
             self._groups[group_id].num_in_progress += 1
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed. The group is no longer held
-        because of this feedback. If `amount` is not None, add it to the group's reward, and release
-        the group, so that it is sent without further delay."""
+        """Record that one feedback about the group has been processed, so that the group is no
+        longer held because of this feedback. If `amount` is not None, add it to the group's reward,
+        and let the group be sent without further delay."""
         group = self._groups.get(group_id)
         if group is None:
             return
@@ -107,11 +111,12 @@ class PendingGroups:
         return group is not None and group.accepts_feedback
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the id of the group about which a request at `place` is implicit feedback.
+        """Return the id of the group about whose answer a new request is implicit feedback. `place`
+        is the place of the new request in its session.
 
-        If the request is a regeneration, the result is the latest group of the same request. If the
-        request is a next message, the result is the group of the preceding answer. The result is
-        None if this collection has no such group.
+        If the request asks for another answer to the same question, the result is the latest group
+        of this question. Otherwise it is the group whose answer the request continues in a new
+        turn. The result is None if this collection has no such group.
         """
         if place.kind is Kind.REGENERATES:
             session = self._by_session.get(place.session_id, ())
@@ -122,8 +127,8 @@ class PendingGroups:
         return place.parent_id if is_next else None
 
     def release_earlier_turns(self, place: Place) -> list[str]:
-        """Release the groups of the session's earlier turns, so that they no longer wait for
-        feedback. Return the ids of these groups."""
+        """Let the groups of the session's earlier turns be sent without waiting for feedback,
+        because a new request at `place` has begun a later turn. Return the ids of these groups."""
         released = [
             group_id
             for group_id in self._by_session.get(place.session_id, ())
@@ -134,16 +139,17 @@ class PendingGroups:
         return released
 
     def wait_s(self, group_id: str, now: float) -> float:
-        """Return the number of seconds for which the group is still held. The result is infinite
-        while feedback about the group is being processed, and before the group is recorded."""
+        """Return the number of seconds for which the group must still wait before it is sent. The
+        result is infinite while feedback about the group is being processed, and until the group is
+        in the ledger."""
         group = self._groups[group_id]
         if group.send_at is None or group.num_in_progress > 0:
             return math.inf
         return 0.0 if group.is_released else max(0.0, group.send_at - now)
 
     def remove(self, group_id: str) -> float:
-        """Remove a group that is about to be sent. Return the sum of its feedback, which the caller
-        adds to the reward of the served sibling."""
+        """Remove a group that is about to be sent or is forgotten. Return the sum of the feedback's
+        amounts, which the caller adds to the reward of the served sibling."""
         group = self._groups.pop(group_id, None)
         if group is None:
             return 0.0
@@ -161,7 +167,8 @@ class PendingGroups:
         return place.turn if place is not None else 0
 
     def _is_same_request(self, group_id: str, place: Place) -> bool:
-        """Return True if `place` is the place of a request that regenerates the group's answer."""
+        """Return True if `place` is the place of a request that asks for another answer to this
+        group's question."""
         own = self._groups[group_id].place
         regenerates = place.kind is Kind.REGENERATES and place.asked_key != ""
         return regenerates and own is not None and own.asked_key == place.asked_key

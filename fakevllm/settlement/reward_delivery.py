@@ -1,9 +1,10 @@
-"""Delivery of a group after its app has been answered: first to the ledger, then to the server.
+"""Delivery of a group (a request with all its sampled answers) after the app has been answered:
+first to the ledger, the proxy's database, then to the server.
 
-A group is in the ledger with the state `scored` before its rewards are sent. In this state, it may
-be held for a time window, in which feedback about its answer is added to its reward. If a stop or a
-crash prevents a group from being sent, the next proxy process sends the group, without waiting for
-the rest of the window. The server accepts each group once.
+Before the rewards of a group are sent, the group is in the ledger with the state `scored`. In this
+state, it may be held for a time window, in which feedback about its answer is added to its reward.
+If a stop or a crash prevents the group from being sent, the next proxy process sends it, without
+waiting for the rest of the window. The server accepts each group once.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from fakevllm_adapters.protocol.swarm import EndGroupReply, EndGroupRequest
 log = logging.getLogger("fakevllm.settlement.reward_delivery")
 
 CLOSE_GRACE_S = 10.0
-"""Seconds that a stopping proxy waits for groups that are being sent."""
+"""Seconds for which a proxy that stops waits for groups that are just being sent."""
 RESEND_PAUSE_S = 1.0
 """Seconds between two attempts to send a group after a temporary error."""
 ALREADY_ACCEPTED = 409
-"""HTTP status by which the server reports that it has the group already, with other rewards."""
+"""HTTP status of the server's reply if it already has the group, with other rewards."""
 
 
 class Delivery:
-    """The background delivery of groups to the server. Close the delivery after the objects that
-    call its methods."""
+    """The background delivery of groups to the ledger and to the server. Close all objects that
+    call its methods before the delivery is closed."""
 
     def __init__(
         self,
@@ -50,24 +51,25 @@ class Delivery:
         on_settled: Callable[[str], None] = lambda group_id: None,
     ) -> None:
         """Create the delivery. `window_s` is the number of seconds for which a scored group is held
-        for feedback about its answer. `on_settled` is called with a group's id after its outcome
-        was queued for the ledger."""
+        for feedback about its answer. `on_settled` is called with a group's id when the group's
+        outcome is known and its write to the ledger is queued."""
         self._ledger = ledger
         self._link = link
         self._pending = PendingGroups(window_s)
         self._change_events: dict[str, asyncio.Event] = {}
-        """Events by group id. Each is set when its group changes, for the tasks that wait for a
-        change."""
+        """Events by group id. An event is set when its group changes. It wakes the tasks that wait
+        for a change."""
         self._background = TaskSet(log, "a group could not be settled")
         self._waiting: set[asyncio.Task[None]] = set()
-        """Background tasks that wait for feedback or for the server; a stop cancels them."""
+        """Background tasks that wait for feedback or for the server. They are cancelled when the
+        proxy stops."""
         self._resending: asyncio.Task[None] | None = None
         self._is_closing = False
         self._on_settled = on_settled
 
     @property
     def num_unsettled(self) -> int:
-        """Number of groups of this proxy process whose end the server has not accepted yet."""
+        """Number of groups of this proxy process whose delivery has not ended yet."""
         return len(self._background)
 
     # --- feedback
@@ -75,18 +77,20 @@ class Delivery:
     def register_answer(
         self, group_id: str, answer_id: str | None, app_key: str | None, place: Place | None
     ) -> None:
-        """Record that the app has its answer, or is about to get the answer. From now on the app
-        may send feedback."""
+        """Record that the app gets its answer now. From now on the app may send feedback about
+        it."""
         self._pending.add(group_id, answer_id, app_key, place)
 
     def find(self, name: str, app_key: str | None) -> str | None:
-        """Return the id of the unsent group whose answer has the id `name`, or whose own id is
-        `name`. Return None if there is no such group of this app."""
+        """Return the id of the group that the app means by `name`, which is either the id of the
+        group's answer or the id of the group. Return None if no unsent group of this app
+        matches."""
         return self._pending.find(name, app_key)
 
     def preceding_group(self, place: Place) -> str | None:
-        """Return the id of the unsent group about which a request at `place` is implicit feedback.
-        Return None if there is no such group."""
+        """Return the id of the unsent group about whose answer a new request is implicit feedback.
+        `place` is the place of the new request in its session. Return None if there is no such
+        group."""
         return self._pending.preceding_group(place)
 
     def feedback_started(self, group_id: str) -> None:
@@ -99,33 +103,35 @@ class Delivery:
         return self._pending.accepts_feedback(group_id)
 
     def feedback_finished(self, group_id: str, amount: float | None) -> None:
-        """Record that one feedback about the group has been processed. The group is no longer held
-        because of this feedback. If `amount` is not None, add it to the reward of the served
-        sibling. The amount must be in the ledger already."""
+        """Record that one feedback about the group has been processed, so that the group is no
+        longer held because of this feedback. If `amount` is not None, it is added to the reward of
+        the served sibling. The amount must be in the ledger already."""
         self._pending.feedback_finished(group_id, amount)
         self._notify(group_id)
 
     def release_earlier_turns(self, place: Place) -> None:
-        """Release the groups of the session's earlier turns, so that they no longer wait for
-        feedback, because a later turn has begun."""
+        """Let the groups of the session's earlier turns be sent without waiting for feedback,
+        because a new request at `place` has begun a later turn."""
         for group_id in self._pending.release_earlier_turns(place):
             self._notify(group_id)
 
     async def wait_recorded(self, group_id: str) -> None:
-        """Wait until the group's record is queued for the ledger."""
+        """Wait until the group's record is queued as a write to the ledger."""
         while not self._pending.is_recorded(group_id):
             await self._change(group_id)
 
     def forget(self, group_id: str) -> None:
-        """Forget a group that will not be sent. Its record must be queued for the ledger first."""
+        """Forget a group that will not be sent. Queue the write of its record to the ledger before
+        this call."""
         self._pending.remove(group_id)
         self._notify(group_id)
 
     # --- groups
 
     def settle(self, record: GroupRecord) -> None:
-        """Write a group to the ledger, then report its end to the server. If the group is scored,
-        send its rewards. Otherwise abort the group at the server."""
+        """Write a group to the ledger, then report its end to the server: send its rewards if it
+        was scored, otherwise abort it. This method only starts the work and does not wait for
+        it."""
         # The record is queued before this method returns, so that rows of later feedback follow it.
         receipt = self._ledger.record(record)
         is_scored = record.state == "scored"
@@ -133,8 +139,8 @@ class Delivery:
         self._background.start(work)
 
     def resend(self, groups: Sequence[ScoredGroup]) -> None:
-        """Send the groups that earlier proxy processes left in the state `scored`, as soon as the
-        server is reachable."""
+        """Start to send the groups that earlier proxy processes left in the state `scored`. Sending
+        waits until the server is reachable."""
         assert self._resending is None, "resend is called once, at the start"
         for group in groups:  # feedback about them may not have been processed yet
             self._pending.group_recorded(
@@ -174,7 +180,7 @@ class Delivery:
 
     async def _send(self, group: ScoredGroup) -> None:
         """Send a group, and retry for as long as the server is unreachable. If the proxy stops
-        meanwhile, the next proxy process sends the group."""
+        before this succeeds, the next proxy process sends the group."""
         while True:
             try:
                 return await self._end(group)
@@ -189,8 +195,8 @@ class Delivery:
     def _stoppable_wait(self) -> Generator[None]:
         """Run a `with` block that only waits. When the proxy stops, the block is cancelled at once.
 
-        After a cancelled wait, the group keeps the state `scored` in the ledger, and the next proxy
-        process sends the group.
+        A group whose wait was cancelled keeps the state `scored` in the ledger, and the next proxy
+        process sends it.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -233,8 +239,8 @@ class Delivery:
         self._on_settled(group.group_id)
 
     async def _with_feedback(self, group: ScoredGroup) -> ScoredGroup:
-        """Wait until the group is no longer held for feedback. Return the group with the feedback
-        added to the reward of its served sibling."""
+        """Wait until the group need not be held for feedback any longer. Return the group. The
+        reward of its served sibling includes the feedback."""
         if group.group_id not in self._pending:
             return group
         await self._hold(group.group_id)
@@ -300,7 +306,7 @@ def _has_served_reward(group: ScoredGroup) -> bool:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason why a request to the server failed, as a short code for the ledger.
+    """Return a short code for the ledger that says why a request to the server failed.
 
     >>> reason_of(TimeoutError())
     'swarm_unreachable'

@@ -1,10 +1,10 @@
-"""The proxy's connection to its swarm server, except for model calls.
+"""The proxy's connection to its swarm server, for everything except model calls.
 
 * `server_connection` polls the status, starts the engine, sends the rewards of groups, and copies
   the server's run log into the ledger, the proxy's database.
-* `load_probe` reads the length of the engine's queue.
+* `load_probe` reads how many requests wait in the engine's queue.
 * `errors` describes a failed request to the server, and decides whether a retry may help.
 
-A failed request to the server never ends the connection's background tasks. The next poll tries
-again.
+If a request to the server fails, the background tasks of the connection go on, and the next poll
+tries again.
 """

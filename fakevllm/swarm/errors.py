@@ -8,7 +8,7 @@ import os
 import aiohttp
 
 CALL_TIMEOUT_S = 10
-"""Seconds after which a request to the server is given up."""
+"""Timeout of a request to the server, in seconds."""
 NEEDS_ADMIN_KEY = (
     "the proxy's key may not start the engine: have an admin start it, or give an admin's key with "
     "--swarm-key and restart the proxy"
@@ -29,8 +29,8 @@ def is_transient(error: BaseException) -> bool:
 
 
 def describe_error(error: Exception) -> str:
-    """Return one line with the problem and its fix. The line has no subject, because the caller
-    writes the server's URL in front of it.
+    """Return one line that says what is wrong with the server and how to fix it. The line has no
+    subject, because the caller writes the server's URL in front of it.
 
     >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'
@@ -53,7 +53,8 @@ def describe_error(error: Exception) -> str:
 
 
 def _cause(error: aiohttp.ClientError) -> str:
-    """Return the error's text without the host and the TLS settings that aiohttp adds to it."""
+    """Return the error's text. Leave out the host and the TLS settings that aiohttp adds to the
+    text."""
     errno = error.errno if isinstance(error, OSError) else None
     if errno is not None and errno > 0:
         return os.strerror(errno)

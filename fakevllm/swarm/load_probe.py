@@ -1,5 +1,4 @@
-"""Read the number of requests that wait in the engine's queue from the engine's Prometheus
-metrics."""
+"""Read from the engine's Prometheus metrics how many requests wait in the engine's queue."""
 
 from __future__ import annotations
 
@@ -13,13 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 PROBE_EVERY_S = 1.0
 """Seconds between two probes. A real engine needs some milliseconds to render its metrics."""
 TIMEOUT_S = 2.0
-"""Seconds after which a probe is given up."""
+"""Timeout of a probe, in seconds."""
 log = logging.getLogger("fakevllm.link")
 _WAITING = "vllm:num_requests_waiting"
 
 
 class LoadProbe:
-    """Periodic probe of the engine's queue, with the latest known number of waiting requests."""
+    """Periodic probe of the length of the engine's queue. It stores the latest known length."""
 
     def __init__(
         self,
@@ -27,22 +26,23 @@ class LoadProbe:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create a probe. `is_wanted` is a function that returns True while the queue length is
-        needed. An engine that has become ready is probed once even if `is_wanted` returns False, so
-        that its queue length is known when the first request arrives."""
+        needed. When the engine becomes ready, one probe is made even if `is_wanted` returns False,
+        so that the queue length is known when the first request arrives."""
         self._is_wanted = is_wanted
         self._clock = clock
         self._next_at = clock()
         self._has_probed = False
         """Whether the engine was probed since it became ready."""
         self.num_waiting: int | None = None
-        """Number of waiting requests; None if the engine does not report it."""
+        """Number of requests that wait in the engine's queue; None if it is unknown."""
 
     async def follow(self, http: aiohttp.ClientSession, *, is_serving: bool) -> None:
         """Read the queue length from the engine if the next probe is due. Call this method often,
-        because the probe has no timer of its own.
+        because the probe has no timer of its own. `is_serving` says whether the engine is ready.
 
-        `is_serving`: whether the engine is ready. If the probe fails, no error is raised, and
-        `num_waiting` becomes None.
+        If the probe fails, no error is raised, and `num_waiting` becomes None. While the queue
+        length is not needed, no probe is made, and `num_waiting` becomes 0 if the engine reports
+        its queue.
         """
         if not is_serving:
             self.num_waiting, self._has_probed = None, False
@@ -67,9 +67,9 @@ async def _fetch_queue_length(http: aiohttp.ClientSession) -> int | None:
 
 
 def parse_queue_length(metrics: str) -> int | None:
-    """Return the number of waiting requests in a text of Prometheus metrics, summed over all
-    engines. Return None if no engine reports the number. Malformed text may raise an exception of
-    any type.
+    """Return the number of requests that wait in the queues of all engines together. `metrics` is a
+    text of Prometheus metrics. Return None if it has no such number. Malformed text may raise an
+    exception of any type.
 
     >>> parse_queue_length('vllm:num_requests_waiting{engine="0"} 2.0')
     2

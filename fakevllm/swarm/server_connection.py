@@ -44,23 +44,23 @@ log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)
 
 POLL_EVERY_S = 0.2
-"""Seconds between two status requests. The server answers them from memory, and replays adjust
-their pace to the status."""
+"""Seconds between two status requests. The server answers them from memory. `fakevllm replay`
+adapts the rate of its requests to the status."""
 END_GROUP_RETRY_S = 60
-"""Seconds for which a group's end is sent again to a server that does not answer. A server restarts
-well within this time."""
+"""Seconds for which the end of a group is sent again if the server does not answer. A server needs
+much less time to restart."""
 PASSING_STATUSES = (429, 502, 503, 504)
-"""Statuses of a server that cannot start its engine now but may do so later."""
+"""HTTP statuses by which a server says that it cannot start its engine now but may do so later."""
 FIRST_START_PAUSE_S = 1.0
 MAX_START_PAUSE_S = 10.0
 _PROXY_KEYS = frozenset({"num_repeat", "temperature"})
-"""Keys of the job for which the proxy uses its own values for siblings, and not the values of the
-server's job."""
+"""Settings of the job that the proxy takes from its own job when it samples siblings, even if the
+server runs with another job."""
 
 
 class StartBackoff:
-    """Exponential backoff between attempts to start the engine of a server that cannot start it
-    yet.
+    """Exponential backoff between attempts to start the engine, for a server that cannot start its
+    engine at the moment.
 
     >>> backoff = StartBackoff()
     >>> backoff.failed(100.0)
@@ -73,7 +73,7 @@ class StartBackoff:
         self._due_at: float | None = None
 
     def is_due(self, now: float) -> bool:
-        """Return True if the engine may be started at the time `now`."""
+        """Return True if the next attempt to start the engine may be made at the time `now`."""
         return self._due_at is None or now >= self._due_at
 
     def failed(self, now: float) -> None:
@@ -111,24 +111,25 @@ class SwarmLink:
         self._start_backoff = StartBackoff()
         self._url = url
         self._reported_error: str | None = "not polled yet"
-        """Kind of the error that was logged last; None while the server can be polled."""
+        """Type of the error that was logged last; None while the server answers."""
         self._cursor: tuple[str, int] | None = None
+        """Id of the run, and sequence number of the last log entry that was copied into the ledger;
+        None if unknown."""
         self._is_ledger_error_logged = False
-        """Id of the run and number of its last applied log entry; None if unknown."""
         self.reached = asyncio.Event()
-        """Set while the server answers."""
+        """Event that is set while the server answers."""
         self.serving = asyncio.Event()
-        """Set while an engine is known to be ready."""
+        """Event that is set while an engine is known to be ready."""
         self._status: EngineStatusReply | None = None
         self.load_probe = load_probe or LoadProbe()
         self.is_silent = False
-        """Whether the last status request got no response at all. A server that sends an error or a
-        malformed status is not silent, nor is a server whose run log cannot be fetched."""
+        """Whether the last status request got no response at all. If the server sends an error or a
+        malformed status, or if its run log cannot be fetched, this is False."""
 
     @property
     def status(self) -> EngineStatusReply | None:
-        """Latest status of the server; None while the server cannot be polled. If the engine is off
-        because the server refused the proxy's training job, the status's detail contains the
+        """Latest status of the server; None while polling fails. If the engine is off because the
+        server refused the proxy's training job, the field `engine_status_detail` contains the
         reason."""
         return self._status
 
@@ -163,7 +164,8 @@ class SwarmLink:
 
     @property
     def engine(self) -> EngineInfo:
-        """The engine's model, context length and version. A field is None while it is unknown."""
+        """The model, context length and version that the engine reports. A field is None while it
+        is unknown."""
         status = self.status
         if status is None:
             return EngineInfo()
@@ -171,7 +173,7 @@ class SwarmLink:
 
     @property
     def is_serving(self) -> bool:
-        """Whether the latest known status shows an engine that is ready."""
+        """Whether the engine is ready, according to the latest status."""
         return self.status is not None and self.status.engine_status not in (
             EngineStatus.OFFLINE,
             EngineStatus.BOOTING,
@@ -179,15 +181,15 @@ class SwarmLink:
 
     @property
     def may_become_ready(self) -> bool:
-        """Whether an engine that is not ready may still become ready. The value is False if the
-        engine was stopped or could not be started."""
+        """Whether an engine that is not ready may become ready without a new start by a user. The
+        value is False if the engine was stopped or could not be started."""
         status = self.status
         is_off = status is not None and status.engine_status is EngineStatus.OFFLINE
         return not is_off or status is None or status.server_id != self._started_server_id
 
     async def until_serving(self, limit_s: float) -> None:
-        """Wait until an engine becomes ready, but at most `limit_s` seconds. If the latest known
-        status already shows a ready engine, wait for the full `limit_s` seconds."""
+        """Wait until the engine becomes ready, but at most `limit_s` seconds. If the engine is
+        ready already, according to the latest status, wait for the full `limit_s` seconds."""
         if self.is_serving:
             return await asyncio.sleep(limit_s)
         with contextlib.suppress(TimeoutError):
@@ -196,8 +198,8 @@ class SwarmLink:
                 await self.serving.wait()
 
     async def run(self) -> None:
-        """Poll the server until this task is cancelled. When requests begin to fail, the error is
-        logged once. When the server answers again, that is logged once too."""
+        """Poll the server until this task is cancelled. When polls begin to fail, the error is
+        logged once. When the server answers again, this is logged once as well."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow_load())
             await self._follow_server()
@@ -230,13 +232,14 @@ class SwarmLink:
         return reply.with_prompts_per_call()
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
-        """Send one late sample: an answer whose feedback came after its group had ended. Transient
-        errors are retried."""
+        """Send a late sample to the server: an answer with feedback that came after the answer's
+        group had been sent. Transient errors are retried. Raises one of NETWORK_ERRORS if the last
+        attempt fails."""
         return await _with_retries(self._post)("/add_sample", request, EndGroupReply)
 
     async def abort_group(self, group_id: str) -> None:
-        """Ask the server to drop a group. A failed request is only logged, because the server
-        itself drops a group whose end does not arrive in time."""
+        """Ask the server to drop a group. If the request fails, the error is only logged, because
+        the server drops a group by itself if the group's end does not arrive in time."""
         try:
             await self._post("/abort_group", AbortGroupRequest(group_id=group_id), SuccessReply)
         except NETWORK_ERRORS as error:
@@ -248,8 +251,8 @@ class SwarmLink:
         await self._http.close()
 
     async def _follow(self) -> None:
-        """Poll the server once. Update the status, start the engine if the server process is new,
-        and copy new entries of the run log into the ledger."""
+        """Poll the server once: update the status, start the engine if it is off and this server
+        process is new, and copy new entries of the run log into the ledger."""
         before, status = self.status, await self._poll_status()
         self.status = status
         if status.engine_status_detail and _state_and_detail(status) != _state_and_detail(before):
@@ -273,8 +276,8 @@ class SwarmLink:
         await self._fetch_log(status.run_id)
 
     async def _poll_status(self) -> EngineStatusReply:
-        """Request the status and return it. Update `is_silent`, which is True if the server sent no
-        response at all."""
+        """Request the status and return it. Set `is_silent` to True if the server sent no response
+        at all, and to False otherwise."""
         try:
             status = await self._get("/get_engine_status", EngineStatusReply)
         except Exception as error:
@@ -292,10 +295,10 @@ class SwarmLink:
 
     async def _start(self) -> bool:
         """Send the proxy's training job to the server and start the engine. If the server refuses,
-        the reason is logged and kept in `_job_refusal`.
+        log the reason and store it in `_job_refusal`.
 
-        Return False if the server cannot start the engine now but may be able to later, for example
-        because its disk is full. Otherwise return True.
+        Return False if the server cannot start the engine now but may be able to do so later, for
+        example because its disk is full. Return True otherwise, also after a refusal.
         """
         before, self._job_refusal = self._job_refusal, None
         config = SyncTrainConfigRequest(yaml_as_string=self._job.as_yaml())
@@ -321,8 +324,8 @@ class SwarmLink:
         return True
 
     async def _attach(self, server_id: str) -> None:
-        """Use an engine that is running. The engine keeps the job with which it was started.
-        Differences from the proxy's job are logged and not applied."""
+        """Use an engine that is running already. The engine keeps the job with which it was
+        started. Settings in which this job differs from the proxy's job are logged."""
         self._started_server_id = server_id
         async with self._http.get("/get_train_config") as response:
             running: dict[str, Any] | None = await response.json()
@@ -357,7 +360,8 @@ class SwarmLink:
             await self._ledger.flush()
 
     async def _cursor_of(self, run_id: str) -> int:
-        """Return the number of the last entry of this run's log that the ledger has applied."""
+        """Return the sequence number of the last entry of this run's log that was copied into the
+        ledger."""
         if self._cursor is None or self._cursor[0] != run_id:
             self._cursor = (run_id, await asyncio.to_thread(self._ledger.log_cursor, run_id))
         return self._cursor[1]
@@ -375,8 +379,8 @@ class SwarmLink:
             return reply.model_validate_json(await response.read())
 
     def _log_change(self, error: Exception | None) -> None:
-        """Log an error, or the end of an error if `error` is None. Nothing is logged if the type of
-        the error is the same as in the last log line."""
+        """Log an error if its type differs from the type of the last logged error. If `error` is
+        None, log once that the server answers again."""
         kind = None if error is None else type(error).__name__
         if kind == self._reported_error:
             return

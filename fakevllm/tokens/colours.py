@@ -1,5 +1,5 @@
-"""The background colour of a token, by its advantage or by its log-probability. This module does no
-I/O."""
+"""The background colour of a token, which shows its advantage or its log-probability. This module
+does no I/O."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from fakevllm.tokens.page import Token
 
 GOOD, BAD, SURPRISING = (46, 160, 67), (218, 54, 51), (219, 137, 16)
 MIN_STRENGTH = 0.12
-"""Strength of the smallest advantage, so that a trained token differs from one that is not in the
-loss."""
+"""Strength of the colour for the smallest advantage. It is above 0, so that a trained token can be
+distinguished from a token that is not in the loss."""
 MAX_SURPRISE = 5.0
-"""Negative log-probability, in nats, that is shown at full strength."""
+"""Negative log-probability, in nats, from which on a token has a colour of full strength."""
 
 
 class ColourBy(StrEnum):
-    """The number that the colour of a token shows."""
+    """The number that the colour of a token shows: its advantage or its log-probability."""
 
     ADVANTAGE = "advantage"
     LOGPROB = "logprob"
@@ -28,8 +28,8 @@ Colour = tuple[Rgb, float]
 
 
 def colour(token: Token, by: ColourBy, largest_advantage: float) -> Colour | None:
-    """Return the colour that shows the token's advantage or log-probability, and the colour's
-    strength. Return None if the token has no log-probability, or if its advantage is unknown or 0.
+    """Return the colour for the token's advantage or log-probability, and the strength of the
+    colour. Return None if the number to show is unknown, or if it is an advantage of 0.
 
     `largest_advantage` is the absolute advantage that is shown at full strength.
 
@@ -50,7 +50,8 @@ def colour(token: Token, by: ColourBy, largest_advantage: float) -> Colour | Non
 
 
 def blend(colour: Colour, background: Rgb) -> Rgb:
-    """Return the colour drawn over a background. The colour's strength is its opacity.
+    """Return the result of drawing a colour over a background, with the colour's strength as its
+    opacity.
 
     >>> blend(((200, 100, 0), 0.5), (0, 0, 0))
     (100, 50, 0)

@@ -1,5 +1,5 @@
-"""Run `fakevllm tokens`: load a page of tokens and the tokens' texts, then print the page or write
-it as HTML."""
+"""Run `fakevllm tokens`: load the tokens and their texts, then print them or write them to an HTML
+file."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class TokensSettings:
 
 
 def run_tokens(settings: TokensSettings, console: Console) -> None:
-    """Load a page of tokens, and print it or write it to the HTML file. Raises UserError if the
-    page cannot be loaded or the file cannot be written."""
+    """Load the tokens of a group or an episode, and print them or write them to the HTML file.
+    Raises UserError if the tokens cannot be loaded or the file cannot be written."""
     page = _load_page(settings)
     texts = _load_texts(settings, page)
     if settings.html_file is None:
@@ -65,8 +65,8 @@ def _load_page(settings: TokensSettings) -> Page:
 
 
 def _not_found(settings: TokensSettings) -> str:
-    """Return the error message for an unknown episode. The message names the places that were
-    searched, and the options that help."""
+    """Return the error message for an unknown group or episode. The message names the places that
+    were searched, and the options that help."""
     fix = "name a proxy's run directory with --run-dir, or its ledger with --ledger"
     has_ledger = settings.ledger.exists()
     if settings.episode is None:
@@ -83,8 +83,8 @@ def _not_found(settings: TokensSettings) -> str:
 
 
 def _load_texts(settings: TokensSettings, page: Page) -> TokenTexts:
-    """Return the texts of the page's tokens. If the texts are unavailable, return {} and add a note
-    to the page."""
+    """Return the texts of the page's tokens. If they cannot be loaded, return {} and add a note to
+    the page."""
     ids = {token.id for token in page.tokens}
     try:
         if settings.model is not None:

@@ -50,10 +50,10 @@ def texts_from_folder(model: Path, ids: Collection[int]) -> TokenTexts:
 
 
 def _decode(tokenizer: Any, id: int) -> str:
-    """Return the text of a token. If the token's name in the vocabulary begins with a space (▁),
-    the text begins with a space too.
+    """Return the text of a token. A token whose name in the vocabulary begins with ▁ (a space) gets
+    a text that begins with a space.
 
-    The tokenizer's own decoding of a single token drops this space.
+    The tokenizer itself drops this space when it decodes a single token.
     """
     name: str | None = tokenizer.id_to_token(id)
     text: str = tokenizer.decode([id], skip_special_tokens=False)

@@ -1,4 +1,5 @@
-"""Write a page of tokens as one HTML file, without scripts and without external resources."""
+"""Write the tokens of a group or an episode as one HTML file, without scripts and without external
+resources."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from fakevllm.tokens.detokenizer import TokenTexts
 from fakevllm.tokens.page import CallTokens, Page, Sample, Token, format_values, heading
 
 MAX_OPACITY = 0.75
-"""Opacity of a background at full strength. The text on it stays readable."""
+"""Opacity of a token's background colour at full strength. At this opacity, the text is still
+readable."""
 LEGEND = {
     ColourBy.ADVANTAGE: "green: made more likely; red: made less likely; dotted: not in the loss",
     ColourBy.LOGPROB: "orange: surprising to the model; dotted: not in the loss",
@@ -49,8 +51,8 @@ body:has(#logprob:checked) .of-advantage {{ display: none; }}
 
 
 def render_html(page: Page, texts: TokenTexts, by: ColourBy) -> str:
-    """Return the page as HTML. `by` selects whether the colours show advantages or
-    log-probabilities at first. The reader can switch between them."""
+    """Return the page of tokens as HTML. `by` decides whether the colours first show advantages or
+    log-probabilities. The person who reads the page can switch between them."""
     return "".join(_parts(page, texts, by))
 
 

@@ -1,8 +1,9 @@
-"""A page of tokens shows a group or an episode as training sees it. This module does no I/O.
+"""The data of a page that shows the tokens of a group or an episode as the trainer sees them. This
+module does no I/O.
 
-The page shows one advantage per sibling or episode: the mean over its trained tokens, as the server
-reported this mean for the training step. With most algorithms, all of these tokens have the same
-advantage. This package displays advantages and never computes them.
+The page shows one advantage per sibling or episode. The server reports it for the training step: it
+is the mean advantage of the trained tokens. With most algorithms, all trained tokens of a sibling
+have the same advantage. This package computes no advantages.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Token:
 
     id: int
     is_trained: bool
-    """The loss mask: whether the token is in the loss."""
+    """Whether the token is in the loss, as the loss mask says."""
     logprob: float | None = None
     """Log-probability that the engine reported when it sampled the token; None in a prompt."""
     advantage: float | None = None
-    """None if the token is not in the loss, or if its advantage is unknown."""
+    """Advantage of the token; None if the token is not in the loss or the advantage is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class CallTokens:
     prompt: Sequence[Token]
     response: Sequence[Token]
     notes: Sequence[str]
-    """Weight versions, temperature, finish reason, and the reason if the call is not trained."""
+    """Weight versions, temperature, finish reason, and the reason why the call is not trained, if
+    any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Sample:
     advantage: float | None
     is_trained: bool
     is_served: bool
-    """Whether the app got this sibling as its answer."""
+    """Whether the app got this sibling's answer."""
     calls: Sequence[CallTokens]
 
 
@@ -62,7 +64,7 @@ class Page:
     question: str
     """The user's question, as the ledger has it; "" for a page from the server."""
     facts: Sequence[str]
-    """State of the group, training step and resulting weight version."""
+    """State of the group, training step, and the version of the weights after the step."""
     samples: Sequence[Sample]
     notes: list[str] = field(default_factory=list[str])
     """Hints about missing data and how to get them."""
@@ -76,18 +78,18 @@ class Page:
 
     @property
     def largest_advantage(self) -> float:
-        """The largest absolute advantage of the page's tokens; 1 if no token has an advantage. The
-        strength of a colour is the token's absolute advantage divided by this number."""
+        """The largest absolute advantage of the page's tokens; 1 if no token has an advantage. A
+        token with this advantage gets a colour of full strength."""
         return max((abs(token.advantage) for token in self.tokens if token.advantage), default=1.0)
 
 
 def ledger_page(
     group: GroupRecord, calls: Mapping[int, Sequence[CapturedCall]], index: int | None
 ) -> Page:
-    """Return the page of a group from the ledger, the proxy's database.
+    """Return the page for a group that was read from the ledger, the proxy's database.
 
-    `calls` maps the index of each sibling to its captured model calls. `index` selects a single
-    sibling; None selects all siblings.
+    `calls` maps the index of each sibling to the sibling's captured model calls. If `index` is not
+    None, only the sibling with this index is shown.
     """
     samples = [
         Sample(
@@ -109,7 +111,7 @@ def ledger_page(
 
 
 def server_page(group: GroupView) -> Page:
-    """Return the page of a group that was requested from the server."""
+    """Return the page for a group whose data were requested from the server."""
     samples = [
         Sample(
             name=f"sibling {view.index}" if "/" in view.name else f"episode {view.name}",
@@ -135,7 +137,7 @@ def _outcome(state: str, reason: str | None, step: int | None, version: int | No
 
 
 def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) -> CallTokens:
-    """Return the tokens of a model call. `is_trained` and `advantage` belong to the sibling or
+    """Return the tokens of a model call. `is_trained` and `advantage` are those of the sibling or
     episode that made the call."""
     logprobs = [] if call.logprobs is None else unpack_floats(call.logprobs)
     is_call_trained = is_trained and call.untrainable is None
@@ -149,11 +151,12 @@ def _call_tokens(call: CapturedCall, is_trained: bool, advantage: float | None) 
 
 
 def _is_forced(call: CapturedCall, position: int, logprob: float | None) -> bool:
-    """Return True if no other token could have been sampled at this position of the answer.
+    """Return True if the token at this position of the answer was the only one that could have been
+    sampled.
 
     The server reports which tokens were forced, but the ledger does not store this. For a call from
-    the ledger, a token counts as forced if a grammar constrained the answer and the token's
-    log-probability is 0.
+    the ledger, a token therefore counts as forced if a grammar constrained the answer and the
+    token's log-probability is 0.
     """
     if isinstance(call, CallView):
         return position in call.forced
@@ -169,8 +172,9 @@ def _notes(call: CapturedCall) -> list[str]:
 
 
 def heading(sample: Sample) -> str:
-    """Return the heading of a sample: its name, reward and advantage. The word "served" is added
-    for a served sample, and "not in the loss" for a sample that was not trained.
+    """Return the heading of a sample (a sibling or an episode): its name, reward and advantage. The
+    word "served" is added for a served sample, and "not in the loss" for a sample that was not
+    trained.
 
     >>> heading(Sample("sibling 0", 1.0, 0.75, True, True, []))
     'sibling 0, reward 1, advantage +0.75, served'

@@ -1,5 +1,6 @@
-"""Load a page of tokens from the ledger or from the server. Only the server has the episodes of
-agents that connect to it without a proxy."""
+"""Load the tokens of a group or an episode from the ledger or from the server. The ledger has the
+groups of a proxy. The episodes of agents that use the server without a proxy are only at the
+server."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ TIMEOUT_S = 30.0
 
 
 def load_from_ledger(file: Path, episode: str | None) -> Page | None:
-    """Return the page of a group or a sibling from the ledger `file`. Return None if the ledger has
-    no such group.
+    """Read a group or one of its siblings from the ledger `file`, and return the page that shows
+    it. Return None if the ledger has no such group.
 
-    `episode` is the beginning of a group's id, optionally followed by the sibling's index:
-    `GROUP/INDEX`. If `episode` is None, the group that was trained last is shown. If no group was
-    trained, the last group with tokens is shown. Raises UserError if several groups match.
+    `episode` is the beginning of a group's id. To show one sibling only, it is followed by the
+    sibling's index: `GROUP/INDEX`. If `episode` is None, the group that was trained last is shown
+    or, if no group was trained, the last group with tokens. Raises UserError if several groups
+    match.
     """
     if not file.exists():
         return None
@@ -42,9 +44,9 @@ def load_from_ledger(file: Path, episode: str | None) -> Page | None:
 
 
 def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | None]:
-    """Return (id of the selected group, index of the selected sibling).
+    """Return (id of the group that `episode` selects, index of the sibling that it selects).
 
-    The id is None if no group matches. The index is None if `episode` names no sibling. Raises
+    The id is None if no group matches. The index is None if `episode` selects a whole group. Raises
     UserError if several groups match.
     """
     if episode is None:
@@ -59,8 +61,8 @@ def _find_group(ledger: Ledger, episode: str | None) -> tuple[str | None, int | 
 
 
 def load_from_server(swarm: str, key: str | None, episode: str) -> Page | None:
-    """Return the page of an episode or a group. Return None if the server at `swarm` does not know
-    it.
+    """Request an episode or a group from the server at `swarm`, and return the page that shows it.
+    Return None if the server does not know it.
 
     Raises UserError if the server cannot be reached or refuses the request.
     """
@@ -95,8 +97,8 @@ def load_from_server(swarm: str, key: str | None, episode: str) -> Page | None:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Return the error message in the server's response. If there is none, return the standard
-    phrase of the HTTP status."""
+    """Return the error message in the server's response. If it contains none, return the standard
+    phrase of the HTTP status, such as "Not Found"."""
     try:
         return json.load(error)["detail"]
     except (ValueError, KeyError, TypeError):

@@ -1,5 +1,5 @@
-"""Render a page of tokens for a terminal, as coloured text. If the page has only one sample, a
-table of the sample's tokens is added."""
+"""Render the tokens of a group or an episode as coloured text for a terminal. If there is only one
+sibling or episode, add a table of its tokens."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ BACKGROUND: Rgb = (0, 0, 0)
 BASIC_COLOURS = {GOOD: "green", BAD: "red", SURPRISING: "yellow"}
 """Colours for a terminal with 16 colours."""
 MIN_BASIC_STRENGTH = 0.1
-"""Strength below which a terminal with 16 colours shows no colour. It cannot show shades."""
+"""Strength of a colour below which a terminal with 16 colours shows no colour, because it cannot
+show shades."""
 PROMPT_TOKENS = 40
-"""Number of tokens shown of a prompt, the last ones. The HTML page shows the whole prompt."""
+"""Number of tokens that are shown of a prompt: the last ones. The HTML page shows the whole
+prompt."""
 LEGEND = {
     ColourBy.ADVANTAGE: "green: made more likely; red: made less likely; dim: not in the loss",
     ColourBy.LOGPROB: "orange: surprising to the model; dim: not in the loss",
@@ -32,8 +34,8 @@ LEGEND = {
 
 @dataclass(frozen=True, slots=True)
 class Painter:
-    """Painter of tokens. It has the texts of the tokens, and the settings that decide their
-    colours."""
+    """A converter of tokens to coloured text. It has the texts of the tokens, and the settings that
+    decide their colours."""
 
     by: ColourBy
     texts: TokenTexts
@@ -41,8 +43,8 @@ class Painter:
     has_shades: bool
 
     def token_text(self, token: Token) -> Text:
-        """Return the token's text in the token's colour. If the text is unknown, return the token's
-        id in brackets.
+        """Return the token's text with the background colour of the token. If the text is unknown,
+        return the token's id in brackets.
 
         Line ends are kept and marked with ⏎. Other control characters are escaped.
         """
@@ -72,8 +74,8 @@ class Painter:
 def render_page(
     page: Page, texts: TokenTexts, by: ColourBy, *, has_shades: bool = True
 ) -> RenderableType:
-    """Return the page for a terminal. `has_shades`: whether the terminal has more than 16 colours,
-    so that it can show shades."""
+    """Return the page in a form that rich can print on a terminal. `has_shades` says whether the
+    terminal has more than 16 colours, so that it can show shades."""
     painter = Painter(by, texts, page.largest_advantage, has_shades)
     parts: list[RenderableType] = [Text(page.title, "bold"), Text(", ".join(page.facts), "dim")]
     if page.question:

@@ -1,5 +1,6 @@
 """`fakevllm train`: train an agent with one command and one YAML file.
 
-The file names the job, the agent's workflow and the dataset. The command starts the server, runs
-the workflow on the tasks of each step, and ends after the last step.
+The file contains the training job, and names the agent's workflow (a Python function) and the
+dataset. The command starts the server, runs the workflow on the tasks of each training step, and
+ends after the last step.
 """

@@ -1,4 +1,4 @@
-"""Run `fakevllm train`: load the YAML file, train, and print a summary."""
+"""Run `fakevllm train`: load the YAML file, train, and print a summary of the rewards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from fakevllm.train.training_inputs import load_inputs
 from fakevllm.train.training_run import train
 
 NUM_SUMMARY_STEPS = 5
-"""Number of steps that are averaged at the start and at the end of a run. The mean reward of a
-single step is noisy."""
+"""Number of steps at the start and at the end of a run whose mean rewards are averaged for the
+summary. The mean reward of a single step is noisy."""
 
 
 def run_train(conf: Path) -> Outcome:
-    """Train with the settings in the YAML file `conf`, print a summary, and return the mean
-    rewards.
+    """Train as the YAML file `conf` says, print a summary, and return the mean rewards.
 
     Mistakes in the file, the workflow or the dataset raise UserError before any process is started.
     """
@@ -44,7 +43,7 @@ def run_train(conf: Path) -> Outcome:
 def summarize(
     outcome: Outcome, settings: Settings, num_steps: int, num_eval_tasks: int
 ) -> list[str]:
-    """Return the summary of a run that has trained its last step, one string per line."""
+    """Return the lines of the summary of a run that has trained its last step."""
     lines: list[str] = []
     rewards = outcome.rewards
     if not rewards:

@@ -24,38 +24,42 @@ from fakevllm_adapters.job.validation import check_job
 from fakevllm_adapters.job.yaml_reader import parse_job_yaml
 
 SECTIONS = ("job", "train", "server")
-"""Top-level keys of a file with `job:`. A file with `ajet:` may have further ones, for AgentJet."""
+"""Top-level keys of a file that has a section `job:`. A file with a section `ajet:` may have
+further keys, which are for AgentJet."""
 
 
 class TrainSection(Section):
     workflow: str
-    """The function that runs one episode, as `agent.py:run`. All paths of this section are relative
-    to the YAML file."""
+    """The Python function that runs one episode, written as `agent.py:run`. All paths in this
+    section are relative to the YAML file."""
     dataset: str
-    """A JSON Lines file, a CSV file, or a function that returns tasks, as `agent.py:tasks`."""
+    """The tasks: a JSON Lines file, a CSV file, or a function that returns tasks, written as
+    `agent.py:tasks`."""
     eval_dataset: str | None = None
-    """Dataset of the evaluation, which runs before and after training and is not trained."""
+    """Dataset for evaluations, which run before and after training. It is not trained on."""
     field: str = "question"
-    """Column with the text of a row."""
+    """Column of the dataset that contains the text of the task."""
     epochs: int | None = Field(default=None, ge=1)
-    """Maximum number of passes over the dataset. `job.total_training_steps` may end training
-    sooner."""
+    """Maximum number of passes over the dataset. Training ends sooner if `job.total_training_steps`
+    is reached first."""
     max_parallel: int = Field(default=16, ge=1)
     """Maximum number of episodes that run at once."""
 
 
 class ServerSection(Section):
     url: Annotated[str, AfterValidator(normalized_server_url)] | None = None
-    """URL of a running server. With this key, no other key of the section may be set."""
+    """URL of a server that is running already. If it is set, no other key of this section may be
+    set."""
     backend: Literal["embedded", "vllm", "verl", "fake"] = "embedded"
     model: str | None = None
-    """Model, as in the server's flag `--model`. It overrides the job's model."""
+    """Model that the server loads, as in its flag `--model`. It overrides the job's model."""
     run_dir: Path | None = None
-    """Run directory, relative to the current folder. Default: runs/NAME for NAME.yaml."""
+    """Run directory, relative to the current folder. The default for a file NAME.yaml is
+    runs/NAME."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Port of the server; 0: any free port."""
+    """Port on which the server listens; 0 means any free port."""
     flags: tuple[str, ...] = ()
-    """Further flags of `fakevllm-server start`."""
+    """Further flags for `fakevllm-server start`."""
 
     @model_validator(mode="after")
     def _check_single_server(self) -> Self:
@@ -93,8 +97,8 @@ class Settings:
 
 
 def load(file: Path) -> Settings:
-    """Load and validate the YAML file. Raises ConfigError, whose message is one line that names the
-    fix."""
+    """Load and validate the YAML file. Raises ConfigError with a one-line message that says how to
+    fix the file."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -112,8 +116,8 @@ def load(file: Path) -> Settings:
 
 
 def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
-    """Return the training job, and warnings about its keys that are ignored. Raises ValueError if
-    the job is invalid or cannot be trained by `fakevllm train`."""
+    """Return the training job, and warnings about keys of the job that are ignored. Raises
+    ValueError if the job is invalid or cannot be trained by `fakevllm train`."""
     try:
         warnings = parse_job(text).warnings
     except yaml.YAMLError as error:
@@ -141,9 +145,9 @@ def _parse_job(text: str) -> tuple[TrainJob, list[str]]:
 def _sections(text: str, file: Path) -> dict[str, Any]:
     """Return a dict with the sections `train` and `server` of the file.
 
-    In a file with `ajet:`, unknown sections are ignored, because AgentJet's own programs use them.
-    In any other file, an unknown section raises ConfigError. A missing section `train` or a
-    malformed section also raises ConfigError.
+    In a file with a section `ajet:`, unknown sections are ignored, because AgentJet's own programs
+    use them. In any other file, an unknown section raises ConfigError. A missing section `train` or
+    a malformed section also raises ConfigError.
     """
     content = cast("dict[str, Any]", strict_yaml_loader.loads(text))
     unknown = [] if "ajet" in content else [name for name in content if name not in SECTIONS]

@@ -15,9 +15,10 @@ from fakevllm_adapters.protocol.swarm import Task
 def load_tasks(spec: str, field: str, folder: Path) -> list[Task]:
     """Load the tasks of a dataset.
 
-    `spec` is the path of a JSON Lines or CSV file, or `FILE.py:FUNCTION`. Paths are relative to
-    `folder`. `field` is the column that contains the text of a row. Raises ConfigError if the
-    dataset cannot be loaded, is empty, or repeats a task id.
+    `spec` is the path of a JSON Lines or CSV file, or the name of a function that returns tasks,
+    written as `FILE.py:FUNCTION`. Paths are relative to `folder`. `field` is the column that
+    contains the text of a task. Raises ConfigError if the dataset cannot be loaded or is empty, if
+    a task has no id, or if two tasks have the same id.
     """
     if ".py:" in spec:
         tasks = _call_task_function(spec, load_function(spec, folder))
@@ -47,8 +48,8 @@ def _call_task_function(spec: str, make_tasks: Callable[[], Any]) -> list[Task]:
 def _check_ids(spec: str, tasks: list[Task]) -> None:
     """Raise ConfigError if a task has no id, or if two tasks have the same id.
 
-    Each task needs its own id, because all episodes with one task id form a group, in which their
-    rewards are compared.
+    Each task needs its own id, because episodes with the same task id form a group, and rewards are
+    compared within a group.
     """
     known: set[str] = set()
     for task in tasks:

@@ -48,12 +48,12 @@ class ProgressDisplay:
             self.print_line(phase)
 
     def show_earlier_steps(self, steps_before: int) -> None:
-        """Show the steps that earlier runs trained as done."""
+        """Show that earlier runs have already trained `steps_before` steps."""
         self._progress.update(self._bar, completed=steps_before, step=steps_before)
 
     def show_fraction(self, steps_done: float) -> None:
-        """Set the bar to a number of steps, which may have a fraction. Each ended episode counts as
-        a fraction of its step."""
+        """Set the progress bar to a number of steps, which may have a fraction. An episode that has
+        ended counts as a fraction of its step."""
         self._progress.update(self._bar, completed=min(steps_done, self._num_steps))
 
     def show_step(self, steps_done: int, mean_reward: float, tokens_per_s: float) -> None:

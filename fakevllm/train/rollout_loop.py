@@ -1,7 +1,8 @@
-"""Run the episodes of each training step, one step at a time, until the last step is trained.
+"""Run the agent's episodes for each training step, one step after the other, until the last step is
+trained.
 
-The episodes of a step begin only when the previous step has been trained. Therefore all of them are
-sampled with the newest weights.
+The episodes of a step begin only after the previous step has been trained. Therefore all of them
+are sampled with the newest weights.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Ta
 
 POLL_INTERVAL_S = 0.1
 MAX_BATCHES_WITHOUT_STEP = 10
-"""Number of consecutive batches that leave neither a step nor a waiting group, after which the run
-fails."""
+"""Number of consecutive batches of episodes without effect after which the run fails. A batch has
+no effect if it leads to no training step, and leaves no group that waits to be trained."""
 FINAL_DROP_REASONS = {"training_stopped", "training_refused"}
-"""Reasons of dropped groups after which the server takes no more steps."""
+"""Reasons for dropping groups that mean that the server takes no more training steps."""
 
 
 class Stopped(SwarmServerOfflineError):
-    """Raised in the loop's threads after `stop` was called. Like the base class, this error is
-    never retried."""
+    """Raised in the threads of the rollout loop after `stop` was called. Like its base class, this
+    error ends an episode for good: the episode is not retried."""
 
 
 @dataclass(slots=True)
 class Outcome:
     steps_before: int
-    """Number of steps that earlier runs of the command trained."""
+    """Number of steps that earlier runs of this command have trained."""
     rewards: list[float] = field(default_factory=list[float])
-    """Mean reward of the episodes of each step that this run trained."""
+    """For each step that this run trained: the mean reward of the step's episodes."""
     eval_before: float | None = None
     """Mean reward of the evaluation before training; None without evaluation."""
     eval_after: float | None = None
@@ -59,15 +60,15 @@ class Outcome:
 
 
 class RolloutLoop:
-    """The rollout loop of one `fakevllm train` command. Call `run` in a thread of its own. Any
-    thread may call `stop`."""
+    """The loop of one `fakevllm train` command that runs episodes until the last step is trained.
+    Call `run` in a thread of its own. Any thread may call `stop`."""
 
     def __init__(
         self, url: str, inputs: TrainingInputs, display: ProgressDisplay, run_dir: Path | None
     ) -> None:
-        """Create the loop. `run_dir` is the run directory of the server if this command started the
-        server, else None. A resumed run reads the result of the evaluation before training from
-        this directory."""
+        """Create the loop. `run_dir` is the run directory of the server if this command has started
+        the server, else None. The results of evaluations are stored there, so that a resumed run
+        can read the result of the evaluation before training."""
         self._url = url
         self._inputs = inputs
         self._display = display
@@ -77,7 +78,7 @@ class RolloutLoop:
         self._retrier = Retrier(self._sleep, final_errors=(SwarmServerOfflineError, UserError))
         self._stop_requested = threading.Event()
         self._workflow_error: UserError | None = None
-        """Error of a workflow that returned no reward. It ends all episodes."""
+        """Error because a workflow returned no valid reward. It ends all episodes."""
 
     def stop(self) -> None:
         self._stop_requested.set()
@@ -109,8 +110,8 @@ class RolloutLoop:
 
     def _ensure_engine_runs(self) -> None:
         """Start the engine with this run's job, unless an engine is running already. Raises
-        UserError if the running engine's job ends before this run's last step, or has steps of
-        another size."""
+        UserError if the engine runs with a job that ends before this run's last step, or whose
+        steps have another number of tasks or episodes."""
         running, wanted = self._start_engine(), self._inputs.job
         if running is None:
             return
@@ -131,8 +132,8 @@ class RolloutLoop:
     def _start_engine(self) -> TrainJob | None:
         """Start the engine if it is off, and return the job with which it runs.
 
-        If this command started the server, an unreachable server is polled until it answers,
-        because it is still booting or is being restarted after a crash.
+        If this command started the server and the server does not answer, poll the server until it
+        answers. It is then still booting, or is being restarted after a crash.
         """
         while True:
             try:
@@ -150,8 +151,8 @@ class RolloutLoop:
     def _has_old_job(self) -> bool:
         """Return True if the server's job differs from the job in the YAML file.
 
-        The jobs can differ after a crash, because the server resumes its old job even if the file
-        has been edited since.
+        This happens if the YAML file was edited after the first run, because a server resumes the
+        job with which its run began.
         """
         running, wanted = self._client.get_train_config(), self._inputs.job
         keys = wanted.model_fields_set
@@ -197,8 +198,8 @@ class RolloutLoop:
                 )
 
     def _evaluate_before(self, steps_before: int) -> float | None:
-        """Evaluate before the first step, and return the mean reward. A resumed run returns the
-        stored result of the first run, or None if no result is stored."""
+        """Run the evaluation before the first training step, and return its mean reward. A resumed
+        run does not evaluate again: it returns the stored result, or None if none is stored."""
         file = None if self._run_dir is None else self._run_dir / "eval_before.json"
         if file is not None and file.exists():
             return float(json.loads(file.read_text())["reward_mean"])
@@ -268,8 +269,8 @@ class RolloutLoop:
             raise RuntimeError("the workflow cancelled itself") from error
 
     def _check_output(self, returned: object) -> WorkflowOutput:
-        """Return the value that a workflow returned as a WorkflowOutput. If it contains no valid
-        reward, stop all other episodes and raise UserError."""
+        """Return the result of a workflow as a WorkflowOutput. If it has no valid reward, stop all
+        other episodes and raise UserError."""
         try:
             return parse_workflow_output(returned, self._inputs.workflow_name)
         except UserError as error:
@@ -278,8 +279,8 @@ class RolloutLoop:
             raise
 
     def _wait_until_collecting(self) -> EngineStatusReply:
-        """Wait until the server collects episodes and no step is due or running. Return the
-        server's status.
+        """Wait until the server collects episodes for the next training step, and no step is due or
+        running. Return the server's status.
 
         Raises FakevllmError if the engine is off, or if the server reports an error.
         """
@@ -301,7 +302,8 @@ class RolloutLoop:
         self._sleep(0)
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep for `seconds`. Raises Stopped as soon as `stop` is called."""
+        """Sleep for `seconds`. If `stop` has been called, or is called during the sleep, raise
+        Stopped at once."""
         if self._stop_requested.wait(seconds):
             raise Stopped("the command was stopped")
 

@@ -13,11 +13,11 @@ from fakevllm_adapters.protocol.swarm import Task
 
 
 def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
-    """Return the number of steps of the whole run.
+    """Return the number of training steps of the whole run.
 
     The number is the smaller of two limits: `job.total_training_steps`, and the number of full
-    batches in `epochs` passes over the dataset. A limit may be None. Raises ConfigError if both are
-    None, or if the result is 0.
+    batches in `epochs` passes over the dataset. A limit may be None, which means that it is not
+    set. Raises ConfigError if both are None, or if the result is 0.
     """
     if job.total_training_steps is None and epochs is None:
         raise ConfigError(
@@ -38,14 +38,14 @@ def num_steps(job: TrainJob, epochs: int | None, num_tasks: int) -> int:
 def step_tasks(
     tasks: Sequence[Task], job: TrainJob, steps_done: int, played: Mapping[str, int] | None = None
 ) -> Iterator[list[Task]]:
-    """Yield the list of tasks for one step after another. The generator never ends.
+    """Yield one list of tasks per training step, without end.
 
-    Each list contains `job.batch_size` tasks, each repeated `job.num_repeat` times. The dataset is
-    shuffled again for each epoch. The first `steps_done` steps are skipped, so that a resumed run
+    A list contains `job.batch_size` tasks, each repeated `job.num_repeat` times. Each pass over the
+    dataset has a new random order. The first `steps_done` steps are skipped, so that a resumed run
     continues at its position in the dataset.
 
-    When a run is resumed, some episodes of its first step may have ended already. `played` maps
-    task ids to the numbers of these episodes, and the first list leaves them out.
+    When a run is resumed, some episodes of its next step may have ended already. `played` maps task
+    ids to the numbers of these episodes. The first list does not contain them.
 
     >>> job = TrainJob(batch_size=2, num_repeat=2)
     >>> sorted(task.task_id for task in next(step_tasks([Task(task_id=i) for i in "ab"], job, 0)))
@@ -62,8 +62,8 @@ def step_tasks(
 
 
 def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
-    """Return `tasks` without the episodes that have ended already. For each task id, the first
-    `played[id]` repeats are left out."""
+    """Return `tasks` without the episodes that have ended already. `played` maps task ids to the
+    number of these episodes."""
     left, remaining = played.copy(), list[Task]()
     for task in tasks:
         if left[task.task_id]:
@@ -74,8 +74,8 @@ def _without_played(tasks: Sequence[Task], played: Counter[str]) -> list[Task]:
 
 
 def explain_missing_step(dropped: Mapping[str, int]) -> str:
-    """Return a text that says why a batch of episodes led to no training step. `dropped` counts the
-    groups that the server dropped, by reason.
+    """Return a text that says why a batch of episodes led to no training step. `dropped` maps each
+    reason for which the server dropped groups to the number of these groups.
 
     >>> explain_missing_step({"tied": 2})
     'no step: 2 groups tied'
@@ -85,5 +85,6 @@ def explain_missing_step(dropped: Mapping[str, int]) -> str:
 
 
 def has_same_batches(running: TrainJob, wanted: TrainJob) -> bool:
-    """Return True if both jobs have the same number of tasks per step, and of episodes per task."""
+    """Return True if both jobs have the same number of tasks per step and the same number of
+    episodes per task."""
     return (running.batch_size, running.num_repeat) == (wanted.batch_size, wanted.num_repeat)

@@ -18,9 +18,10 @@ from fakevllm_adapters.protocol.swarm import Task
 class TrainingInputs:
     job: TrainJob
     workflow: Callable[..., Any]
-    """The user's function (task, access) -> number or WorkflowOutput. It may be async."""
+    """The user's function, which takes (task, access), runs one episode, and returns a number or a
+    WorkflowOutput. It may be a coroutine function."""
     workflow_name: str
-    """FILE.py:FUNCTION, for error messages."""
+    """Name of the workflow as FILE.py:FUNCTION, for error messages."""
     tasks: Sequence[Task]
     eval_tasks: Sequence[Task]
     """Tasks of the evaluations before and after training; empty without evaluations."""
@@ -30,9 +31,10 @@ class TrainingInputs:
 
 
 def load_inputs(settings: Settings) -> TrainingInputs:
-    """Import the workflow, load the datasets and compute the number of steps.
+    """Import the agent's workflow, load the datasets, and compute the number of training steps.
 
-    Raises ConfigError if one of these cannot be loaded or is empty.
+    Raises ConfigError if the workflow or a dataset cannot be loaded, or if the dataset is too small
+    for one step.
     """
     section, folder = settings.train, settings.file.parent
     workflow = load_workflow(section.workflow, folder)

@@ -1,4 +1,5 @@
-"""A training run. The server is a supervised process, and the rollout loop runs in a thread."""
+"""Run one training: keep the server running as a supervised child process, and run the rollout loop
+in a thread."""
 
 from __future__ import annotations
 
@@ -25,10 +26,10 @@ HOST = "127.0.0.1"
 
 
 def train(settings: Settings, inputs: TrainingInputs, console: Console) -> Outcome:
-    """Train until the last step, and return the mean rewards of the steps and the evaluations.
+    """Train until the last step, and return the mean rewards of the steps and of the evaluations.
 
-    Raises UserError for errors that the user can fix. Raises KeyboardInterrupt on Ctrl-C, after the
-    server has saved a checkpoint.
+    Raises UserError if training cannot begin or continue. Raises KeyboardInterrupt on Ctrl-C, after
+    the server has saved a checkpoint.
     """
     try:
         return asyncio.run(_train(settings, inputs, console))
@@ -61,8 +62,8 @@ async def _train(settings: Settings, inputs: TrainingInputs, console: Console) -
 async def _server_url(
     settings: Settings, seed: int, display: ProgressDisplay
 ) -> AsyncGenerator[str]:
-    """Yield the server's URL. If the YAML file names no running server, start a server that runs
-    until the block ends."""
+    """Yield the server's URL. If the YAML file contains no server's URL, start a server, and stop
+    it when the block ends."""
     if settings.server.url is not None:
         yield settings.server.url
         return
@@ -85,8 +86,8 @@ def _server_flags(server: ServerSection, folder: Path, port: int, seed: int) -> 
 
 
 def _listening_socket(port: int) -> socket.socket:
-    """Return a socket that listens on `port`. If `port` is 0, any free port is used. Raises
-    UserError if the port cannot be used."""
+    """Return a socket that listens on `port`, or on any free port if `port` is 0. Raises UserError
+    if the port cannot be used."""
     try:
         return socket.create_server((HOST, port))
     except OSError as error:

@@ -19,8 +19,8 @@ from fakevllm_adapters.protocol.swarm import MAX_REWARD, WorkflowOutput
 
 
 def load_function(spec: str, folder: Path) -> Callable[..., Any]:
-    """Return the function that `spec` names as `FILE.py:FUNCTION`. The file's path is relative to
-    `folder`.
+    """Return the function that `spec` names, written as `FILE.py:FUNCTION`. The file's path is
+    relative to `folder`.
 
     Raises ConfigError if the file cannot be imported, or has no such function.
     """
@@ -39,11 +39,11 @@ def load_function(spec: str, folder: Path) -> Callable[..., Any]:
 
 
 def load_workflow(spec: str, folder: Path) -> Callable[..., Any]:
-    """Return the workflow that `spec` names as `FILE.py:FUNCTION`. The file's path is relative to
-    `folder`.
+    """Return the workflow (the function that runs one episode) that `spec` names, written as
+    `FILE.py:FUNCTION`. The file's path is relative to `folder`.
 
-    Raises ConfigError if the function cannot be loaded, or cannot be called with a task and an
-    access.
+    Raises ConfigError if the function cannot be loaded, or does not accept the two arguments task
+    and access.
     """
     function = load_function(spec, folder)
     try:
@@ -56,9 +56,9 @@ def load_workflow(spec: str, folder: Path) -> Callable[..., Any]:
 def parse_workflow_output(returned: object, workflow_name: str) -> WorkflowOutput:
     """Return a workflow's result as a WorkflowOutput with a single finite reward.
 
-    The result may be a WorkflowOutput, or a number, which is taken as the reward. Raises UserError
-    for any other result. After this error the episode is not retried, because the workflow would
-    return the same result.
+    The result may be a WorkflowOutput or a number. A number is the reward. Raises UserError for any
+    other result. The episode is then not retried, because the workflow would return the same result
+    again.
     """
     output = returned
     if isinstance(returned, int | float) and abs(returned) <= MAX_REWARD:
@@ -82,8 +82,9 @@ def describe_error(error: BaseException) -> str:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a Python file and return its module. A file is imported only once. Its folder is added
-    to `sys.path`, so that the file can import modules next to it.
+    """Import a Python file and return its module. If this file has been imported before, return the
+    same module. The file's folder is added to `sys.path`, so that the file can import modules next
+    to it.
 
     Raises ConfigError if the file does not exist or cannot be imported.
     """
@@ -110,7 +111,8 @@ def _import_file(file: Path) -> ModuleType:
 
 
 def _is_public_function(module: ModuleType, name: str) -> bool:
-    """Return True if `name` is public and names a callable that the module itself defines."""
+    """Return True if `name` is a public name of a callable that is defined in this module and not
+    imported by it."""
     value = getattr(module, name)
     is_own = getattr(value, "__module__", None) == module.__name__
     return callable(value) and is_own and not name.startswith("_")

@@ -1,8 +1,9 @@
 """The response to the app. This module decides when the response starts, sends keep-alives while
 the app waits, and ends the response.
 
-The start is delayed, so that a permanent error reaches the app as an HTTP status and not inside a
-stream. A response that has been started always ends with an answer or an error.
+The start is delayed for a short time. An error in this time can then be sent with an HTTP status of
+its own, and not inside a stream. A response that has started always ends with an answer or an
+error.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from fakevllm_adapters.http.asgi import (
 from fakevllm_adapters.protocol.errors import WireError, bad_request, internal_error
 
 GRACE_S = 1.5
-"""Seconds before a stream is started without answer data. Most permanent errors are known within
-this time. Some clients retry an error inside a stream without end."""
+"""Seconds after which a stream is started even if there is no answer data yet. Most permanent
+errors are known within this time, and can still be sent as an HTTP status. Some clients retry
+without end after an error inside a stream."""
 KEEP_ALIVE_EVERY_S = 5.0
-"""Seconds without data after which a keep-alive is sent. The strictest known client gives up on a
-stream after 300 s."""
+"""Seconds without data after which a keep-alive is sent. The least patient client that is known
+closes a stream after 300 s without data."""
 WHITE_SPACE_AFTER_S = 50.0
-"""Seconds before white space is sent ahead of an answer that is not streamed. The number is below
-the 60 s timeout of common reverse proxies. It is not smaller, because the white space fixes the
-status at 200."""
+"""Seconds after which white space is sent as a keep-alive, before an answer that is not streamed.
+The number is below the 60 s timeout of common reverse proxies. It is not smaller, because sending
+white space fixes the HTTP status at 200."""
 
 _EVENT_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _JSON: Headers = [(b"content-type", b"application/json")]
@@ -48,7 +50,8 @@ _SPACE = b" "
 _NOT_VLLM = bad_request(
     "The model server did not answer as vLLM does: a stream was mixed up with JSON."
 )
-"""The error has status 400 because clients do not retry a 400, and a retry would not help."""
+"""Error for a reply that is streamed although the app wants no stream, or the reverse. It has
+status 400, because clients do not retry a 400, and a retry would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,8 @@ class SentResponse:
 
 
 class WatchedSend:
-    """An ASGI `send` that records whether the response has started and ended."""
+    """Wrapper of an ASGI `send` that records whether the response has started and whether it has
+    ended."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -77,8 +81,8 @@ class WatchedSend:
 
 
 class AppResponse:
-    """The single response to one request. While an AppResponse is entered as a context manager, it
-    sends keep-alives to an app that waits."""
+    """The one response to a request of an app. It is a context manager: until the block ends,
+    keep-alives are sent while the app waits for data."""
 
     def __init__(
         self,
@@ -88,11 +92,12 @@ class AppResponse:
         *,
         on_stream_started: Callable[[str | None], None] = lambda _: None,
     ) -> None:
-        """Create the response. `exchange` is the parsed request. It is None if the answer of the
-        engine's own route is relayed, in a format that the proxy does not parse.
+        """Create the response. `exchange` is the parsed request. It is None if the proxy cannot
+        parse the request, and relays the answer of the engine's own route for the app's format.
 
         `on_stream_started` is called once, after the first part of a streamed answer has been sent.
-        Its argument is the id that the engine gave the answer, or None if the answer has no id.
+        Its argument is the id of the answer, as the engine sent it, or None if the answer has no
+        id.
         """
         self._send = WatchedSend(send)
         self._adapter = adapter
@@ -117,8 +122,8 @@ class AppResponse:
     def is_cut_short(self) -> bool:
         """Whether the app disconnected before the whole answer had been sent.
 
-        The value is False if only the final `data: [DONE]` was missing when the app disconnected,
-        because the app then has the whole answer.
+        The value is False if only the final `data: [DONE]` was still to be sent, because the app
+        then has the whole answer.
         """
         if self._num_chunks_before_disconnect is None:
             return False
@@ -137,16 +142,15 @@ class AppResponse:
 
     @property
     def complete_answer(self) -> SentResponse | None:
-        """The complete answer; None if the response is an error or has not been written to its end.
-        An answer that was written to its end also counts as complete if the app disconnected
-        earlier."""
+        """The complete answer; None if the response is an error or has not ended. The answer counts
+        as complete even if the app disconnected before the end."""
         if self._is_error or not self._send.is_ended:
             return None
         return SentResponse(200, self._headers, b"".join(self._answer_chunks))
 
     @property
     def is_started(self) -> bool:
-        """Whether the status line of the response has been sent."""
+        """Whether the response has started, which means that its HTTP status has been sent."""
         return self._send.is_started
 
     async def __aenter__(self) -> Self:
@@ -172,7 +176,7 @@ class AppResponse:
     ) -> Receive:
         """Return a wrapper of the app's ASGI `receive` that records when the app disconnects.
 
-        `on_disconnect` is called if the app disconnects before the last byte has been sent.
+        If the app disconnects before the last byte has been sent, `on_disconnect` is called.
         """
 
         async def watched() -> MutableMapping[str, Any]:
@@ -187,8 +191,8 @@ class AppResponse:
     # --- answers and errors
 
     async def answer(self, reply: EngineResponse) -> None:
-        """Send a complete upstream response of status 200 to the app, in the app's format. The
-        upstream response may be a stream."""
+        """Send an upstream response of status 200 to the app, in the app's format. The upstream
+        response has arrived completely. It may be a stream of events."""
         assert self._exchange is not None
         if reply.streamed != self._streamed:
             return await self.refuse(_NOT_VLLM)
@@ -206,8 +210,9 @@ class AppResponse:
         await self.send_body(reply.status, shown, reply.headers)
 
     async def send_body(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a body that is already in the app's format, and end the response. The status is sent
-        only if the response has not been started yet."""
+        """Send a body that is already in the app's format, and end the response. If the response
+        has started already, its status and headers can no longer change. In a stream that has
+        started, the body is sent as an error event."""
         self.has_answer_data = True
         self._is_error = status != 200
         if not self.is_started:
@@ -219,17 +224,16 @@ class AppResponse:
         await self.write(body, last=True)
 
     async def send_stored(self, stored: SentResponse) -> None:
-        """Send the answer that was stored when an earlier attempt of the same request was
-        answered."""
+        """Send an answer that was stored when the same request was answered before. The app has
+        sent the request again."""
         if not self._streamed:
             return await self.send_body(stored.status, stored.body, stored.headers)
         await self.open(stored.headers)
         await self.write(stored.body, last=True)
 
     async def refuse(self, error: WireError) -> None:
-        """Send an error in the app's format, and end the response. If the response has not been
-        started, it gets the error's HTTP status. Otherwise the error is sent inside the
-        response."""
+        """Send an error in the app's format, and end the response. If the response has not started,
+        it gets the error's HTTP status. Otherwise the error is sent as a part of the body."""
         self.has_answer_data = self._is_error = True
         if not self.is_started:
             self._is_sending = True
@@ -241,14 +245,15 @@ class AppResponse:
         await self.write(orjson.dumps(error_body), last=True)
 
     async def open(self, headers: Headers) -> None:
-        """Start a response of status 200, unless a keep-alive has started it already."""
+        """Start a response of status 200. If a keep-alive has started the response already, do
+        nothing."""
         if not self.is_started:
             self._headers = headers
             await start_stream(self._send, 200, headers)
 
     async def write(self, chunk: bytes, *, last: bool = False, is_answer: bool = True) -> None:
-        """Send a chunk of a started response. `is_answer` is True for answer data, and False for
-        keep-alives."""
+        """Send a chunk of a response that has started. `is_answer` is False if the chunk is a
+        keep-alive."""
         self.has_answer_data = self.has_answer_data or last or (is_answer and bool(chunk))
         if is_answer:
             self._answer_chunks.append(chunk)
@@ -268,17 +273,17 @@ class AppResponse:
     # --- keep-alives
 
     def stop_keep_alives(self) -> None:
-        """Send no further keep-alives."""
+        """Stop the timer that sends keep-alives."""
         if self._keep_alive_timer is not None:
             self._keep_alive_timer.cancel()
 
     def postpone_start(self) -> None:
-        """Delay the start of a response that has not been started. The response then starts at most
-        WHITE_SPACE_AFTER_S seconds after the request arrived.
+        """Delay the start of a response that has not started. A keep-alive then starts the response
+        only WHITE_SPACE_AFTER_S seconds after the request arrived.
 
-        Call this method while the request is held for a retry. Until the response is started, a
-        temporary error can be sent as a 503 with `Retry-After`, after which clients retry by
-        themselves. An error inside a stream cannot ask clients to retry.
+        Call this method while the request is held for a retry. A temporary error that occurs before
+        the start can be sent as a 503 with `Retry-After`, after which clients retry by themselves.
+        An error inside a stream cannot ask clients to retry.
         """
         if self._exchange is None or self.is_started or self._is_postponed or self._is_closed:
             return
@@ -314,7 +319,7 @@ class AppResponse:
 
 
 def _parse_error(body: bytes) -> Json:
-    """Return the error object in a response body. If the body contains none, return a general
-    internal error."""
+    """Return the error object in a response body. If the body contains no error object, return one
+    for an internal error."""
     error = error_object(body)
     return error if error is not None and "error" in error else internal_error().body

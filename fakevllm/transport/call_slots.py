@@ -1,9 +1,10 @@
-"""A limit on the calls that the proxy has open at the server, and the queues of calls that wait for
-a free slot. Leads, which are the apps' own requests, get free slots before siblings. This module
-does no I/O. Waiting calls wait on asyncio futures.
+"""A limit on the calls that the proxy has open at the server at a time, and the queues of calls
+that wait for a free slot. Leads, which are the apps' own requests, get free slots before siblings,
+which the proxy adds. This module does no I/O. Waiting calls wait on asyncio futures.
 
-Without a limit, a crowd of apps would open tens of thousands of connections at once. The event loop
-would then be too busy to finish connecting, and a healthy server would seem to be unreachable.
+Without a limit, many apps together could make the proxy open tens of thousands of connections at
+once. The event loop would then be too busy to finish opening them, and a healthy server would seem
+to be unreachable.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 SIBLINGS_PER_SLOT = 3
-"""Maximum number of siblings per slot, including siblings that wait for a slot. Groups get fewer
-siblings when this number is reached. Therefore memory and the apps' waiting times stay bounded when
-there are many requests."""
+"""Maximum number of siblings per slot, including siblings that wait for a slot. When this number is
+reached, groups get fewer siblings. This limits the memory and the waiting times under heavy
+load."""
 LEAD_SHARE = 0.25
-"""Share of the slots that siblings leave free, so that a lead need not wait for the end of a
-sibling that samples for a long time."""
+"""Share of the slots that siblings may not use. Therefore a lead (an app's own request) need not
+wait until a sibling with a long answer ends."""
 
 
 class CallSlots:
-    """A limited number of slots, and the calls that wait for them in two queues.
+    """A limited number of slots, and two queues of calls that wait for a slot: one for leads (the
+    apps' own requests) and one for siblings.
 
     A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
     slot is given to the sibling that has waited longest. A call that samples several siblings needs

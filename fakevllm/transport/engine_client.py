@@ -1,8 +1,7 @@
 """HTTP client for model calls to the swarm server: forwarding, streaming, cancelling, connection
-pool. All model calls go through this client.
+pool. The proxy sends all its model calls with this client.
 
-The client uses aiohttp instead of httpx, because a forwarded call costs a tenth of the CPU time
-with aiohttp.
+The client uses aiohttp. With httpx, forwarding a call would cost ten times as much CPU time.
 """
 
 from __future__ import annotations
@@ -34,21 +33,21 @@ from fakevllm_adapters.protocol.swarm import PROXY_HEADERS
 log = logging.getLogger("fakevllm.transport.engine_client")
 
 _CUT_OFF = encode(internal_error().body)
-"""Event by which the swarm server ends a stream whose engine broke off. Any other error at the end
-of a stream comes from an engine that is alive, and is part of the answer."""
+"""Event with which the swarm server ends a stream if the engine died during the stream. Any other
+error at the end of a stream comes from an engine that is alive, and is part of the answer."""
 
 CALL_TIMEOUT_S = 3600
-"""Seconds after which a call is given up."""
+"""Timeout of a whole call, in seconds."""
 CONNECT_TIMEOUT_S = 30
-"""Seconds in which a connection must be opened. The limit is far above the usual time, because
-delays by the proxy's own busy event loop are included. If the server is unavailable, the watchdog
-ends the wait earlier."""
+"""Timeout for opening a connection, in seconds. It is far longer than usually needed, because it
+includes delays by the proxy's own event loop when that is busy. If the server is unavailable, the
+watchdog of the call ends the wait earlier."""
 IDLE_CONNECTION_S = 30
-"""Seconds for which an idle connection is kept. The number is below the server's keep-alive time,
-so that no connection is reused while the server closes it."""
+"""Seconds for which an idle connection is kept. The number is smaller than the server's keep-alive
+time, so that the proxy never sends a request on a connection that the server is closing."""
 DRAIN_TIMEOUT_S = 0.1
-"""Seconds for which the rest of a connection is read after `[DONE]`, before the connection is
-closed."""
+"""Maximum number of seconds for reading the rest of a stream after `[DONE]`. After that, the
+connection is closed instead of being reused."""
 EVENT_STREAM = "text/event-stream"
 JSON: Headers = [(b"content-type", b"application/json")]
 
@@ -63,16 +62,15 @@ class EngineResponse:
     streamed: bool
     latency_s: float
     is_from_stream: bool = False
-    """Whether this is an error that arrived as the first event of a stream and was turned into a
-    response with a status."""
+    """Whether this response was made from a stream whose first event was an error."""
     parsed_events: list[bytes] | None = None
-    """Events of the stream if the body has been split already, else None."""
+    """Events of the stream; None if the body has not been split into events yet."""
     reason: OutageReason | None = None
-    """Reason that the server sent with an error; None if it sent none."""
+    """Reason of an outage, as the server sent it in a header; None if it sent none."""
 
     @staticmethod
     def from_events(events: list[bytes], latency_s: float) -> EngineResponse:
-        """Return a streamed response of status 200 that consists of these events."""
+        """Return a streamed response of status 200 whose body consists of these events."""
         return EngineResponse(200, [], b"".join(events), True, latency_s, parsed_events=events)
 
     @property
@@ -86,7 +84,8 @@ class EngineResponse:
         """If this response is a stream that begins with a permanent error (4xx), return a plain
         response with this error and its status. Otherwise return this response unchanged.
 
-        Clients retry errors inside a stream without end, but accept a 4xx status as final.
+        The reason is that some clients retry without end after an error inside a stream, but accept
+        a 4xx status as final.
         """
         if not self.streamed or b'"error"' not in self.body:
             return self
@@ -99,8 +98,8 @@ class EngineResponse:
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether the engine died before the end of this stream. The server reports this inside the
-        stream, because the status has been sent before."""
+        """Whether the engine died before the end of this stream. The server reports this by an
+        event in the stream, because the HTTP status has been sent already."""
         return self.streamed and _CUT_OFF in self.body
 
 
@@ -113,11 +112,11 @@ class LiveResponse:
     streamed: bool
     chunks: AsyncIterator[bytes]
     reason: OutageReason | None = None
-    """Reason that the server sent with an error; None if it sent none."""
+    """Reason of an outage, as the server sent it in a header; None if it sent none."""
 
 
 class EngineClient:
-    """Pooled connections to one server. Call `close()` after the last call."""
+    """Client with a pool of connections to one server. Call `close()` after the last call."""
 
     def __init__(self, url: str, key: str | None) -> None:
         self._drains = TaskSet(log, "the rest of a stream after [DONE] could not be read")
@@ -132,7 +131,8 @@ class EngineClient:
 
     @property
     def num_draining(self) -> int:
-        """Number of finished calls whose connections are still being read to the end."""
+        """Number of finished calls for whose connections the rest of the stream is still being
+        read."""
         return len(self._drains)
 
     async def close(self) -> None:
@@ -170,10 +170,10 @@ class EngineClient:
     def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[LiveResponse]:
-        """Return a context manager that sends a call. It yields the response while the response's
-        body is still arriving.
+        """Return a context manager that sends a call and yields the response. The body of the
+        response arrives while the block runs.
 
-        A failed connection raises WireError (503), either when the block is entered or inside the
+        If the connection fails, WireError (503) is raised when the block is entered, or inside the
         block.
         """
         return _Live(
@@ -185,10 +185,11 @@ class EngineClient:
 
 
 class _Live(AbstractAsyncContextManager[LiveResponse]):
-    """Context manager that sends one call and yields the response while the body is still arriving.
+    """Context manager that sends one call and yields the response. The body of the response arrives
+    while the block runs.
 
-    This is a class and not a generator, because a generator would add a tenth of aiohttp's own cost
-    to each call.
+    A class is used instead of a generator, because a generator would increase the cost of a call
+    with aiohttp by a tenth.
     """
 
     def __init__(
@@ -235,7 +236,8 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
             raise unreachable(error) from error
 
     async def _drain(self) -> None:
-        """Read the bytes after the end of a stream, so that the connection can be reused."""
+        """Read the remaining bytes after the end of a stream, so that the connection can be
+        reused."""
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while await self._response.content.readany():
@@ -257,7 +259,8 @@ def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
 
 
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the body as it arrives. Raises WireError (503) if the connection fails."""
+    """Yield the body of a response as it arrives. Raises WireError (503) if the connection
+    fails."""
     try:
         while chunk := await response.content.readany():
             yield chunk
@@ -266,7 +269,8 @@ async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
 
 
 def _permanent_error_code(event: bytes) -> int | None:
-    """Return the code of an error event if the code is 4xx. Return None for any other event."""
+    """If a stream's event is an error with a 4xx code, return the code. Return None for any other
+    event."""
     if b'"error"' not in event:
         return None
     try:
@@ -278,7 +282,7 @@ def _permanent_error_code(event: bytes) -> int | None:
 
 
 def unreachable(error: Exception) -> WireError:
-    """Return a WireError (503) for a connection to the server that could not be opened or that
+    """Return the WireError (503) for a connection to the server that could not be opened, or that
     broke."""
     is_refused = isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError)
     reason = OutageReason.SERVER_UNREACHABLE if is_refused else OutageReason.SERVER_BROKE_OFF

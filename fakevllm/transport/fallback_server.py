@@ -1,5 +1,5 @@
-"""Client for the fallback server, another OpenAI-compatible server that answers while the engine is
-unavailable. The fallback's answers are served and never trained."""
+"""Client for the fallback server: another OpenAI-compatible server, which answers while the engine
+is unavailable. Its answers are served and never trained."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError, unavailable
 
 MAX_SHOWN_CHARS = 300
-"""Maximum number of characters of the fallback's error message that are logged."""
+"""Maximum number of characters of the fallback server's error message that are logged."""
 STREAM_BEGINS_S = 60.0
-"""Seconds within which the fallback must begin a stream. A live server begins a stream within this
-time even if it queues its requests."""
+"""Seconds within which the fallback server must begin a stream. A server that works begins a stream
+within this time even if it queues its requests."""
 ANSWER_BEGINS_S = 600.0
-"""Seconds within which the fallback must begin an answer that is not streamed. Such an answer
-begins when it is complete, so the limit equals the default timeout of OpenAI's SDK."""
+"""Seconds within which the fallback server must begin an answer that is not streamed. A server
+begins such an answer only when the answer is complete. The limit is the default timeout of OpenAI's
+SDK."""
 _VLLM_OPTION = "continuous_usage_stats"
-"""Stream option of vLLM that the proxy's translations set. Other servers may refuse it."""
+"""Stream option of vLLM that the proxy sets when it translates a request. Other servers may refuse
+it."""
 
 
 class Fallback:
-    """Client for the fallback server. The client owns its connections, so call `close()` after the
-    last use."""
+    """Client for the fallback server. It has its own connections, so call `close()` after the last
+    use."""
 
     def __init__(
         self,
@@ -44,25 +46,25 @@ class Fallback:
         stream_begins_s: float = STREAM_BEGINS_S,
         answer_begins_s: float = ANSWER_BEGINS_S,
     ) -> None:
-        """Create the client. `model` is the model to request from the fallback. None keeps the
-        model that the app requested."""
+        """Create the client. `model` is the model that is requested from the fallback server. If it
+        is None, the model in the app's request is requested."""
         self._streaming = _FallbackClient(url, key, stream_begins_s)
         self._whole = _FallbackClient(url, key, answer_begins_s)
         self._model = model
 
     @staticmethod
     def from_settings(settings: FallbackSection) -> Fallback | None:
-        """Return the client for the configured fallback. Return None if no fallback is
+        """Return the client for the fallback server in the configuration, or None if none is
         configured."""
         if settings.url is None:
             return None
         return Fallback(settings.url, settings.key, settings.model)
 
     async def relay(self, request: Request, app: AppResponse) -> EngineResponse:
-        """Relay the fallback's answer to the app, and return this answer.
+        """Relay the answer of the fallback server to the app, and return this answer.
 
-        Raises WireError if the fallback has no answer or refuses the request. The fallback's own
-        errors are not sent to the app, because the app does not know that server.
+        Raises WireError if the fallback server has no answer or refuses the request. Its error
+        messages are not sent to the app, because the app does not know that server.
         """
         model = self._model or request.model
         named = with_model(request, model) if model else request
@@ -75,10 +77,10 @@ class Fallback:
 
 
 class _FallbackClient(EngineClient):
-    """Client for a server whose `/v1` may be below a path prefix.
+    """Client for a server whose `/v1` may be below a path prefix, as in `https://host/prefix/v1`.
 
-    A status other than 200 raises an error. An answer that does not begin within `begins_s` seconds
-    raises an error too.
+    A response with a status other than 200 raises WireError. A response that does not begin within
+    `begins_s` seconds raises WireError too.
     """
 
     def __init__(self, url: str, key: str | None, begins_s: float) -> None:
@@ -109,7 +111,8 @@ class _FallbackClient(EngineClient):
 
 
 def _without_vllm_options(request: Request) -> Request:
-    """Return the request without the vLLM-only option that the proxy's translation has added."""
+    """Return the request without the stream option of vLLM that the proxy adds when it translates a
+    request."""
     if request.exchange is None or not request.is_translated:
         return request
     options = request.body.get("stream_options")
@@ -125,8 +128,8 @@ def _refusal(status: int, raw: bytes) -> WireError:
 
 
 def with_model(request: Request, model: str) -> Request:
-    """Return the request with another model name. A body that is not a JSON object names no model,
-    so its request is returned unchanged."""
+    """Return the request with `model` as its model name. If the body is not a JSON object, return
+    the request unchanged."""
     try:
         raw = rewrite_body(request.raw, model=model)
     except (ValueError, AttributeError, RecursionError):

@@ -1,5 +1,5 @@
-"""Watchdog for a call to the server. The watchdog ends the call if the server has disappeared
-without closing the connection."""
+"""Watchdog for a call to the server. It ends the call if the server has disappeared without closing
+the connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECK_EVERY_S = 0.5
 
 
 class SentAnswer(Protocol):
-    """What has been sent to the app so far."""
+    """The part of the answer that has been sent to the app so far."""
 
     @property
     def num_answer_chunks(self) -> int:
@@ -33,7 +33,8 @@ class SentAnswer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NothingSent:
-    """The state of a response that is sent only when it is complete."""
+    """A SentAnswer for a response that is sent only when it is complete: nothing has been sent
+    yet."""
 
     num_answer_chunks: int = 0
     has_answer_data: bool = False
@@ -43,11 +44,12 @@ class HangWatchdog:
     """Context manager around one call to the server. It cancels the call and raises WireError (503)
     in either of two cases:
 
-    * For `limit_s` seconds, the server has not answered the proxy's status requests, and no further
+    * For `limit_s` seconds, the server has not answered the proxy's status requests, and no new
       data of the answer has been sent to the app.
     * A fallback server is configured (`has_fallback`), the engine has not been ready for `limit_s`
-      seconds, and no answer data has been sent to the app. Without a fallback the call continues,
-      because the server itself waits for its engine, and waits longer than the proxy would.
+      seconds, and no answer data has been sent to the app. Without a fallback server the call
+      continues, because the server itself waits until its engine is ready, for longer than
+      `limit_s`.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class HangWatchdog:
             self._next_check = self._loop.call_later(CHECK_EVERY_S, self._check)
 
     def _is_hopeless(self, now_s: float) -> bool:
-        """Update the watchdog's timers. Return True if the call must be ended."""
+        """Update the timers of the watchdog, and return True if the call must be ended now."""
         has_progress = self._app.num_answer_chunks > self._num_answer_chunks
         self._num_answer_chunks = self._app.num_answer_chunks
         is_engine_away = self._engine_timer.has_expired(now_s, is_available=self._link.is_serving)

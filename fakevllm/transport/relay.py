@@ -1,4 +1,4 @@
-"""Relay of one upstream answer to the app while the answer arrives."""
+"""Relay one answer of the upstream server to the app while the answer arrives."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from fakevllm_adapters.protocol.errors import WireError, internal_error
 
 @dataclass(frozen=True, slots=True)
 class LeadCall:
-    """Call to the engine for a lead (the app's own request) that has siblings."""
+    """The call to the engine for a lead (sibling 0, the app's own request) of a group that has
+    further siblings."""
 
     body: bytes
     headers: Mapping[str, str]
     on_first_token: Callable[[], None]
-    """Called once, after the first token has been relayed."""
+    """Function that is called once, after the first token has been sent to the app."""
 
 
 def _never() -> bool:
@@ -40,12 +41,13 @@ async def relay(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Relay the upstream's answer to the app while it arrives, and return the answer.
+    """Relay the upstream server's answer to the app while it arrives, and return the answer.
 
-    `is_caused_by_siblings` returns True if siblings of the proxy may have caused a 429 (too many
-    requests). Such a 429 is raised as an outage and not relayed.
+    `is_caused_by_siblings` is a function. It returns True if siblings, which this proxy has added,
+    may be the reason for a 429 (too many requests). Such a 429 is treated as an outage and not
+    relayed.
 
-    Raises WireError for an outage if no answer data has been sent to the app yet. A later outage
+    In an outage, WireError is raised if no answer data has been sent to the app yet. A later outage
     ends the stream to the app with an error event.
     """
     if request.exchange is None:
@@ -70,12 +72,12 @@ async def relay(
 async def pass_on(
     upstream: EngineClient, request: Request, app: AppResponse, reply: EngineResponse
 ) -> EngineResponse:
-    """Send a complete reply of the upstream to the app, in the app's format. Return the reply that
-    was sent.
+    """Send a complete reply of the upstream server to the app, in the app's format. Return the
+    reply that was sent.
 
     If the engine refuses a request that the proxy has translated, the app's original request is
-    sent to the engine's own route for the app's format. The reply of that route is then relayed.
-    A request without such a route gets the refusal in the app's format.
+    sent to the engine's own route for the app's format, and the reply of that route is relayed. If
+    there is no such route, the app gets the refusal in its own format.
     """
     if reply.status == 200:
         await app.answer(reply)
@@ -96,11 +98,11 @@ async def relay_native(
     *,
     is_caused_by_siblings: Callable[[], bool] = _never,
 ) -> EngineResponse:
-    """Relay the answer of the engine's own route for the app's format, byte for byte. Return this
-    answer.
+    """Send the app's request to the engine's own route for the app's format. Relay the answer byte
+    for byte, and return it.
 
-    Raises WireError for an outage if the response to the app has not been started yet. A later
-    outage ends the response with an error event.
+    In an outage, WireError is raised if the response to the app has not started yet. A later outage
+    ends the response with an error event.
     """
     started = time.monotonic()
     chunks: list[bytes] = []
@@ -144,9 +146,9 @@ async def _relay_stream(
 ) -> EngineResponse:
     """Relay a stream event by event, in the app's format. Return the stream that was relayed.
 
-    A stream that begins with a permanent error becomes a plain error response. If a stream breaks
-    off after answer data has been sent, the app gets an error event. If it breaks off earlier,
-    WireError is raised.
+    If the first event is a permanent error, the app gets a plain error response. If the stream
+    breaks off after answer data has been sent, the app gets an error event. If it breaks off before
+    that, WireError is raised.
     """
     assert request.exchange is not None
     awaits_token = lead is not None
@@ -189,7 +191,7 @@ async def _relay_stream(
 
 
 def _find_id(events: Sequence[bytes]) -> str | None:
-    """Return the first answer id in these events. Return None if no event has an id."""
+    """Return the first answer id that these events contain. Return None if they contain none."""
     for event in events:
         # An event that is not valid JSON is skipped. The format's parser refuses it.
         with contextlib.suppress(ValueError):
@@ -200,8 +202,8 @@ def _find_id(events: Sequence[bytes]) -> str | None:
 
 
 def _has_token(events: Sequence[bytes]) -> bool:
-    """Return True if the events contain a token, which is the case from the second event on. The
-    first event may contain only the role, which is sent before the engine has processed the
+    """Return True if the events of a stream contain a token. This is certain from the second event
+    on. The first event may contain only the role, and is sent before the engine has processed the
     prompt."""
     return sum(not event.startswith(b":") for event in events) >= 2
 
@@ -209,15 +211,16 @@ def _has_token(events: Sequence[bytes]) -> bool:
 async def raise_outage(
     live: LiveResponse, is_caused_by_siblings: Callable[[], bool] = _never
 ) -> None:
-    """Raise WireError if the status reports an outage. A 429 also counts as an outage if siblings
-    of the proxy may have caused it."""
+    """Raise WireError if the response's status reports an outage. A 429 also counts as an outage if
+    siblings, which this proxy has added, may be the reason for it."""
     if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
         raw = b"".join([chunk async for chunk in live.chunks])
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 
 async def _refuse(request: Request, app: AppResponse, reply: EngineResponse) -> EngineResponse:
-    """Send the upstream's error to the app, in the app's format. Return the upstream's reply."""
+    """Send the upstream server's error to the app, in the app's format. Return the upstream
+    server's reply."""
     if request.is_translated:
         error_body = error_object(reply.body) or internal_error().body
         await app.refuse(WireError(reply.status, error_body))

@@ -1,5 +1,5 @@
-"""One request of an app, the plan for its siblings (how many, and how they differ), and the result
-of each sibling."""
+"""One request of an app, the plan for its siblings (how many answers are sampled, and how their
+requests differ), and the result of each sibling."""
 
 from __future__ import annotations
 
@@ -29,50 +29,54 @@ _UNSHARED_OVERRIDES = frozenset({"seed", "n", "request_id", "stream", "stream_op
 
 
 class SiblingOutcome(StrEnum):
-    """Kind of result that a sibling had."""
+    """Kind of result of a sibling."""
 
     ANSWERED = "answered"
     """The answer can be served and trained."""
     HIDDEN = "hidden"
     """The answer can be trained but not served, because the app's format cannot express it."""
     REFUSED = "refused"
-    """The engine refused the content of the request; every sibling would be refused."""
+    """The engine refused the content of the request, so it would refuse every sibling."""
     FAILED = "failed"
     """There is no answer, for a reason other than the content of the request."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request of the app, decoded."""
+    """One decoded request of an app."""
 
     id: str
     adapter: Adapter
     raw: bytes
-    """Body in the app's own format, unchanged except for the model's name."""
+    """Body in the app's own format. Only the model's name may have been changed."""
     upstream_body: bytes
-    """Body that is sent to the engine. It equals `raw` if the upstream route has the app's
-    format."""
+    """Body that is sent to the engine. If the route of the upstream server has the app's format, it
+    equals `raw`."""
     exchange: Exchange | None
-    """Parsed request. None if only the engine's own route for the app's format can answer."""
+    """The parsed request. It is None if the proxy cannot parse or translate the request, so that
+    only the engine's own route for the app's format can answer."""
     headers: dict[str, str]
     """The app's headers that may be sent to the engine."""
     no_exchange_reason: str | None = None
-    """Reason why `exchange` is None."""
+    """Reason why `exchange` is None; None if it is set."""
     model: str = ""
     """Model name as the app sent it."""
     alias: str | None = None
-    """Model name that the answer carries if it is not the served model's own name; else None."""
+    """Model name that the answer must contain, if it is not the served model's own name; else
+    None."""
     app_headers: Mapping[bytes, bytes] = field(default_factory=dict[bytes, bytes])
     """All headers of the app, with names in lower case."""
     has_native_route: bool = True
-    """Whether the engine's own route for the app's format may get the request. False if the request
-    continues a response of the ledger: the engine may have another app's response with that id."""
+    """Whether the request may be sent to the engine's own route for the app's format. False if the
+    request continues a response in the proxy's ledger: the engine may have a response of another
+    app with the same id."""
     ruling: Ruling = TRAIN
-    """Admission decision. It is set once, before it is first read. No other field ever changes."""
+    """Admission decision: whether the request gets siblings and is trained. It is set once, before
+    it is first read. No other field changes after the request was created."""
 
     @property
     def body(self) -> Json:
-        """Parsed body in the upstream's format; {} if the request could not be parsed or
+        """The parsed body in the upstream server's format; {} if the request could not be parsed or
         translated."""
         return self.exchange.body if self.exchange is not None else {}
 
@@ -88,20 +92,20 @@ class Request:
 
     @property
     def is_translated(self) -> bool:
-        """Whether the request must be translated, because the upstream route has another format
-        than the app."""
+        """Whether the request must be translated, because the route of the upstream server has
+        another format than the app."""
         return self.adapter.path != self.adapter.upstream_path
 
     @property
     def response_id(self) -> str | None:
-        """Id that the proxy chose for the answer, so that later requests can refer to the answer;
-        None if the format has no such id."""
+        """Answer id that the proxy has chosen, by which later requests can refer to the answer.
+        None if the answers of this format have no such id."""
         return getattr(self.exchange, "response_id", None)
 
 
 @dataclass(frozen=True, slots=True)
 class SiblingResult:
-    """Result of one sibling. It is an answer, or the error that came in place of an answer."""
+    """Result of one sibling: an answer, or the error that came instead."""
 
     index: int
     reply: EngineResponse | None = None
@@ -110,22 +114,22 @@ class SiblingResult:
 
     @property
     def status(self) -> int:
-        """HTTP status of the reply or of the error; 499 if there is neither."""
+        """HTTP status of the reply or of the error. The status is 499 if the sibling has
+        neither."""
         if self.reply is not None:
             return self.reply.status
         return self.error.status if self.error is not None else 499
 
     @property
     def outage(self) -> WireError | None:
-        """Error to send to the app if the engine was unavailable; None if the engine's reply
-        reports no outage."""
+        """The error that the app gets if the engine was unavailable for this sibling, else None."""
         is_answer = self.reply is not None and self.reply.status not in OUTAGES
         return None if is_answer else self.upstream_error
 
     @property
     def upstream_error(self) -> WireError | None:
-        """The error that came in place of an answer; None if there is no error. It contains the
-        server's own message if the server sent one."""
+        """The error that came instead of an answer; None if there is no error. If the server sent a
+        message, the error contains it."""
         reply = self.reply
         if reply is None or reply.status == 200:
             return self.error
@@ -133,13 +137,13 @@ class SiblingResult:
 
     @property
     def is_busy(self) -> bool:
-        """Whether the engine refused this sibling because of overload. Other siblings may still be
-        answered."""
+        """Whether the engine refused this sibling because of overload. The engine may still answer
+        other siblings."""
         error = self.upstream_error
         return error is not None and error.reason is OutageReason.ENGINE_BUSY
 
     def answer_id(self, request: Request) -> str | None:
-        """Return the id under which the app knows this answer; None if the answer has no id."""
+        """Return the id that this answer has for the app; None if the answer has no id."""
         engine_id = self.answer.id if self.answer is not None else None
         if request.response_id is not None or engine_id is None:
             return request.response_id
@@ -156,23 +160,24 @@ class SiblingResult:
 
 @dataclass(frozen=True, slots=True)
 class SiblingPlan:
-    """The number of siblings of a request, and the fields that each sibling changes in the
-    request."""
+    """The number of siblings of a request, and the fields of the request body that are changed for
+    each sibling."""
 
     num: int
     overrides: Sequence[Json] = field(default_factory=list[dict[str, Any]])
-    """Fields that replace fields of the body, one object per sibling. The lead's object, at index
-    0, is empty. An empty list means no overrides."""
+    """For each sibling, an object with the fields that replace fields of the body. The lead's
+    object, at index 0, is empty. An empty list means that no field is replaced."""
     is_greedy: bool = False
     """Whether the lead is sampled at temperature 0."""
     seed: int | None = None
-    """Seed of the lead if the app's request has no seed. Every other sibling adds its index to this
-    seed."""
+    """Seed of the lead, used if the app's request has no seed. Each other sibling gets this seed
+    plus its index."""
 
     def body(self, request: Request, index: int, temperature: float) -> bytes:
         """Return the body with which sibling `index` is sent to the engine.
 
-        `temperature` is the sampling temperature of all siblings except the lead (sibling 0).
+        `temperature` is the sampling temperature of all siblings except the lead (sibling 0). The
+        lead has the app's temperature, or 0 if `is_greedy` is set.
         """
         seed = self._seed_for(request)
         if index > 0:
@@ -218,12 +223,13 @@ class SiblingPlan:
         return changed | (self.overrides[index] if self.overrides else {})
 
     def lead_seed(self, request: Request) -> int | None:
-        """Return the seed with which the lead is sampled. Return None if the lead has no seed."""
+        """Return the seed with which the lead (sibling 0, the app's own request) is sampled, or
+        None if it has no seed."""
         return request.adapter.seed(request.body | self._seed_for(request))
 
     def lead_request(self, request: Request) -> Request:
-        """Return the request with the body that this plan gives to the lead. It is used for a lead
-        that is sent without siblings."""
+        """Return the request with the body that this plan gives to the lead (sibling 0). Use it if
+        the lead is sent without further siblings."""
         body = self.body(request, 0, 0.0)
         is_same = body is request.upstream_body
         return request if is_same else replace(request, upstream_body=body)
@@ -275,8 +281,8 @@ def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str
 async def sample(
     upstream: EngineClient, request: Request, plan: SiblingPlan, index: int, temperature: float
 ) -> SiblingResult:
-    """Send one sibling to the engine and return its result. An error of the engine is part of the
-    result and is not raised."""
+    """Send one sibling to the engine and return its result. If the engine answers with an error,
+    the result contains the error, and nothing is raised."""
     body = plan.body(request, index, temperature)
     try:
         reply = await upstream.call(
@@ -298,8 +304,9 @@ def outcome_of(request: Request, result: SiblingResult) -> SiblingOutcome:
 def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
     """Return the parsed answer in a reply.
 
-    The result is None in three cases: the reply is an error, the reply cannot be parsed, or the
-    reply is streamed although the request asks for no stream (or the other way round).
+    Return None if the reply is an error or cannot be parsed. Return None also if the reply is
+    streamed although the request asked for no stream, or is not streamed although the request asked
+    for a stream.
     """
     if reply.status != 200 or reply.streamed != request.streamed:
         return None
@@ -315,11 +322,12 @@ def read_answer(request: Request, reply: EngineResponse) -> Answer | None:
 
 
 def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineResponse:
-    """Return a sibling's reply with the id that the app expects.
+    """Return a sibling's reply with the answer id that the app expects.
 
-    The id of an answer contains the id of its request. If the app chose a request id, the proxy
-    sends each sibling with a different request id. This function changes the answer's id back. If
-    the app chose no id, the reply is returned unchanged.
+    An engine makes the id of an answer from the id of its request. If the app chose a request id,
+    the proxy appends the sibling's index to it, because request ids must be unique. This function
+    removes the index from the answer's id. If the app chose no request id, the reply is returned
+    unchanged.
     """
     pattern = _sibling_id_pattern(request, index)
     if pattern is None:
@@ -329,11 +337,11 @@ def with_app_id(reply: EngineResponse, request: Request, index: int) -> EngineRe
 
 
 def _sibling_id_pattern(request: Request, index: int) -> str | None:
-    """Return a regular expression that matches the id in this sibling's answer. The first group of
-    the match is the id that the app expects: the sibling's id without the sibling's index.
+    """Return a regular expression that matches the id in this sibling's answer. Its first group is
+    the id that the app expects, which lacks the sibling's index.
 
-    Return None for the lead, whose id is the expected one already. Return None also if the app
-    chose no id for its request.
+    Return None for the lead (sibling 0), whose id has no index. Return None also if the app chose
+    no id for its request.
     """
     chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")
     if index == 0 or not isinstance(chosen, str):

@@ -1,5 +1,5 @@
 """Hold and retry a request while the engine is unavailable. If the retries fail, use the fallback
-server, if there is one. `retry_policy.py` makes the decisions."""
+server, if one is configured. The decisions are made in `retry_policy`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ LEAD_ONLY = SiblingPlan(1)
 
 
 class RetryHandler:
-    """Sends requests to the engine, with retries, a watchdog and a fallback server."""
+    """Sends requests to the engine. It retries them during an outage, watches for calls that hang,
+    and uses the fallback server if the retries fail."""
 
     def __init__(
         self,
@@ -62,16 +63,16 @@ class RetryHandler:
         sibling_limit: SiblingLimit | None = None,
         slots: CallSlots | None = None,
     ) -> None:
-        """Create the handler. `link` polls the status of the server; None means that the status is
-        known only from the calls themselves. `limit_s` is the maximum number of seconds for which a
-        request is held.
+        """Create the handler. `link` polls the status of the server. If it is None, the handler
+        learns about outages only from failed calls. `limit_s` is the maximum number of seconds for
+        which a request is held.
 
         `served_name` returns the served model's name for an alias, and None for any other name. It
-        raises WireError (503) if the served model is not known yet.
+        raises WireError (503) if the server has not reported its model yet.
 
         `sibling_limit` counts the siblings that compete with this handler's requests for the
-        engine. `slots` limits the calls that are open at the server at a time; None means the
-        default limit.
+        engine. `slots` limits the number of calls that are open at the server at a time. If it is
+        None, a default limit applies.
         """
         self._upstream = upstream
         self._link = link
@@ -96,7 +97,8 @@ class RetryHandler:
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
         """Relay an answer to the app, and return (answer, reason of the outage). The reason is None
-        if the engine gave the answer. It is set if the fallback server gave the answer.
+        if the engine gave the answer. If the fallback server gave it, the reason says why the
+        engine could not.
 
         Raises WireError if neither the engine nor the fallback answers and no answer data has been
         sent to the app.
@@ -125,7 +127,7 @@ class RetryHandler:
         num_slots: int = 1,
     ) -> T:
         """Call `attempt` until it returns an answer, and return the answer. If the retry policy
-        gives up, the WireError of the last attempt is raised.
+        gives up, raise the WireError of the last attempt.
 
         Each attempt first waits for `num_slots` of the slots that limit the open calls. The proxy
         causes this wait, so the wait does not count as time in which the server was unavailable.
@@ -158,12 +160,12 @@ class RetryHandler:
     async def fetch(
         self, attempt: Callable[[], Awaitable[T]], app_headers: Mapping[bytes, bytes]
     ) -> T:
-        """Call `attempt` until it returns a complete response of a small route, such as /v1/models,
-        and return the response. The request waits for the engine as long as a model call does, but
-        it takes no slot of the model calls and is never sent to the fallback server.
+        """Call `attempt` until it returns the complete response of a small route, such as
+        /v1/models, and return the response. The request waits for the engine as long as a model
+        call does. Unlike a model call, it needs no slot and is never sent to the fallback server.
 
-        Raises the WireError of the last attempt if the retry policy gives up. `attempt` raises
-        WireError for an outage.
+        `attempt` raises WireError for an outage. If the retry policy gives up, the WireError of the
+        last attempt is raised.
         """
         schedule = RetrySchedule(max_hold_s(self._limit_s, app_headers), time.monotonic())
         while True:
@@ -180,12 +182,13 @@ class RetryHandler:
     async def use_fallback(
         self, request: Request, app: AppResponse, error: WireError
     ) -> tuple[EngineResponse, OutageReason]:
-        """Relay the answer of the fallback server after the engine failed with `error`. Return this
-        answer and `error.reason`.
+        """Relay the answer of the fallback server after the engine failed with `error`. Return the
+        answer and the reason of `error`.
 
-        Raises `error` if there is no fallback, if the fallback does not answer, if `error` is not
-        an outage, or if answer data has been sent to the app already. Raises the fallback's own
-        error if the fallback fails after it has sent answer data to the app.
+        Raises `error` itself if it is no outage, if answer data has been sent to the app already,
+        if no fallback server is configured, or if the fallback server does not answer. If the
+        fallback server fails after it has sent answer data to the app, raises the error of that
+        failure.
         """
         if error.reason is None or self._fallback is None or app.has_answer_data:
             raise error
@@ -203,7 +206,7 @@ class RetryHandler:
         reason: OutageReason,
         is_caused_by_siblings: Callable[[], bool],
     ) -> float | None:
-        """Return the seconds to wait before the next attempt, or None to give up."""
+        """Return the number of seconds to wait before the next attempt, or None to give up."""
         is_busy = reason is OutageReason.ENGINE_BUSY
         may_succeed = is_caused_by_siblings() if is_busy else self._may_become_ready
         return schedule.pause(reason, time.monotonic(), may_succeed=may_succeed)
@@ -213,8 +216,8 @@ class RetryHandler:
         return self._link is None or self._link.may_become_ready
 
     async def _pause(self, reason: OutageReason, pause_s: float) -> None:
-        """Wait up to `pause_s` seconds. After a refusal by a busy engine, the wait ends as soon as
-        a sibling ends. After any other failure, the wait ends as soon as the engine becomes
+        """Wait up to `pause_s` seconds. If a busy engine refused the request, the wait ends earlier
+        when a sibling ends. After any other failure, it ends earlier when the engine becomes
         ready."""
         if reason is OutageReason.ENGINE_BUSY:
             self.sibling_limit.engine_refused()
@@ -230,8 +233,9 @@ class RetryHandler:
             await asyncio.sleep(pause_s)
 
     def _with_served_name(self, request: Request) -> Request:
-        """Return the request with the served model's name if the app requested an alias. Raises
-        WireError (503) if the served model is not known yet."""
+        """Return the request. If the app requested the model by an alias, the alias is replaced by
+        the served model's name. Raises WireError (503) if the server has not reported its model
+        yet."""
         name = request.body.get("model") or request.model
         served = self._served_name(name) if isinstance(name, str) else None
         return request if served is None else with_model(request, served)
@@ -239,8 +243,8 @@ class RetryHandler:
     def _watchdog(
         self, limit_s: float, app: SentAnswer
     ) -> contextlib.AbstractAsyncContextManager[None]:
-        """Return a watchdog for one attempt. If the handler has no link to the server, the watchdog
-        does nothing."""
+        """Return a watchdog for one attempt. If the handler does not poll the server's status, the
+        watchdog does nothing."""
         if self._link is None:
             return contextlib.nullcontext()
         return HangWatchdog(self._link, app, limit_s, has_fallback=self._fallback is not None)

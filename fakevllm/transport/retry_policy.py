@@ -1,10 +1,10 @@
 """Decide whether a request is retried while the engine is unavailable, and after how many seconds.
-This module does no I/O, and the clock's time is an argument.
+This module does no I/O, and gets the time as an argument.
 
 A request is first held and retried, because servers restart and engines boot. If the retries fail,
-the fallback server answers the request, if there is one. Otherwise the app gets an error with
-`Retry-After`. A request that may itself have crashed the server is sent again only MAX_RESENDS
-times.
+the fallback server answers the request, if one is configured. Otherwise the app gets an error with
+`Retry-After`. A request during which the server died is sent again only MAX_RESENDS times, because
+it may itself have caused the crash.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ Json = dict[str, Any]
 
 TOO_MANY_REQUESTS = 429
 OUTAGES = (502, 503, 504)
-"""HTTP statuses of a temporary failure, sent by the server or by a gateway before it."""
+"""HTTP statuses of a temporary failure. The server sends them, or a gateway in front of the
+server."""
 MAX_RESENDS = 1
-"""Number of times that a request is sent again after the server broke off while it may have been
-processing that request."""
+"""Maximum number of times that a request is sent again after the connection to the server broke
+while the server may have been processing the request."""
 FIRST_PAUSE_S = 0.05
-"""Seconds before the first retry; the pause doubles with each retry."""
+"""Seconds before the first retry. Each further pause is twice as long, up to a maximum."""
 MAX_PAUSE_S = 1.0
 HOLD_SHARE = 0.5
-"""Share of the client's read timeout for which a request is held. The rest of the time is left for
-the answer."""
+"""Share of the client's read timeout for which a request may be held. The rest of the timeout is
+left for the answer."""
 DEFAULT_RETRY_AFTER_S = 2
 MAX_RETRY_AFTER_S = 5
-"""Maximum `Retry-After` that is sent to an app. SDKs sleep for exactly that time."""
+"""Maximum value of the `Retry-After` header that is sent to an app, in seconds. SDKs sleep for
+exactly this time."""
 
 _OLD_SERVER_MESSAGES = (
     ("The engine is not ready", OutageReason.ENGINE_NOT_READY),
     ("The engine ", OutageReason.ENGINE_FAILED),
 )
-"""Beginnings of the 503 messages of swarm servers that do not send the reason header. These texts
-are those of the last such server and never change. Servers that send the header may use any
-message."""
+"""Beginnings of the 503 messages of old swarm servers, which do not send the reason in a header.
+These texts never change. Newer servers send the header, and may use any message."""
 _NO_ANSWER = "The model server has no answer at the moment. Try again shortly."
 _READ_TIMEOUT_HEADERS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 """Headers in which the SDKs of OpenAI and Anthropic send their read timeout, in seconds."""
@@ -60,22 +61,22 @@ class RetrySchedule:
     """
 
     limit_s: float
-    """Maximum seconds for which the request is held."""
+    """Maximum number of seconds for which the request is held."""
     started_s: float
-    """Clock time at which the request was first sent."""
+    """Clock time in seconds from which `limit_s` is counted: the time of the first attempt, moved
+    forward by the time for which the request waited for a slot."""
     _num_retries: int = 0
     _num_resends: int = 0
 
     def pause(
         self, reason: OutageReason, now_s: float, *, may_succeed: bool = True
     ) -> float | None:
-        """Return the seconds to wait before the next attempt, or None to give up. `reason` is the
-        reason why the last attempt failed.
+        """Return the number of seconds to wait before the next attempt, or None to give up.
+        `reason` is the reason why the last attempt failed.
 
-        `may_succeed` matters only if the engine is not ready or is busy. It says whether waiting
-        may help. Waiting does not help if the engine was stopped. It also does not help if the
-        engine is busy, but not with siblings of this proxy. In both cases `may_succeed` is False,
-        and the method returns None.
+        `may_succeed` matters only if the engine is not ready or is busy. False means that waiting
+        cannot help, and the method then returns None. This is the case if the engine was stopped.
+        It is also the case if the engine is busy, but not with siblings of this proxy.
         """
         left_s = self.started_s + self.limit_s - now_s
         if left_s <= 0 or reason is OutageReason.ENGINE_FAILED:
@@ -116,9 +117,9 @@ class AbsenceTimer:
 
 
 def max_hold_s(limit_s: float, headers: Mapping[bytes, bytes]) -> float:
-    """Return the maximum number of seconds for which a request is held. It is `limit_s`, or
-    HOLD_SHARE of the client's read timeout if that is shorter. The SDKs of OpenAI and Anthropic
-    send their read timeout in a header.
+    """Return the maximum number of seconds for which a request is held: `limit_s`, or HOLD_SHARE
+    times the client's read timeout if that is shorter. The SDKs of OpenAI and Anthropic send their
+    read timeout in one of the `headers`.
 
     >>> max_hold_s(25.0, {b"x-stainless-read-timeout": b"10"}), max_hold_s(25.0, {})
     (5.0, 25.0)
@@ -132,10 +133,10 @@ def outage_reason(
     status: int, header_reason: OutageReason | None, message: str
 ) -> OutageReason | None:
     """Return the reason of the outage that a response reports. Return None if the response reports
-    no outage, so that it is relayed to the app as the answer.
+    no outage. In that case it can be relayed to the app.
 
     `header_reason` is the reason in the response's header, or None. `message` is the error message
-    in the response's body, or "". The message is used only if the header is missing, as older
+    in the response's body, or "". The message is used only if the header is missing, because older
     servers and gateways do not send the header.
 
     >>> outage_reason(503, OutageReason.ENGINE_NOT_READY, "Any sentence.")
@@ -161,11 +162,11 @@ def outage_reason(
 def outage_error(
     status: int, raw: bytes, headers: Headers, header_reason: OutageReason | None = None
 ) -> WireError:
-    """Return the WireError for an upstream error response. Its body is the response's body if that
-    contains an error message, and a general message otherwise.
+    """Return the WireError for an error response of the upstream server. If the response contains
+    an error message, the WireError has the response's body. Otherwise it has a general message.
 
-    `header_reason` is the reason in the response's header. The WireError's reason is None if
-    `outage_reason` finds no outage.
+    `header_reason` is the reason in the response's header. The WireError has the reason that
+    `outage_reason` returns, which is None if the response reports no outage.
     """
     error_body = error_object(raw)
     message = None if error_body is None else _message(error_body)
@@ -178,8 +179,8 @@ def outage_error(
 
 
 def _message(body: Json) -> str | None:
-    """Return the message in the body of an error response, or None if there is none. The body has
-    the format of vLLM's own errors or of the errors of vLLM's web framework."""
+    """Return the message in the body of an error response, or None if there is none. The body may
+    have the format of vLLM's own errors, or that of the errors of vLLM's web framework."""
     error: object = body.get("error")
     message: object = cast(Json, error).get("message") if isinstance(error, dict) else error
     return message if isinstance(message, str) else None
@@ -187,7 +188,7 @@ def _message(body: Json) -> str | None:
 
 def _parse_seconds(value: bytes) -> float | None:
     """Return the number of seconds in the value of a header. Return None if the value is not a
-    positive number. A zero or negative timeout is thereby treated like a missing timeout."""
+    positive number, so that a timeout of 0 counts as missing."""
     try:
         seconds = float(value)
     except ValueError:

@@ -1,9 +1,9 @@
 """Limit on the number of siblings in flight, summed over all requests. This module does no I/O.
 
 Each request has one lead, the call to the engine that the app would have made without the proxy.
-Leads do not count against the limit. The limit applies only to the calls that the proxy adds, which
-this module calls siblings. If the engine refuses a lead because siblings keep it busy, the lead
-waits in a queue until a sibling ends.
+Here, siblings are only the further calls that the proxy adds. Leads do not count against the limit.
+If the engine refuses a lead because siblings keep it busy, the lead waits in a queue until a
+sibling ends.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 _MAX_ENGINE_LIMIT = 1024
-"""A limit that was derived from the engine's refusals is dropped once it has grown to this
-number."""
+"""Number at which a limit that was derived from the engine's refusals is dropped. Each answered
+request raises such a limit by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The number of siblings that a group may start, and the reason if the group gets fewer than
-    requested."""
+    """The number of siblings that a group may start. If this is less than the group requested, the
+    grant also has the reason."""
 
     num: int
     """Number of siblings that the group may start."""
@@ -30,10 +30,11 @@ class Grant:
 
 class SiblingLimit:
     """Counter of the siblings in flight, with two limits. The first limit is configured. The second
-    limit, the derived limit, exists only after the engine has refused requests because of overload.
+    limit exists only after the engine has refused requests because of overload. It is derived from
+    these refusals.
 
-    A sibling holds capacity from `acquire` until `release`. During a part of this time the engine
-    samples the sibling. This part is marked by the `sampling` block.
+    A sibling counts as in flight from `acquire` until `release`. During a part of this time, marked
+    by the `sampling` block, the engine samples the sibling.
 
     >>> limit = SiblingLimit(fixed_limit=4)
     >>> limit.acquire(3), limit.acquire(3, num_awaited=6)
@@ -41,34 +42,35 @@ class SiblingLimit:
     """
 
     def __init__(self, fixed_limit: int = 0) -> None:
-        """Create the counter. `fixed_limit`: maximum number of siblings in flight; 0 means no fixed
-        limit."""
+        """Create the counter. `fixed_limit` is the maximum number of siblings in flight. 0 means no
+        fixed limit."""
         self._fixed_limit = fixed_limit or None
         self._engine_limit: int | None = None
         """Limit derived from the engine's refusals; None if the engine has not refused a request
         recently."""
         self._waiting_leads: list[Callable[[], None]] = []
-        """Callbacks that wake the waiting leads, in the order of their arrival."""
+        """Callbacks of the leads that the engine refused and that wait for a sibling to end, in the
+        order of their arrival. A callback wakes its lead."""
         self._num_started = 0
         self._num_ended = 0
         self.in_flight = 0
-        """Number of siblings that hold capacity, including siblings that have not started yet."""
+        """Number of siblings between `acquire` and `release`, including siblings that have not been
+        sent yet."""
 
     def acquire(
         self, num_requested: int, *, num_awaited: int = 0, num_waiting: int | None = None
     ) -> Grant:
         """Reserve capacity for a group's siblings, and return how many of them may start. The
-        caller must call `release` for each of these siblings when it ends.
+        caller must call `release` when one of them ends.
 
-        `num_awaited` is the number of siblings in flight whose apps wait for them, plus this
-        group's siblings if its own app waits for them. `num_waiting` is the number of requests in
-        the engine's queue, or None if that number is unknown.
+        `num_awaited` is the number of siblings in flight whose apps wait for them. It includes this
+        group's siblings if its app waits for them. `num_waiting` is the number of requests in the
+        engine's queue. If it is None (unknown), the number of siblings in flight is used instead.
 
-        An app that waits for its siblings usually sends no further request before they end. Such
-        siblings cannot pile up. Siblings that no app waits for could pile up in the engine's queue.
-        Therefore the group's number of siblings is reduced. It is reduced by the number of siblings
-        that no app waits for, this group's included, or by `num_waiting` if that is smaller. If
-        `num_waiting` is None, the number of siblings in flight is used in its place.
+        Siblings for which an app waits cannot pile up in the engine's queue, because the app
+        usually sends no further request before they end. Siblings for which no app waits could pile
+        up. Therefore the group gets fewer siblings than requested. The reduction is the number of
+        siblings for which no app waits, including those of this group, but at most `num_waiting`.
         """
         if num_waiting is None:
             num_waiting = self.in_flight
@@ -88,7 +90,7 @@ class SiblingLimit:
         return Grant(num, f"{reason}: {num} of {num_requested} fit")
 
     def release(self, num: int = 1) -> None:
-        """Give back the capacity that `num` siblings have held."""
+        """Give back the capacity of `num` siblings that have ended."""
         self.in_flight -= num
         assert self.in_flight >= 0, "capacity was released that had not been acquired"
 
@@ -117,20 +119,19 @@ class SiblingLimit:
                 end_one()
 
     def watch_engine(self) -> Callable[[], bool]:
-        """Return a function. The function returns True if any sibling has been at the engine since
-        `watch_engine` was called."""
+        """Return a function that returns True if the engine has sampled any sibling at any time
+        since this call of `watch_engine`."""
         num_ended = self._num_ended
         return lambda: self._num_started > num_ended
 
     @contextlib.contextmanager
     def lead_waiting(self, wake: Callable[[], None]) -> Generator[None]:
-        """Keep a lead that the engine refused in the queue while the block runs. The lead is the
-        call that the app would have made without the proxy. While any lead is in the queue, groups
-        get no siblings.
+        """Keep a lead (an app's own request) that the engine refused in the queue of waiting leads
+        while the block runs. While this queue is not empty, groups get no siblings.
 
-        `wake` is called at most once. It is called when a sibling ends and this lead is the first
-        in the queue. If no sibling is at the engine when the block begins, the first lead in the
-        queue is woken immediately. If the block ends first, `wake` is not called.
+        `wake` is called, at most once, when a sibling ends and this lead is the first in the queue.
+        If no sibling is at the engine when the block begins, the first lead in the queue is woken
+        immediately. If the block ends first, `wake` is not called.
         """
         self._waiting_leads.append(wake)
         if self._num_started == self._num_ended:  # the last sibling has just ended
@@ -142,9 +143,9 @@ class SiblingLimit:
                 self._waiting_leads.remove(wake)
 
     def engine_refused(self) -> None:
-        """Record that the overloaded engine refused a request. If siblings are at the engine now,
-        the limit that is derived from refusals becomes their number minus one, unless it is already
-        lower."""
+        """Record that the engine refused a request because of overload. If the engine samples
+        siblings now, the limit that is derived from refusals becomes their number minus one, unless
+        it is lower already."""
         num_running = self._num_started - self._num_ended
         if num_running:
             num_fitting = num_running - 1
@@ -152,9 +153,8 @@ class SiblingLimit:
             self._engine_limit = num_fitting if known is None else min(known, num_fitting)
 
     def request_succeeded(self) -> None:
-        """Record that the engine accepted and answered a request. If there is a limit that was
-        derived from refusals, it is raised by one. A limit that reaches _MAX_ENGINE_LIMIT is
-        dropped."""
+        """Record that the engine answered a request. If there is a limit that was derived from
+        refusals, raise it by one. Drop the limit when it reaches _MAX_ENGINE_LIMIT."""
         if self._engine_limit is not None:
             self._engine_limit += 1
             if self._engine_limit >= _MAX_ENGINE_LIMIT:

@@ -2,5 +2,5 @@
 
 * `proxy_components` opens and closes the parts of a running proxy.
 * `app` builds the ASGI application from the routes in `routes/`, and serves it.
-* `cors` answers preflight requests of web pages.
+* `cors` answers CORS preflight requests of web pages.
 """

@@ -35,7 +35,7 @@ from fakevllm_runtime.open_files import FileBudget, raise_file_limit
 log = logging.getLogger("fakevllm.web.app")
 
 WARN_EVERY_S = 60.0
-"""Seconds between two warnings about the same wrong path."""
+"""Minimum number of seconds between two equal log lines."""
 
 
 def create_app(proxy: ProxyComponents) -> AsgiApp:
@@ -50,20 +50,22 @@ def create_app(proxy: ProxyComponents) -> AsgiApp:
 
 
 def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> FastAPI:
-    """Return the FastAPI application with all routes. `endpoints` maps paths to inference
-    endpoints."""
+    """Return the FastAPI application with all routes of the proxy. `endpoints` maps paths to the
+    endpoints for model calls, such as chat completions."""
     app = FastAPI(title="fakevllm", docs_url=None, redoc_url=None, openapi_url=None)
     throttle = LogThrottle(WARN_EVERY_S)
 
     def refuse_unread(_: Request, error: Exception) -> Response:
-        """Return a 503 for a request that needs to read a ledger that cannot be read."""
+        """Return a 503 if a route failed because the ledger, the proxy's database, could not be
+        read."""
         cause = str(getattr(error, "orig", error))
         if throttle.due(cause, time.monotonic()) is not None:
             log.error("the ledger cannot be read: %s", cause)
         return passthrough.error_response(unavailable("The proxy's ledger cannot be read."))
 
     def report_failure(_: Request, failure: Exception) -> Response:
-        """Return the error response for a failure in a route, in vLLM's form."""
+        """Return the error response for an exception that a route raised. It has the format of
+        vLLM's errors."""
         return passthrough.error_response(error_of_failure(failure))
 
     app.add_exception_handler(DatabaseError, refuse_unread)
@@ -76,11 +78,11 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
 
 class FastPathRouter:
-    """Router that passes a POST request for an inference endpoint directly to that endpoint. All
-    other requests go to `app`, the FastAPI application.
+    """Router that passes a POST request for a model call directly to its endpoint. All other
+    requests go to `app`, the FastAPI application.
 
-    The direct call saves the cost of FastAPI's routing. `app` has routes for the inference paths
-    too. They only serve to refuse other HTTP methods with 405.
+    The direct call saves the cost of FastAPI's routing. `app` has routes for the paths of model
+    calls too, but only to refuse other HTTP methods with 405.
     """
 
     def __init__(self, app: AsgiApp, endpoints: Mapping[str, AsgiApp]) -> None:
@@ -97,8 +99,8 @@ class FastPathRouter:
         await (endpoint or self._app)(scope, receive, send)
 
     def _warn_of_wrong_path(self, path: str) -> None:
-        """Log a warning about an app that gets 404 because its base URL lacks /v1 or contains /v1
-        twice."""
+        """Log a warning if the path shows that the app's base URL lacks /v1 or contains /v1 twice.
+        Such an app gets a 404."""
         is_wrong_base = path.endswith(self._path_ends)
         if is_wrong_base and self._throttle.due(path, time.monotonic()) is not None:
             log.warning(
@@ -134,12 +136,12 @@ def serve(
     until_stdin_closes: bool = False,
     listen_fd: int | None = None,
 ) -> None:
-    """Run the proxy until it is stopped by a signal.
+    """Run the proxy until a signal stops it.
 
-    If `until_stdin_closes` is True, the proxy also stops when standard input closes, which happens
-    when the parent process ends. `listen_fd` is the file descriptor of a listening socket that the
-    parent process has opened. If it is None, the proxy opens a socket itself. Raises UserError for
-    mistakes that the user can fix.
+    If `until_stdin_closes` is True, the proxy also stops when its standard input closes, which
+    happens when the parent process ends. `listen_fd` is the file descriptor of a listening socket
+    that the parent process has opened. If it is None, the proxy opens a socket itself. Raises
+    UserError for mistakes that the user can fix.
     """
     if until_stdin_closes:
         stop_when_stdin_closes()
@@ -170,8 +172,8 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
 
 
 def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
-    """Return the class of uvloop's event loop. Return None if uvloop is not installed, which
-    selects the event loop of asyncio."""
+    """Return the class of uvloop's event loop. If uvloop is not installed, return None, so that the
+    standard event loop of asyncio is used."""
     try:
         import uvloop
     except ImportError:  # Windows

@@ -1,7 +1,7 @@
-"""CORS: permission for web pages and desktop apps of other origins to use the routes under /v1/.
+"""CORS: permission for web pages and desktop apps of other origins to use the routes below /v1/.
 
-By default no other origin may use the routes, which is also vLLM's default. The setting
-`proxy.allowed_origins` lists the origins that may use them.
+By default, no other origin may use these routes. (vLLM has the same default.) The setting
+`proxy.allowed_origins` lists the origins that may.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _PRIVATE_NETWORK = b"access-control-request-private-network"
 
 
 class AllowedOrigins:
-    """The origins that the setting `proxy.allowed_origins` allows. Refused origins are logged."""
+    """The origins that may use the routes below /v1/, from the setting `proxy.allowed_origins`.
+    Refusals are logged."""
 
     def __init__(self, origins: Collection[str]) -> None:
         self._origins = frozenset(origins)
@@ -46,10 +47,11 @@ class AllowedOrigins:
         return "*" if "*" in self._origins else origin
 
     def report_refusal(self, origin: str, path: str) -> str:
-        """Log that a request from this origin is refused, and return a text that names the fix.
+        """Log that a request from this origin is refused. Return a text that tells the user how to
+        allow the origin.
 
-        The text is empty for a path outside /v1/, because no setting opens such a path to other
-        origins.
+        The text is empty for a path outside /v1/, because other origins cannot be allowed to use
+        it.
         """
         if not path.startswith(_PATHS):
             return ""
@@ -68,7 +70,8 @@ class AllowedOrigins:
 
 
 class CorsPreflight:
-    """Middleware that answers CORS preflight requests, and adds `Vary: Origin` to all responses."""
+    """Middleware that answers CORS preflight requests, and adds `Vary: Origin` to responses without
+    a `Vary` header."""
 
     def __init__(self, app: AsgiApp, allowed: AllowedOrigins) -> None:
         self._app = VaryOrigin(app)
@@ -100,9 +103,10 @@ class CorsPreflight:
 
 
 class CorsHeaders:
-    """Middleware that lets the pages of allowed origins read every response, including errors.
+    """Middleware that adds the CORS headers with which a browser lets the pages of allowed origins
+    read every response, including errors.
 
-    The middleware encloses the access guard, so that a page can read a 401 or a 429 as well.
+    It is the outermost layer, around the access guard, so that a page can also read a 401 or a 429.
     """
 
     def __init__(self, app: AsgiApp, allowed: AllowedOrigins) -> None:

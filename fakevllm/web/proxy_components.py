@@ -1,4 +1,4 @@
-"""The proxy's components, opened together and closed in reverse order."""
+"""The parts of a running proxy. They are opened together, and closed in reverse order."""
 
 from __future__ import annotations
 
@@ -43,28 +43,29 @@ _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported whi
 
 
 class ModelNames:
-    """The aliases under which apps may request the served model."""
+    """The other names (aliases) by which apps may request the served model."""
 
     def __init__(self, aliases: Sequence[str], link: SwarmLink) -> None:
-        """Store the aliases. `aliases` contains other names of the served model; `*` stands for
-        every name."""
+        """Store the aliases. The alias `*` stands for every name. `link` knows the name of the
+        served model."""
         self._aliases = aliases
         self._link = link
 
     def is_alias(self, name: str) -> bool:
-        """Return True if `name` is an alias, which is to be replaced by the served model's name."""
+        """Return True if `name` is an alias, so that it must be replaced by the served model's
+        name."""
         if name == self._link.model:
             return False
         return name in self._aliases or ("*" in self._aliases and name != "")
 
     def known_name(self, name: str) -> str | None:
-        """Return the served model's name if `name` is an alias. Return None if `name` is not an
-        alias, or if the served model is not known yet."""
+        """Return the served model's name if `name` is an alias. Return None if `name` is no alias,
+        or if the server has not reported its model yet."""
         return self._link.model if self.is_alias(name) else None
 
     def served_name(self, name: str) -> str | None:
         """Return the served model's name if `name` is an alias, else None. Raises WireError (503)
-        if `name` is an alias and the served model is not known yet."""
+        if `name` is an alias and the server has not reported its model yet."""
         if not self.is_alias(name):
             return None
         if self._link.model is None:
@@ -74,7 +75,7 @@ class ModelNames:
 
 @dataclass(frozen=True, slots=True)
 class ProxyComponents:
-    """The components that the routes use."""
+    """The parts of a running proxy that its routes use."""
 
     config: Config
     ledger: Ledger
@@ -91,16 +92,16 @@ class ProxyComponents:
     feedback: FeedbackService
     metrics: Metrics
     hook_files: HookFileWatch | None = None
-    """The watch over the hook files; None without hooks."""
+    """Object that notices changes of the hook files; None without hooks."""
 
 
 @contextlib.asynccontextmanager
 async def open_proxy(
     config: Config, files: FileBudget = DEFAULT_FILES
 ) -> AsyncGenerator[ProxyComponents]:
-    """Open all components of a proxy, and close them when the block ends. `files` says how many
-    files the process may open. Each open call to the server needs a file descriptor, so this budget
-    limits the number of open calls.
+    """Open all parts of a proxy, and close them when the block ends. `files` says how many files
+    the process may open. This number limits the open calls to the server, because each call needs a
+    file descriptor.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -238,10 +239,10 @@ def _dataset_rows(dataset: DatasetSection) -> list[Task]:
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:
     """Return the cache of recent answers. If an app sends the same request again, for example after
-    a lost connection, the cache supplies the answer and no second group is sampled.
+    a lost connection, it gets the answer from the cache, and nothing is sampled.
 
-    The cache is switched off if there are no hooks. Without hooks a request has no siblings, so
-    answering it again costs only one sample, as it would at a vLLM server.
+    Without hooks, the cache is switched off. A request then has no siblings, so answering it again
+    costs only one sample, as at a vLLM server.
     """
     window_s = 0.0 if config.hooks.path is None else config.serve.resend_window_s
     resends = ResendCache(window_s, ledger.kept_answers)

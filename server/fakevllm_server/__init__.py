@@ -1,2 +1,3 @@
-"""The swarm server. It owns the engines, captures every model call, and trains on finished groups
-and episodes."""
+"""The swarm server: the training server of fakevllm. It starts the rollout engine and the trainer,
+forwards clients' model calls to the rollout engine, records the tokens of these calls, and trains
+the model on them."""

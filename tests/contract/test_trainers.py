@@ -159,6 +159,30 @@ async def test_all_trainers_make_the_same_step(
     reference.assert_same_weights(await trainer.export("stepped"))
 
 
+async def test_a_batch_of_tied_groups_moves_the_weights_only_by_earlier_gradients(
+    trainer: Subject,
+) -> None:
+    """All advantages are 0. The optimizer makes its update all the same, so the moments of earlier
+    steps move the weights."""
+    trainer.needs("arithmetic")
+    reference = Reference(JOB)
+    calls = on_policy_calls(mixed=True)
+    tied = [replace(call, advantage=0.0) for call in calls]
+    before = await trainer.export("before_ties")
+    metrics = await trainer.step(tied)
+    assert (metrics["grad_norm"], metrics["loss"], metrics["skipped"]) == (0, 0, 0)
+    assert have_same_weights(before, await trainer.export("after_ties"))
+
+    await trainer.step(calls)
+    before = await trainer.export("before_more_ties")
+    metrics = await trainer.step(tied)
+    after = await trainer.export("after_more_ties")
+    assert metrics["grad_norm"] == 0 and not have_same_weights(before, after)
+    for batch in (tied, calls, tied):
+        reference.step(batch)
+    reference.assert_same_weights(after)
+
+
 CLIP_BOUNDS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
 
 

@@ -270,6 +270,9 @@ def test_the_training_script_plays_games_and_each_batch_is_a_step(
     for step in steps():
         assert step["metrics"]["train_illegal"] > 0, "the fake engine names no player"
         assert 0 <= step["metrics"]["reward_mean"] <= 1
+    if reward == "move":
+        means = [step["metrics"]["reward_mean"] for step in steps()]
+        assert means == [0, 0], "an answer that names no player was rewarded"
 
 
 def test_a_game_can_be_watched_and_the_readme_names_existing_commands() -> None:

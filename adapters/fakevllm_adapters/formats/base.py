@@ -1,11 +1,11 @@
-"""The interfaces that an API format implements.
+"""The interfaces that each API format implements.
 
 To add a format, write one file, and add one entry to the table ADAPTERS in `registry`.
 
-There are two upstream formats: vLLM's chat completions and completions. An Exchange translates one
-request in any other format to chat completions, and translates the response back. A request that
-cannot be translated is sent to the engine's own route for the request's format. Such a request gets
-a single answer, which is not trained.
+The engine, called the upstream, is asked in one of two formats: vLLM's chat completions or
+completions. An Exchange translates one request in any other format to chat completions, and
+translates the response back. A request that cannot be translated is sent to the engine's own route
+for the request's format. Such a request gets a single answer, which is not trained.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fakevllm_adapters.protocol.errors import WireError
 
 Json = dict[str, Any]
 History = Sequence[tuple[Json, Json]]
-"""Pairs of an earlier request in the app's format and the assistant message that answered the
-request. The oldest pair comes first."""
+"""Earlier requests of a conversation, oldest first. Each is a pair: the request in the app's
+format, and the assistant message that answered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ class Answer:
     """
 
     message: Json
-    """Assistant message in the chat format."""
+    """Assistant message in the format of chat completions."""
     finish_reason: str | None
     usage: Json = field(default_factory=dict[str, Any])
     id: str | None = None
-    """The upstream's id of the answer."""
+    """Id that the upstream (the engine) gave to the answer."""
 
     @property
     def text(self) -> str:
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Facts about the engine, which an adapter needs to build the same response as the engine.
+    """Facts about the engine. An adapter needs them to build the same response as the engine would.
 
     A field is None if the fact is unknown.
     """
@@ -59,9 +59,9 @@ class EngineInfo:
 
 
 class NotTranslated(Exception):
-    """Error for a request that cannot be translated. The message is the reason.
+    """Error for a request that cannot be translated to chat completions. The message is the reason.
 
-    Send such a request to the engine's own route for the request's format.
+    The caller should send such a request to the engine's own route for the request's format.
     """
 
     def __init__(self, reason: str, error: WireError | None = None) -> None:
@@ -72,7 +72,8 @@ class NotTranslated(Exception):
 
 
 class Exchange(Protocol):
-    """A translator of one request and of its response.
+    """A translator of one request, and of its response, between an app's format and the format of
+    the upstream (the engine).
 
     An exchange holds the state of one response stream. Create a new exchange for each request.
     """
@@ -83,18 +84,20 @@ class Exchange(Protocol):
     """Whether the app requested a stream."""
 
     def answer(self, raw: bytes) -> bytes:
-        """Return the upstream's whole response of status 200, translated to the app's format.
+        """Return the upstream's (the engine's) response, translated to the app's format. The
+        response is not a stream, and has status 200.
 
         Raises ValueError if the response is malformed.
         """
         ...
 
     def can_show(self, answer: Answer) -> bool:
-        """Return True if the app's format can express this answer of the upstream."""
+        """Return True if the app's format can express this answer of the engine."""
         ...
 
     def event(self, event: bytes) -> bytes:
-        """Translate one event of the upstream's stream, and return zero or more events for the app.
+        """Translate one event of the upstream's (the engine's) stream, and return zero or more
+        events for the app.
 
         The argument `event` ends with the separator that follows the event. Call this method also
         for the upstream's error events and for the final `[DONE]`.
@@ -111,13 +114,13 @@ class Exchange(Protocol):
     def end_with_error(self, error: Json) -> bytes:
         """Return the events that end a failed stream in the app's format.
 
-        `error` is the error body in vLLM's form.
+        `error` is an error body in vLLM's form, which describes the failure.
         """
         ...
 
 
 class Adapter(Protocol):
-    """An API format. An adapter has no state; `open` creates an Exchange for each request."""
+    """One API format. An adapter has no state; `open` creates an Exchange for each request."""
 
     name: str
     path: str
@@ -128,7 +131,8 @@ class Adapter(Protocol):
     """Whether requests may refer to an earlier answer by `previous_response_id`."""
 
     def open(self, body: Json, engine: EngineInfo, earlier: History | None = None) -> Exchange:
-        """Translate a request, and return the exchange that translates the response.
+        """Translate a request for the engine. Return the exchange, which has the translated request
+        and translates the response back.
 
         `earlier` is the conversation that the body's `previous_response_id` refers to. It is None
         if the body has no such id, or if the id is unknown. Raises NotTranslated if no exact
@@ -137,7 +141,8 @@ class Adapter(Protocol):
         ...
 
     def refusal(self, status: int, body: Json) -> Json:
-        """Translate an error body from vLLM's form to this format; `status` is its HTTP status."""
+        """Translate an error body from vLLM's form to this API format. `status` is the error's HTTP
+        status."""
         ...
 
     # The methods below read and write bodies in the upstream's format.

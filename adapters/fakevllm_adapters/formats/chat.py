@@ -1,4 +1,5 @@
-"""The adapter of /v1/chat/completions. It builds siblings' requests, parses answers, relays bytes.
+"""The adapter of /v1/chat/completions. It builds the requests for siblings (several answers to one
+request), parses answers, and relays bytes.
 
 Fields of a request that this module does not know reach the engine unchanged.
 """
@@ -23,8 +24,8 @@ NEUTRAL_SAMPLING: Json = {
     "frequency_penalty": 0.0,
     "repetition_penalty": 1.0,
 }
-"""Parameters for sampling from the whole distribution. With any other value, the recorded logprobs
-are unusable for training."""
+"""Parameters for sampling from the whole distribution of the model. With other values, the recorded
+logprobs cannot be used for training."""
 
 _NOT_FOR_SIBLINGS = ("logit_bias", "n")
 _TEXTS = ("content", "reasoning", "reasoning_content")
@@ -32,7 +33,7 @@ MAX_TOOL_CALLS = 4096
 """Maximum number of tool calls in an answer. Without this limit, a large index in a streamed call
 would allocate that many calls."""
 _NO_SEED = -1
-"""Seed that vLLM takes for none."""
+"""The seed that means "no seed" in vLLM."""
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Range of the integers that vLLM accepts and a ledger can store."""
 
@@ -40,25 +41,27 @@ PATH = "/v1/chat/completions"
 
 
 _ENDING = re.compile(rb'"finish_reason":\s*"|"error":\s*[{"]')
-"""Pattern of the end of an answer. Inside a JSON string, the pattern's quotes would be escaped."""
+"""Pattern for the end of an answer. It does not match text inside a JSON string, where quotes are
+escaped."""
 _CHOICE = re.compile(rb'"choices":\s*\[\s*\{')
 _OBJECT = re.compile(rb"data: ?\{.*\}\s+", re.DOTALL)
 
 
 def stream_end(exchange: Exchange, events: Sequence[bytes]) -> bytes:
-    """Return the bytes that end the app's stream if the upstream's stream ended without `[DONE]`.
+    """Return the bytes that end the app's stream. Call this function if the engine's stream ended
+    without `[DONE]`.
 
-    `events` are the events that arrived. If any event has a finish_reason, the answer is complete
-    and the app's stream ends normally. Otherwise the app's stream ends with an error.
+    `events` are the events that arrived. If one of them has a finish_reason, the answer is
+    complete, and the app's stream ends normally. Otherwise the app's stream ends with an error.
     """
     is_whole = any(_ENDING.search(event) for event in events)
     return exchange.event(DONE) if is_whole else exchange.end_with_error(internal_error().body)
 
 
 def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
-    """Return "stop". This finish_reason is used if no event of a complete stream has one.
+    """Return "stop", the finish_reason for a complete stream in which no event has one.
 
-    Raises ValueError if the stream is not complete: it has no `[DONE]`, or no choice.
+    Raises ValueError if the stream is not complete, because it has no `[DONE]` or no choice.
     """
     if DONE not in events or not has_choice:
         raise ValueError("the stream ended without a finish_reason")
@@ -66,7 +69,8 @@ def default_finish_reason(events: Sequence[bytes], has_choice: bool) -> str:
 
 
 class RelayExchange:
-    """The exchange for a format that the upstream also uses. It relays bytes unchanged.
+    """The exchange for a format that the engine itself uses. It does not translate the engine's
+    answer; it relays the bytes unchanged.
 
     There are two exceptions. An event that no client can parse is replaced by an error. If a stream
     ends without a finish_reason, a chunk with a finish_reason is added. Without these changes, the
@@ -109,11 +113,10 @@ class RelayExchange:
         return KEEP_ALIVE
 
     def _closed(self) -> bytes:
-        """Return the last bytes of the stream.
+        """Return the last bytes of the app's stream, which end with `[DONE]`.
 
-        If the engine sent a finish_reason, the last bytes are `[DONE]`. If the engine sent none, a
-        chunk with a finish_reason precedes `[DONE]`. If the engine sent no choice at all, the
-        stream ends with an error.
+        If the engine sent no finish_reason, a chunk with one precedes `[DONE]`. If the engine sent
+        no choice at all, the stream ends with an error.
         """
         self._is_over = True
         if self._has_end:
@@ -207,7 +210,7 @@ class ChatAdapter:
 
 
 def build_answer(message: Json, finish_reason: object, usage: object, name: object) -> Answer:
-    """Build an Answer from fields of the upstream's response. `name` is the answer's id.
+    """Build an Answer from fields of the engine's response. `name` is the answer's id.
 
     Raises ValueError or TypeError for values that the ledger (the proxy's database of requests)
     cannot store. No engine sends such values.
@@ -226,9 +229,9 @@ def _is_count(number: object) -> bool:
 
 
 def _seed_in(body: Json) -> int | None:
-    """Return the seed of a request as vLLM reads the field `seed`.
+    """Return the seed of a request, read from the field `seed` in the way that vLLM reads it.
 
-    vLLM also accepts 5.0 and "5" as the seed 5. Return None if vLLM would refuse the value.
+    Like vLLM, accept 5.0 and "5" as the seed 5. Return None if vLLM would refuse the value.
     """
     value: object = body.get("seed")
     if isinstance(value, float) and not value.is_integer():
@@ -241,11 +244,11 @@ def _seed_in(body: Json) -> int | None:
 
 
 def _counted_up(seed: int, index: int) -> int:
-    """Return `seed + index`, the seed of sibling `index`.
+    """Return `seed + index`, the seed with which sibling number `index` is sampled.
 
     A sum above the highest signed 64-bit integer wraps around to the lowest. The seed -1 means that
-    the request has no seed. -1 is returned unchanged, because the answers of siblings without a
-    seed differ anyway.
+    the request has no seed. It is returned unchanged, because siblings without a seed differ
+    anyway.
 
     >>> _counted_up(2**63 - 1, 1) == -(2**63), _counted_up(-1, 3)
     (True, -1)
@@ -254,7 +257,7 @@ def _counted_up(seed: int, index: int) -> int:
 
 
 def _extend(message: Json, delta: Json) -> None:
-    """Append the text and the tool calls of a streamed delta to `message`."""
+    """Append the text and the tool calls of a stream's delta to `message`."""
     for key, piece in delta.items():
         if key in _TEXTS and isinstance(piece, str):
             message[key] = (message.get(key) or "") + piece
@@ -288,10 +291,8 @@ def _user_texts(messages: Iterable[Any]) -> Iterator[str]:
 
 
 def text_of(content: object) -> str:
-    """Return the text of a message's content.
-
-    The content is a string, or a list of parts whose texts are joined.
-    """
+    """Return the text of a message's content. If the content is a list of parts, their texts are
+    joined."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -1,4 +1,5 @@
-"""The adapter of /v1/completions, which builds siblings' requests and parses answers."""
+"""The adapter of /v1/completions. It builds the requests for siblings (several answers to one
+request), and parses answers."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class CompletionsAdapter(ChatAdapter):
 
 
 def _firsts(body: Json) -> Iterator[Json]:
-    """Yield the choices with index 0 of a response or of a chunk."""
+    """Yield the choices whose index is 0 in a response or in a chunk."""
     choices = body.get("choices")
     if not isinstance(choices, list):
         return
@@ -67,7 +68,7 @@ def _text(choice: Json) -> str:
 
 
 def _prompt_text(body: Json) -> str:
-    """Return the text of the first prompt; "" if the prompt consists of token ids."""
+    """Return the text of the first prompt, or "" if the prompt consists of token ids."""
     prompt: object = body.get("prompt")
     if isinstance(prompt, list) and prompt:
         prompt = cast(list[object], prompt)[0]

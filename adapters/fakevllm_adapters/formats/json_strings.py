@@ -1,4 +1,5 @@
-"""Find a string in the bytes of a JSON object, without parsing the object. Pure."""
+"""Find a string in the bytes of a JSON object, without parsing the object. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ because backtracking into such a string would take quadratic time.
 
 
 def find_string(raw: bytes, paths: Collection[tuple[bytes, ...]]) -> tuple[int, int] | None:
-    """Return the position of the first string at one of these paths, without its quotes.
+    """Return the position of the first string at one of these paths, without its quotes. The
+    position is a pair (begin, end).
 
-    A path is the keys that lead from the outermost object to the string. `raw` may have other bytes
-    before the object, such as `data: `, and may end within the object. The result is None if there
-    is no such string, or if `raw` ends within the string. The time is linear in the size of `raw`.
+    A path is a tuple of keys that lead from the outermost object to the string. `raw` may have
+    other bytes before the object, such as `data: `, and may end within the object. The result is
+    None if there is no such string, or if `raw` ends within the string. The time is linear in the
+    size of `raw`.
 
     >>> raw = b'{"id": {"id": "no"}, "model": "demo"}'
     >>> begin, end = find_string(raw, {(b"model",)})

@@ -1,6 +1,6 @@
-"""Replace the model's name in answers, so that an app reads the name that it asked for.
+"""Replace the model's name in answers, so that an app gets the name that it asked for.
 
-Only the bytes of the name change. An answer is not parsed and written again.
+Only the bytes of the name change. The rest of the answer is not parsed and serialized again.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from fakevllm_adapters.formats.base import Answer, Exchange, Json
 from fakevllm_adapters.formats.json_strings import find_string
 
 _MODEL_PATHS = frozenset({(b"model",), (b"response", b"model"), (b"message", b"model")})
-"""Where the name is: in whole answers and chunks, and in the events of Responses and of
-Messages."""
+"""Keys that lead to the model's name: in a whole answer or a chunk, in an event of the Responses
+format, and in an event of the Messages format."""
 
 
 def with_model_name(raw: bytes, model: str) -> bytes:
-    """Return an answer, or an event of a stream, with another name of the model.
+    """Return an answer, or one event of a stream, in which `model` replaces the name of the model.
 
-    An answer without the name of a model is returned unchanged.
+    If there is no name of a model, the bytes are returned unchanged.
 
     >>> with_model_name(b'data: {"model": "demo", "choices": []}', "gpt-4o")
     b'data: {"model": "gpt-4o", "choices": []}'
@@ -31,9 +31,10 @@ def with_model_name(raw: bytes, model: str) -> bytes:
 
 
 class RenamingExchange:
-    """An exchange whose answers carry the model name that the app asked for.
+    """An exchange that replaces the model's name in the engine's answers by the name that the app
+    asked for.
 
-    The name is replaced in the upstream's bytes, which the inner exchange then translates.
+    The name is replaced first. Then the inner exchange translates the answer to the app's format.
     """
 
     def __init__(self, inner: Exchange, model: str) -> None:
@@ -44,7 +45,7 @@ class RenamingExchange:
 
     @property
     def response_id(self) -> str | None:
-        """Id of the answer that the inner exchange has chosen; None if its format has no such
+        """Id of the answer that the inner exchange has chosen. None if the app's format has no such
         id."""
         return getattr(self._inner, "response_id", None)
 

@@ -1,4 +1,4 @@
-"""The table of all API formats."""
+"""The table of all API formats, with the adapter of each."""
 
 from __future__ import annotations
 

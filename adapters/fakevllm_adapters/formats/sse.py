@@ -1,4 +1,4 @@
-"""Functions that split a stream into server-sent events, and parse and encode an event.
+"""Functions that split a stream into server-sent events, and that parse and encode events.
 
 Events keep their exact bytes, so that a received event can be relayed unchanged.
 """
@@ -14,7 +14,8 @@ import orjson
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment event. Every tested client ignores the comment, and restarts its read timeout."""
+"""A comment event. Every tested client ignores its content, and restarts the read timeout when it
+arrives."""
 
 _SEPARATOR = re.compile(rb"\n\n|\r\n\r\n|\r\r")
 _LONGEST_SEPARATOR = 4
@@ -22,7 +23,8 @@ _LONGEST_SEPARATOR = 4
 
 
 class SseDecoder:
-    """A decoder that splits a byte stream into events, whatever the chunk boundaries are.
+    """A decoder that splits a byte stream into server-sent events. The stream may arrive in chunks
+    of any size.
 
     >>> decoder = SseDecoder()
     >>> decoder.feed(b"data: 1\\n\\ndata"), decoder.feed(b": 2\\n\\n")
@@ -37,7 +39,8 @@ class SseDecoder:
         """The last bytes of the incomplete event's chunks, in which a separator may begin."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the events that the new chunk completes, each with the separator after it."""
+        """Return the events that are complete now that `chunk` has arrived. Each has the separator
+        that follows it."""
         is_whole = chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2
         if is_whole and not self._seam and b"\r" not in chunk:  # the usual case
             return [chunk]
@@ -51,12 +54,13 @@ class SseDecoder:
         return events
 
     def rest(self) -> bytes:
-        """Return the bytes received so far of the event that is still incomplete."""
+        """Return the bytes of the last event that has not arrived completely."""
         return b"".join(self._begun)
 
 
 def _cut(buffer: bytes) -> list[bytes]:
-    """Split a buffer into its events. The last element is the rest after the last event."""
+    """Split a buffer into events. The last element of the result is the incomplete rest of the
+    buffer."""
     if b"\r" not in buffer:  # the usual case, several times as fast
         *whole, rest = buffer.split(b"\n\n")
         return [*(event + b"\n\n" for event in whole), rest]
@@ -67,7 +71,7 @@ def _cut(buffer: bytes) -> list[bytes]:
 def data_of(event: bytes) -> bytes | None:
     """Return the content of an event's `data:` lines, joined with line breaks.
 
-    Return None for an event without data, such as a comment, and for the final `[DONE]`.
+    Return None for an event without data, such as a comment, and for the final event `[DONE]`.
     """
     if event.startswith(b"data: ") and event.find(b"\n") == len(event) - 2 and b"\r" not in event:
         data = event[6:-2]  # the usual case, several times as fast
@@ -80,7 +84,8 @@ def data_of(event: bytes) -> bytes | None:
 
 
 def parse_event(event: bytes) -> dict[str, Any] | None:
-    """Return the JSON object of an event, or None if the event has no JSON object.
+    """Return the JSON object in an event's data. Return None for an event without a JSON object,
+    such as a comment or `[DONE]`.
 
     Raises ValueError for malformed JSON.
     """

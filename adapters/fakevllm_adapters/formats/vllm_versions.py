@@ -8,19 +8,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Properties of one vLLM version's responses that differ between versions.
+    """Properties of vLLM's responses that differ between vLLM's versions. An object describes one
+    version.
 
     A field describes the Responses format unless the field's docstring begins with "Messages".
     """
 
     has_prompt_cache_fields: bool
-    """Whether the resource repeats `prompt_cache_*` and `safety_identifier`, and usage counts cache
-    writes."""
+    """Whether the `response` object repeats `prompt_cache_*` and `safety_identifier` of the
+    request, and `usage` counts cache writes."""
     marks_incomplete: bool
     """Whether an answer cut off by its token limit ends with `response.incomplete`, and its last
     item has the status incomplete."""
     prefixes_streamed_ids: bool
-    """Whether ids of streamed items have the same prefixes as other ids."""
+    """Whether items in a stream have ids with the same prefixes as items in a whole response."""
     reasoning_part: str
     """Name prefix of the events around the text of a reasoning item."""
     honours_parallel: bool
@@ -30,8 +31,8 @@ class Dialect:
     """Whether a custom tool is offered to the model, in a form of vLLM's own. If not, the response
     merely repeats the tool."""
     resource_has_all_logprobs: bool
-    """Whether the text in the resource that ends a stream carries the logprobs of all tokens. These
-    include tokens of reasoning and calls, and tokens that a parser removed."""
+    """Whether the text in the `response` object at the end of a stream has the logprobs of all
+    tokens. These include tokens of reasoning and calls, and tokens that a parser removed."""
     sends_stop_sequence: bool
     """Messages: whether `message_delta` has `stop_sequence: null`."""
     anthropic_errors: bool
@@ -62,12 +63,13 @@ NEW = Dialect(
     anthropic_errors=True,
 )
 LAST_OLD = (0, 27)
-"""Last version with the old dialect. Observed: 0.27.1 is old, 0.33.0 is new. Versions between them
-count as new."""
+"""Last version whose responses have the old form. Observed: 0.27.1 has the old form, 0.33.0 the new
+one. Versions between them are assumed to have the new form."""
 
 
 def dialect_of(version: str | None) -> Dialect:
-    """Return the dialect of the vLLM version of an engine. Unknown versions count as new.
+    """Return the form of the responses of an engine with this vLLM version. An unknown version is
+    assumed to have the new form.
 
     >>> dialect_of("0.27.1") is OLD, dialect_of("0.33.0+cpu") is NEW, dialect_of(None) is NEW
     (True, True, True)

@@ -1,11 +1,11 @@
-"""Access checks and size limits that every request passes before any route runs.
+"""Access checks and size limits that every request must pass before any route runs.
 
 A web page on another site can make its visitor's browser POST to 127.0.0.1. The site can also point
 its own domain name at 127.0.0.1 (DNS rebinding). The checks of `Host` and `Origin` stop both
 attacks.
 
-Every path requires an API key, except the paths in `open_paths`. The check uses the same path as
-the server's router. It does not use a URL that is assembled from request headers, because a client
+Every path requires an API key, except the paths in `open_paths`. The check uses the path that the
+server's router uses. It does not use a URL that is assembled from request headers, because a client
 can forge headers. Routes that affect other clients require the key of an admin.
 """
 
@@ -40,12 +40,13 @@ LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Paths that load balancers request without a key."""
 _HOST = re.compile(r"[\w.\-:\[\]]+", re.ASCII)
-"""The characters of a valid `Host`. A slash or a question mark would add a path or a query."""
+"""Pattern for a valid `Host` header. It excludes the slash and the question mark, because they
+would add a path or a query to the URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """The access rules of a server, which the method `refusal` applies to a request."""
+    """The access rules of a server. The method `refusal` applies them to a request."""
 
     keys: KeyRing = field(default_factory=KeyRing)
     """Keys that are valid for every path."""
@@ -54,7 +55,8 @@ class Guard:
     hosts_setting: str = "the allowed hosts"
     """Name of the setting with which the user adds a host. Error messages quote the name."""
     accepts_origin: Callable[[str, str], bool] = lambda _origin, _path: False
-    """Function of (origin, path) that returns True if another host's origin may use the path."""
+    """Function of (origin, path). It returns True if web pages of this origin, which is not one of
+    `hosts`, may send requests to the path."""
     on_refused_origin: Callable[[str, str], str] = lambda _origin, _path: ""
     """Function of (origin, path) that is called for each request refused because of its origin. The
     function returns a remedy for the error message, or "" if there is no remedy."""
@@ -82,7 +84,7 @@ class Guard:
         """Return the error with which to refuse a request, or None if the request may proceed.
 
         `host` and `origin` are headers of the request. `key` is the request's API key. `name` is
-        the user name that the client sent with the key.
+        the user name that the client sent together with the key, or None.
         """
         if _HOST.fullmatch(host) is None or _hostname_of(f"//{host}") not in self.hosts:
             return _forbidden(
@@ -103,8 +105,8 @@ class Guard:
     def is_counted(self, method: str, path: str) -> bool:
         """Return True if a request counts towards the limit on open calls.
 
-        POST requests count, because they cause work for an engine. POST requests for paths that
-        need no key do not count.
+        POST requests count, because they cause work for an engine. Other requests, and requests for
+        paths that need no key, do not count.
         """
         return method == "POST" and path not in self.open_paths
 
@@ -157,8 +159,8 @@ class GuardMiddleware:
             guard.open_calls.leave(key)
 
     async def _call_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app. If the app fails, send an error in vLLM's form, and raise the failure
-        again, so that the server logs it."""
+        """Call the app. If it raises an exception, send an error response in vLLM's form, and raise
+        the exception again, so that the server logs it."""
         try:
             await self._app(scope, receive, send)
         except ClientDisconnected:
@@ -172,7 +174,7 @@ class GuardMiddleware:
 def is_loopback(host: str) -> bool:
     """Return True if only this machine can reach a server that listens on this host address.
 
-    The result for a host name other than `localhost` is False, because the name may resolve to any
+    For a host name other than `localhost`, the result is False, because the name may resolve to any
     address.
     """
     try:
@@ -182,9 +184,10 @@ def is_loopback(host: str) -> bool:
 
 
 def _bounded(receive: Receive, limit: int) -> Receive:
-    """Wrap an ASGI `receive` so that it raises a 413 for a body of more than `limit` bytes.
+    """Return an ASGI `receive` that raises WireError (413) if the body has more than `limit` bytes.
 
-    The web framework reads bodies through the wrapper too, so the limit applies to every route.
+    The web framework also reads bodies through the returned function, so the limit applies to every
+    route.
     """
     size = 0
 
@@ -219,7 +222,8 @@ def _hostname_of(url: str) -> str:
 def _for_admins(path: str, owner: str) -> WireError:
     """Return the 403 for a request with a client's key to a path that only admins may use.
 
-    The error has the swarm protocol's form and not vLLM's, because engines have no such paths.
+    The error has the form of the swarm protocol (the protocol of the server that trains) and not
+    vLLM's form, because vLLM has no such paths.
     """
     detail = (
         f"{path} is for admins, and the key of {owner} has the role client: ask an admin, or show "

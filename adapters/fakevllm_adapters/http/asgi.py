@@ -1,4 +1,5 @@
-"""Functions that read requests and write responses directly through ASGI, for the hot paths.
+"""Functions that read requests and write responses directly through ASGI, where a web framework
+would be too slow.
 
 The functions await only the `receive` and `send` callables that they get, and open no connection.
 """
@@ -35,7 +36,8 @@ _NOT_RELAYED = {
     REASON_HEADER.lower(),
 }
 """Response headers that are not relayed. Some are valid for one connection only, and some are
-written by our own server. The reason header is for proxies and never for apps."""
+written by this process's own HTTP server. The header with the reason of an outage is for proxies
+and never for apps."""
 
 
 _FOR_ENGINES = {b"content-type": "Content-Type", b"x-request-id": "X-Request-Id"}
@@ -44,13 +46,14 @@ not among them."""
 
 
 class ClientDisconnected(Exception):
-    """Error raised when the client has disconnected, so that nobody waits for the response."""
+    """Error for a client that has disconnected, so that no response is needed."""
 
 
 class AsgiEndpoint:
-    """A wrapper that makes Starlette's Route treat a function as an ASGI app.
+    """An ASGI app that calls a function of (scope, receive, send).
 
-    Without this wrapper, Route would call the function with a Request object.
+    Starlette's Route treats an object of this class as an ASGI app. It would call a plain function
+    with a Request object instead.
     """
 
     def __init__(self, app: AsgiApp) -> None:
@@ -61,8 +64,8 @@ class AsgiEndpoint:
 
 
 def header_map(scope: Scope) -> dict[bytes, bytes]:
-    """Return the request headers by lower-case name. If a header is repeated, the last value
-    counts."""
+    """Return the request headers as a dict with lower-case names. If a header is repeated, the last
+    value counts."""
     return dict(scope["headers"])
 
 
@@ -76,8 +79,8 @@ def engine_headers(headers: Mapping[bytes, bytes]) -> dict[str, str]:
 def json_object(raw: bytes) -> dict[str, Any] | None:
     """Return the JSON object in a request body, or None if the body is not a JSON object.
 
-    If the result is None, the caller should relay the body to the engine unchanged. The engine then
-    describes the problem in its own error message.
+    If the result is None, the caller should relay the body to the engine unchanged, and the engine
+    writes the error message.
     """
     try:
         value: Any = orjson.loads(raw)
@@ -87,10 +90,10 @@ def json_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def error_object(raw: bytes) -> dict[str, Any] | None:
-    """Return the JSON object in an upstream's error body.
+    """Return the JSON object in an error body of the engine.
 
-    Return None if the body is not a JSON object, or if orjson cannot write the object again because
-    of deep nesting.
+    Return None if the body is not a JSON object, or if it nests so deep that orjson cannot write it
+    again.
     """
     body = json_object(raw)
     try:
@@ -101,7 +104,7 @@ def error_object(raw: bytes) -> dict[str, Any] | None:
 
 
 def is_final_status(status: int) -> bool:
-    """Return True if an engine's final response to a call may have this HTTP status.
+    """Return True if a response with this HTTP status can be the answer to a call.
 
     The result is False for redirects, for statuses without a response body, and for statuses that
     HTTP does not define.
@@ -110,7 +113,7 @@ def is_final_status(status: int) -> bool:
 
 
 async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
-    """Receive and return the whole request body.
+    """Read the whole request body, and return it.
 
     Raises WireError (413) if the body has more than `limit` bytes. Raises ClientDisconnected if the
     client disconnects before the end of the body.
@@ -132,22 +135,23 @@ async def read_body(receive: Receive, limit: int = MAX_BODY_BYTES) -> bytes:
 
 
 def too_large(limit: int) -> WireError:
-    """Build the 413 for a body of more than `limit` bytes."""
+    """Build the error (413) for a body of more than `limit` bytes."""
     text = f"The request body is larger than {limit} bytes."
     return WireError(413, error_body(text, "Request Entity Too Large", 413))
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return once the client has disconnected.
+    """Wait until the client has disconnected.
 
-    Read the request body before the call, because this function discards what the client sends.
+    Read the request body before the call, because this function discards everything that the client
+    sends.
     """
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def send_bytes(send: Send, status: int, body: bytes, headers: Headers) -> None:
-    """Send a whole response with these headers and a content-length header."""
+    """Send a whole response with these headers. A content-length header is added."""
     lengths = [*headers, (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": lengths})
     await send({"type": "http.response.body", "body": body})
@@ -159,15 +163,16 @@ async def send_json(send: Send, status: int, value: object) -> None:
 
 
 def reason_headers(reason: OutageReason | None) -> Headers:
-    """Return a list with the header for an outage's reason. The list is empty for None."""
+    """Return a list with the response header that names the reason of an outage. Return [] if
+    `reason` is None."""
     return [] if reason is None else [(REASON_HEADER.lower().encode(), reason.encode())]
 
 
 async def send_error(send: Send, error: WireError, *, with_reason: bool = False) -> None:
     """Send an error response, with a `Retry-After` header if the error has a retry time.
 
-    `with_reason` adds the header with the machine-readable reason. Only the swarm server sets this
-    flag, because a proxy never shows the reason header to an app.
+    `with_reason` adds a header with the machine-readable reason of an outage. Only the swarm server
+    (the server that trains) sets this flag, because a proxy never shows the header to an app.
     """
     headers = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
@@ -188,7 +193,7 @@ async def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> None:
 
 
 def relayed_headers(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return those of the upstream's response headers that are relayed to the client unchanged."""
+    """Return those headers of the engine's response that are relayed to the client unchanged."""
     return [
         (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
         for name, value in headers

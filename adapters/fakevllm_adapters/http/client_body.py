@@ -21,8 +21,8 @@ FORBIDDEN_FIELDS = frozenset(
         *("custom_llm_provider", "extra_headers"),
     }
 )
-"""Body fields that clients may not set. They control an engine's internals, or name another
-upstream to a gateway between the proxy and the engine."""
+"""Body fields that clients may not set. Some control an engine's internals. Others could tell a
+gateway between proxy and engine to send the request elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ def check_body(
 ) -> CheckedBody:
     """Check a client's request body against the limits, and remove the forbidden fields.
 
-    Forbidden fields in `allowed` are kept. `num_siblings` is the number of requests that will be
-    sampled from the body. Raises WireError (400) if the body exceeds a limit.
+    Forbidden fields that are named in `allowed` are kept. `num_siblings` is the number of requests
+    that will be made from the body. Raises WireError (400) if the body exceeds a limit.
     """
     refusal = limits.depth_refusal(raw)
     if refusal is not None:
@@ -62,9 +62,9 @@ def check_body(
 def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -> bytes:
     """Return a request body without the fields in `without`, and with the fields in `changed`.
 
-    `raw` is the JSON text of the body. It must be an object that orjson can read. The function uses
-    Python's json nevertheless, because orjson would turn integers beyond 64 bits into floats. An
-    error message of the engine would then quote a number that the client did not send.
+    `raw` is the JSON text of an object that orjson can read. The function uses Python's json
+    anyway, because orjson would turn integers beyond 64 bits into floats. An error message of the
+    engine would then quote a number that the client did not send.
     """
     kept = {name: value for name, value in json.loads(raw).items() if name not in without}
     return json.dumps(kept | changed, ensure_ascii=False, separators=(",", ":")).encode()
@@ -73,10 +73,10 @@ def rewrite_body(raw: bytes, *, without: Collection[str] = (), **changed: Any) -
 def without_forbidden_fields(
     body: Json, allowed: Collection[str] = ()
 ) -> tuple[Json, tuple[str, ...]]:
-    """Return a pair: the body without forbidden fields, and the names of the removed fields.
+    """Return (body without forbidden fields, names of the removed fields).
 
-    Forbidden fields in `allowed` are kept. If no field is removed, the returned body is the same
-    object as the argument.
+    Forbidden fields that are named in `allowed` are kept. If no field is removed, the returned body
+    is the same object as the argument.
     """
     removed = tuple(name for name in body if name in FORBIDDEN_FIELDS and name not in allowed)
     if not removed:
@@ -87,9 +87,9 @@ def without_forbidden_fields(
 def _check_unparsed(raw: bytes, allowed: Collection[str]) -> CheckedBody:
     """Remove the forbidden fields from a body that orjson cannot parse as an object.
 
-    vLLM may still accept the body, because vLLM reads bodies with Python's json. Python's json
-    accepts NaN, lone surrogates, a byte order mark and UTF-16, which orjson refuses. If the body
-    has no forbidden fields, it is relayed unchanged.
+    vLLM may accept such a body, because vLLM parses it with Python's json. Python's json accepts
+    NaN, lone surrogates, a byte order mark and UTF-16, which orjson refuses. If the body has no
+    forbidden fields, it is returned unchanged.
     """
     try:
         value: Any = json.loads(raw)

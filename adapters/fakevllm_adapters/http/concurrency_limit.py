@@ -9,11 +9,11 @@ from fakevllm_adapters.protocol.errors import WireError, error_body
 from fakevllm_adapters.protocol.keys import fingerprint
 
 RETRY_AFTER_S = 2
-"""Seconds in `Retry-After`. SDKs sleep exactly that long."""
+"""Seconds in the header `Retry-After`. Clients' SDKs sleep exactly that long before they retry."""
 
 
 class OpenCalls:
-    """Counts of the open calls, in total and per API key, each with a limit.
+    """Counts of the calls that are open now, in total and per API key. Each count has a limit.
 
     A limit of 0 means that there is no limit.
     """
@@ -24,11 +24,11 @@ class OpenCalls:
         most_per_key: int = 0,
         counted_as: Callable[[str], str] = fingerprint,
     ) -> None:
-        """Set the limits: `most` open calls in total, and `most_per_key` open calls per key.
+        """Set the limits: `most` open calls in total, and `most_per_key` open calls per API key.
 
-        The function `counted_as` returns the name under which the calls of a key are counted. Keys
-        with the same name share a limit. The name of a key must not change while the key has open
-        calls, because `leave` would then subtract from the wrong count.
+        The function `counted_as` maps a key to a name. Keys with the same name share one count and
+        one limit. The name of a key must not change while the key has open calls, because `leave`
+        would then reduce the wrong count.
         """
         self._counted_as = counted_as
         self._most = most
@@ -39,7 +39,7 @@ class OpenCalls:
     def enter(self, key: str | None) -> WireError | None:
         """Count a new call and return None, or return a 429 error if a limit is reached.
 
-        Every counted call must be ended with `leave`.
+        Call `leave` when a counted call has ended.
         """
         name = self._counted_as(key) if key else ""
         if 0 < self._most <= self._num:
@@ -51,7 +51,7 @@ class OpenCalls:
         return None
 
     def leave(self, key: str | None) -> None:
-        """End a call that `enter` counted."""
+        """Subtract a call that `enter` has counted."""
         name = self._counted_as(key) if key else ""
         self._num -= 1
         self._by_key[name] -= 1

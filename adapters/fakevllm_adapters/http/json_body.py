@@ -15,14 +15,15 @@ from fakevllm_adapters.http.json_depth import is_deeper
 from fakevllm_adapters.protocol.errors import bad_json, schema_error
 
 MAX_DEPTH = 250
-"""Maximum nesting. orjson can still write such a body with a few more levels around it."""
+"""Maximum nesting of a body. At this depth, orjson can still write the body inside a few enclosing
+objects."""
 
 
 def parse_json(raw: bytes) -> Any:
     """Parse a JSON body. Raises WireError (400) if orjson does not accept the body as JSON.
 
     Unlike Python's json, orjson refuses NaN, lone surrogates, and numbers that are too long. Bodies
-    with deep nesting are refused too.
+    that nest deeper than MAX_DEPTH are refused too.
     """
     if is_deeper(raw, MAX_DEPTH):
         raise bad_json(0, f"Nested deeper than {MAX_DEPTH} levels")
@@ -42,11 +43,12 @@ def parse_json(raw: bytes) -> Any:
 
 
 def parse_as_vllm(raw: bytes) -> object:
-    """Return the JSON value of a body as vLLM reads it, with Python's json module. vLLM accepts
-    some bodies that orjson refuses. Return None for a body that is not JSON.
+    """Return the JSON value of a body, parsed with Python's json module as in vLLM. Python's json
+    accepts some bodies that orjson refuses. Return None for a body that is not JSON.
 
-    The caller must have refused bodies that nest deeper than MAX_DEPTH. vLLM may parse deeper than
-    this process, so that a check of such a body's content would prove nothing.
+    The caller must have refused bodies that nest deeper than MAX_DEPTH. vLLM may be able to parse
+    deeper bodies that this process cannot parse, and would then read content that was never
+    checked.
     """
     try:
         return json.loads(raw)

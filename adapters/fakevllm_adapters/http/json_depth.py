@@ -10,19 +10,21 @@ _ALL_BUT_BRACKETS = bytes(sorted(set(range(256)) - set(_BRACKETS)))
 _AS_BITS = bytes.maketrans(b"[{]}", b"1100")
 _BITS = 8
 _RISE = [2 * bits.bit_count() - _BITS for bits in range(2**_BITS)]
-"""Change of the level over eight consecutive brackets. Index: the brackets as bits, opening = 1."""
+"""Change of the nesting level over eight consecutive brackets. The index is the brackets as a
+number of eight bits, in which 1 is an opening bracket."""
 _PEAK = [
     max(accumulate(1 if bits >> at & 1 else -1 for at in reversed(range(_BITS))))
     for bits in range(2**_BITS)
 ]
-"""Highest level within the eight brackets, relative to the level before them. Same index."""
+"""Highest nesting level within eight consecutive brackets, relative to the level before them. The
+index is the same as for `_RISE`."""
 
 
 def is_deeper(raw: bytes, depth: int) -> bool:
     """Return True if the arrays and objects of a JSON text nest deeper than `depth` levels.
 
     The result is right for every valid JSON text in UTF-8. For any other text, the result may be
-    True even if the text does not nest so deep.
+    True although the text does not nest so deep.
 
     >>> is_deeper(b'[{"a": "[[["}]', 2), is_deeper(b"[[[]]]", 2)
     (False, True)
@@ -41,8 +43,8 @@ def is_deeper(raw: bytes, depth: int) -> bool:
 def _peaks_above(brackets: bytes, depth: int) -> bool:
     """Return True if the brackets nest deeper than `depth` levels.
 
-    `brackets` must contain only brackets. It may have 30 MB. For speed, eight brackets are
-    processed at a time, and only by Python's built-in functions.
+    `brackets` must contain only brackets, and may have 30 million of them. For speed, eight
+    brackets are processed at a time, and only by Python's built-in functions.
     """
     bits = brackets.translate(_AS_BITS)
     bits += b"0" * (-len(bits) % _BITS)

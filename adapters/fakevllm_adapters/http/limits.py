@@ -1,7 +1,7 @@
 """Limits on a request's headers, on its nesting, and on the fields that multiply work.
 
-The limits stop small requests that cause much work. Each limit is a setting with a default far
-beyond what apps need. Refused requests get errors in vLLM's form. This module does no I/O.
+The limits stop small requests that cause much work. Each limit is a setting, and its default is far
+higher than apps need. A refused request gets an error in vLLM's form. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from fakevllm_adapters.http.json_depth import is_deeper
 from fakevllm_adapters.protocol.errors import WireError, bad_request, error_body
 
 _SINGLE_HEADERS = frozenset({b"host", b"authorization", b"x-api-key", b"content-length"})
-"""Headers that may occur once. Programs disagree about which of two values counts, so a proxy in
-front of this one may have checked the other value."""
+"""Headers that may occur only once. If a header had two values, a proxy in front of this one might
+check one value, and this process might use the other."""
 
 MAX_REQUEST_ID_CHARS = 256
 """Maximum length of `request_id`. The id is repeated in every event of a stream."""
@@ -33,8 +33,8 @@ class Limits:
     header_bytes: int = 64 * 2**10
     """Size of all header names and values."""
     json_depth: int = 128
-    """Nesting of the body. The limit is below the 254 levels that orjson writes, because other
-    objects may enclose a body."""
+    """Nesting of the body. The limit is below the 254 levels that orjson can write, because a body
+    may be written inside other objects."""
     num_choices: int = 64
     """Product of `n`, the number of prompts, and the number of siblings sampled from the body."""
     num_stop: int = 64
@@ -51,7 +51,7 @@ class Limits:
     def headers_refusal(self, headers: Sequence[tuple[bytes, bytes]]) -> WireError | None:
         """Return a 400 error if the headers exceed a limit, else None.
 
-        The repetition of a header that may occur only once is an error too.
+        A repeated header that may occur only once is an error too.
         """
         if len(headers) > self.num_headers:
             return _bad_request(f"The request has more than {self.num_headers} headers.")
@@ -73,9 +73,10 @@ class Limits:
         return None
 
     def body_refusal(self, body: Json, num_siblings: int = 1) -> WireError | None:
-        """Return a 400 error for the first field that exceeds its limit, or None if no field does.
+        """Return a 400 error for the first field of a body that exceeds its limit, or None if no
+        field does.
 
-        `num_siblings` is the number of requests that will be sampled from the body, each with `n`
+        `num_siblings` is the number of requests that will be made from the body, each with `n`
         choices. Fields of a wrong type are not checked here, because the engine refuses them.
         """
         n = _count(body.get("n")) * _num_prompts(body.get("prompt"))
@@ -126,7 +127,8 @@ class Limits:
 def _num_prompts(prompt: object) -> int:
     """Return the number of prompts in the field `prompt`.
 
-    A text and a list of token ids are one prompt each. Any other list has one prompt per element.
+    A string is one prompt. A list of token ids is one prompt too. Any other list has one prompt per
+    element.
     """
     if not isinstance(prompt, list):
         return 1
@@ -135,7 +137,8 @@ def _num_prompts(prompt: object) -> int:
 
 
 def _count(value: object) -> int:
-    """Return the field `n` as pydantic reads the value, or 1 if pydantic refuses the value."""
+    """Return the number in the field `n`, as pydantic would parse it. Return 1 if pydantic would
+    refuse the value."""
     try:
         return int(value) if isinstance(value, (int, float, str)) else 1
     except (ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""The log format of proxy and server, which is either text lines or one JSON object per line."""
+"""The log format of proxy and server: either text lines, or one JSON object per line."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any, Literal
 LogFormat = Literal["human", "json"]
 HUMAN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _OWN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
-"""Attributes that are not `extra` fields: those of every record, and uvicorn's coloured copy of
-its message."""
+"""Attributes of a log record that are not `extra` fields. These are the attributes that every
+record has, and uvicorn's coloured copy of its message."""
 
 
 class JsonLines(logging.Formatter):
     """A log formatter that writes each record as one line with a JSON object.
 
-    The object has the time, level, logger and message, the `extra` fields, and any traceback.
+    The object has the record's time, level, logger and message, its `extra` fields, and its
+    traceback if there is one.
 
     >>> record = logging.makeLogRecord({"name": "x", "levelname": "INFO", "step": 3})
     >>> record.created = 0.5

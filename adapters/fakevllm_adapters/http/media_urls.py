@@ -1,7 +1,7 @@
 """The URLs of images, audio and video in a request's messages, and the decision whether an engine
 may fetch them. This module does no I/O.
 
-An engine that fetches any URL lets a client reach addresses that only the engine's machine can
+If an engine fetched any URL, a client could reach addresses that only the engine's machine can
 reach, such as a cloud's metadata service.
 """
 
@@ -17,15 +17,15 @@ from fakevllm_adapters.protocol.errors import WireError, bad_request
 
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _URL_OF_HOST = re.compile(r"https?://([a-z0-9.-]+)(:[0-9]+)?([/?#][^\\\s]*)?", re.IGNORECASE)
-"""A URL whose host all URL parsers read alike. URL parsers disagree about a user name, a
-backslash and a space, so URLs that contain one of them do not match."""
+"""Pattern for a URL in which all URL parsers find the same host. Parsers disagree about user names,
+backslashes and spaces, so URLs with one of them do not match."""
 _URL_FIELDS = ("image_url", "video_url", "audio_url", "file_url")
 """Fields of a content part whose value is a URL, or an object with the field `url`."""
 _REQUEST_FIELDS = ("messages", "input", "system")
 """Fields of a request that contain messages or content parts."""
 _NESTED_FIELDS = ("content", "output")
-"""Fields of a message or a content part that contain content parts. `input` is not one of them: in
-a part of type `tool_use` it holds a tool's arguments, which are not fetched."""
+"""Fields of a message or a content part that contain content parts. The field `input` is not
+included: in a part of type `tool_use` it has a tool's arguments, which no engine fetches."""
 
 
 def is_host_name(text: str) -> bool:
@@ -40,13 +40,12 @@ def is_host_name(text: str) -> bool:
 def media_refusal(
     raw: bytes, body: Json | None, allowed_hosts: Collection[str]
 ) -> WireError | None:
-    """Return the error (400) for the first media URL that the engine may not fetch. Return None if
-    the engine may fetch all media URLs of the request.
+    """Return the error (400) for the first media URL of a request that the engine may not fetch.
+    Return None if it may fetch all of them.
 
-    `body` is the parsed request. If `body` is None, `raw` is parsed in the way that vLLM parses a
-    request, because vLLM accepts some bodies that orjson refuses. The caller must have refused
-    bodies that nest deeper than MAX_DEPTH of `json_body`. A `data:` URL is always allowed,
-    because its content is in the URL.
+    `body` is the parsed request. If it is None, `raw` is parsed as in vLLM, which accepts some
+    bodies that orjson refuses. The caller must have refused bodies that nest deeper than MAX_DEPTH
+    of `json_body`. A `data:` URL is always allowed, because its content is in the URL.
     """
     request = body if body is not None else parse_as_vllm(raw)
     if not isinstance(request, dict):
@@ -74,7 +73,8 @@ def _refusal_text(url: str, host: str | None) -> str:
 
 
 def _media_urls(node: object) -> Iterator[str]:
-    """Yield the media URLs in messages or content parts, in any of the wire formats."""
+    """Yield the media URLs in messages or content parts of any wire format. `node` is a JSON
+    value."""
     rest: list[object] = [node]  # not recursive, because orjson parses deeper than Python recurses
     while rest:
         node = rest.pop()
@@ -87,7 +87,7 @@ def _media_urls(node: object) -> Iterator[str]:
 
 
 def _own_urls(fields: Json) -> Iterator[str]:
-    """Yield the media URLs of one content part, without those of the parts in it."""
+    """Yield the media URLs of one content part. URLs in the parts that it contains are left out."""
     for name in _URL_FIELDS:
         value: object = fields.get(name)
         url = cast(Json, value).get("url") if isinstance(value, dict) else value

@@ -1,4 +1,5 @@
-"""GET /v1/models/ID, answered from the list at GET /v1/models. vLLM has only the list."""
+"""The route GET /v1/models/ID, whose answer is taken from the engine's list of models. vLLM has
+only the route for the list."""
 
 from __future__ import annotations
 
@@ -10,12 +11,12 @@ from fakevllm_adapters.protocol.errors import unknown_model
 
 MODELS_PATH = "/v1/models"
 MODEL_CARD_PATHS = (f"{MODELS_PATH}/{{name}}", f"{MODELS_PATH}/{{first}}/{{rest:path}}")
-"""Path patterns of one model's card. The id of a model may contain slashes. There are two patterns,
-because a single pattern for both would also match the path without an id."""
+"""Path patterns of the route for one model. An id may contain slashes. There are two patterns,
+because one pattern for all ids would also match the path without an id."""
 
 
 def model_id_of(path: str) -> str:
-    """Return the model id in the decoded path of a request.
+    """Return the model id in a request's path, which is already percent-decoded.
 
     >>> model_id_of("/v1/models/Qwen/Qwen3-0.6B")
     'Qwen/Qwen3-0.6B'
@@ -24,7 +25,7 @@ def model_id_of(path: str) -> str:
 
 
 def card_in(listing: bytes, model_id: str) -> bytes:
-    """Return the card of a model from the body of a response to GET /v1/models.
+    """Return the entry of one model from the body of a response to GET /v1/models.
 
     Raises WireError (404) if the list has no such model.
     """

@@ -1,7 +1,7 @@
 """The routes of vLLM whose requests are relayed unchanged.
 
-vLLM's routes for development, scale-out and administration are not relayed, because they are not
-meant for apps.
+vLLM's routes for development, for scaling out and for administration are not relayed, because they
+are not meant for apps.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ PASSTHROUGH: dict[str, tuple[str, ...]] = {
     "/detokenize": ("POST",),
     "/v1/messages/count_tokens": ("POST",),
 }
-"""Paths and their methods. `/v1/models`, `/v1/responses/ID`, `/health` and `/metrics` have routes
-of their own."""
+"""Methods of each path whose requests are relayed unchanged. `/v1/models`, `/v1/responses/ID`,
+`/health` and `/metrics` have routes of their own."""
 
 NEVER_WAIT = frozenset({"/health", "/ping", "/load", "/metrics"})
 """Paths that are answered at once while the engine boots, because a monitor asks whether the engine
-is ready now. Requests for all other paths wait for the engine."""
+is ready now. Requests for other paths wait for the engine."""
 
 _PLAIN = re.compile(r"(/[\w-]+)+", re.ASCII)
 
 
 def path_with_query(path: str, query: bytes) -> str:
-    """Return the URL path with the query, for relaying a request to the upstream.
+    """Return the path of a request with its query, for relaying the request to the engine.
 
-    Raises WireError (404) if the decoded path could lead to another route, for example because of
-    `..` in the path.
+    Raises WireError (404) if the decoded path could lead to another route, for example because it
+    contains `..`.
     """
     if _PLAIN.fullmatch(path) is None:
         raise WireError(404, {"detail": "Not Found"})

@@ -1,4 +1,5 @@
-"""Read the ids of responses from requests, and from the bytes that are sent to a client."""
+"""Read the ids of responses (OpenAI's Responses format) from requests, and from the bytes that are
+sent to a client."""
 
 from __future__ import annotations
 
@@ -11,16 +12,17 @@ from fakevllm_adapters.http.asgi import Send
 from fakevllm_adapters.http.json_body import parse_as_vllm
 
 MAX_SCANNED_BYTES = 64 * 1024
-"""Number of bytes of an answer in which the id is looked for. vLLM writes the id first."""
+"""Number of bytes at the start of an answer in which the id is searched. vLLM writes the id
+first."""
 _ID_PATHS = frozenset({(b"id",), (b"response", b"id")})
-"""Where the id is in a whole answer, and in the events of a stream."""
+"""Keys that lead to the id: in a whole answer, and in an event of a stream."""
 
 
 def previous_response_id_of(raw: bytes, body: Json | None) -> str | None:
     """Return the `previous_response_id` of a request, or None if the request has none.
 
-    `body` is the parsed request. If `body` is None, `raw` is parsed in the way that vLLM parses a
-    request.
+    `body` is the parsed request. If it is None, `raw` is parsed as in vLLM, which accepts some
+    bodies that orjson refuses.
 
     >>> previous_response_id_of(b'{"previous_response_id": "resp_1", "top_p": NaN}', None)
     'resp_1'
@@ -31,10 +33,12 @@ def previous_response_id_of(raw: bytes, body: Json | None) -> str | None:
 
 
 def chooses_response_id(raw: bytes, body: Json | None) -> bool:
-    """Return whether the engine's own route may take the id of the response from the request.
+    """Return whether the engine's own Responses route may take the id of the response from the
+    request.
 
-    vLLM takes the id from the field `request_id`, and may have a response of another client with
-    the same id. An answer with a chosen id therefore does not prove who made the response.
+    vLLM takes the id from the field `request_id`. Another client may have made a response with the
+    same id. If the client chose the id, an answer with this id therefore does not prove that the
+    client made the response.
 
     >>> chooses_response_id(b'{"request_id": "resp_1"}', None), chooses_response_id(b"{}", None)
     (True, False)
@@ -49,10 +53,10 @@ def _request_object(raw: bytes, body: Json | None) -> Json | None:
 
 
 def watch_response_id(send: Send, on_response_id: Callable[[str], None]) -> Send:
-    """Return an ASGI `send` that calls `on_response_id` before the client gets the id of a
-    response.
+    """Return an ASGI `send` that finds the id of a response in the bytes sent to the client. It
+    calls `on_response_id` before the client gets the id.
 
-    The callback is called at most once, and only for an answer of status 200.
+    The callback is called at most once, and only if the status is 200.
     """
     status, seen, is_done = 0, b"", False
 

@@ -1,4 +1,5 @@
-"""One-line messages for pydantic's validation errors, with the field, the problem and the value.
+"""Messages of one line for pydantic's validation errors. They contain the field, the problem and
+the value.
 
 This module does no I/O.
 """
@@ -17,12 +18,13 @@ M = TypeVar("M", bound=BaseModel)
 SHOWN_CHARS = 80
 """Maximum number of characters of a quoted value."""
 _BRANCH = re.compile(r"(float|int|str|bool|.+\[.*\])")
-"""Names that pydantic adds to an error's location for the member of a union that it tried. Users
-did not write them."""
+"""Pattern for names that pydantic adds to an error's location if the field has a union type. The
+user did not write them."""
 
 
 def one_line(problems: Iterable[Any]) -> str:
-    """Return one line that describes validation errors. It has only the first error of each field.
+    """Return one line that describes validation errors. Only the first error of each field is
+    included.
 
     >>> one_line([{"type": "missing", "loc": ("body", "a"), "msg": "Field required", "input": {}}])
     'a: Field required'

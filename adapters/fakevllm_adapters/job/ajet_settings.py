@@ -1,4 +1,5 @@
-"""The settings of a training job that AgentJet's jobs have too, under AgentJet's names.
+"""Settings of a training job that have the same names and meanings in AgentJet, a framework for
+training agents.
 
 docs/job.md describes the effect of each setting with each engine.
 """
@@ -19,13 +20,13 @@ CollectionMethod = Literal[
 
 
 def _kl_penalty_name(value: object) -> object:
-    """Return the KL estimator `kl` under this name if `value` is its other name, `k1`. Return other
-    values unchanged."""
+    """Replace `k1`, the other name of the KL estimator `kl`, by `kl`. Return other values
+    unchanged."""
     return "kl" if value == "k1" else value
 
 
 def list_as_text(value: object) -> object:
-    """Return a list as a text with commas between the elements. Return other values unchanged."""
+    """Return a list as a string with commas between the elements. Return other values unchanged."""
     return ",".join(map(str, cast("list[object]", value))) if isinstance(value, list) else value
 
 
@@ -41,7 +42,7 @@ class RunSection(BaseModel):
     ensure_new_experiment: bool = False
     """Whether the SDK appends the time to experiment_name, so that no earlier run is continued."""
     logging: Annotated[str | None, BeforeValidator(list_as_text)] = None
-    """Comma-separated names of the outputs of the curves."""
+    """Comma-separated names of the loggers to which the metrics are written."""
     train_print_to_markdown_file_path: str | None = None
     val_print_to_markdown_file_path: str | None = None
 
@@ -58,8 +59,8 @@ class LengthSection(BaseModel):
     max_response_length: int | None = Field(default=None, ge=1)
     """Length from the first sampled token to the end of the episode, over all its calls."""
     max_response_length_in_one_turn: int | None = Field(default=None, ge=1)
-    """Length of one answer. This length limits the calls in episodes of active clients. A call
-    without a token limit of its own gets this limit."""
+    """Length of one answer. This limit applies to calls in episodes that clients have claimed. A
+    call without a token limit of its own gets this limit."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Length of the prompt and all answers together."""
 
@@ -67,8 +68,8 @@ class LengthSection(BaseModel):
     def max_answer_length(self) -> int | None:
         """Maximum length of the answer to one call, in tokens.
 
-        This is max_response_length_in_one_turn if the job sets it, else max_response_length. In an
-        episode with a single call, the response is the answer to that call.
+        If the job sets max_response_length_in_one_turn, the result is this length. Otherwise it is
+        max_response_length, which is the same in an episode with a single call.
         """
         return self.max_response_length_in_one_turn or self.max_response_length
 
@@ -109,4 +110,4 @@ class CollectionSection(BaseModel):
 
 
 class SwarmSections(RunSection, LengthSection, EngineSection, CollectionSection):
-    """All settings of a training job that AgentJet's jobs have too."""
+    """All settings that fakevllm's and AgentJet's training jobs have in common."""

@@ -1,9 +1,9 @@
-"""Read the settings of a training job from AgentJet's YAML.
+"""Read the settings of a training job from the YAML of AgentJet, a framework for training agents.
 
 An unmodified AgentJet client sends its whole configuration, with every default filled in. Only the
-section `ajet` is read, because verl's sections repeat the values of `ajet`. A key that would change
-training in AgentJet but is not read causes a warning. There is no warning if the key's value
-describes what fakevllm does anyway. This module does no I/O.
+section `ajet` is read, because verl's sections repeat its values. A key that would change training
+in AgentJet but is not read causes a warning, unless its value describes what fakevllm does anyway.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _NOT_SET = {
     "experiment_name": "read_yaml_name",
     "timeline_compare_level": "text",
 }
-"""Values that let AgentJet choose the setting itself, or that are AgentJet's own default in every
-job. A setting with such a value counts as not set."""
+"""Values that count as not set. With them, AgentJet chooses the setting itself, or they are
+AgentJet's default in every job."""
 _LORA_SETTINGS = ("lora_alpha", "target_modules", "lora_load_format", "layered_summon")
 _SHOWN_CHARS = 80
 _POSITIVE_SETTINGS = ("save_freq", "mini_batch_num", "total_training_steps")
@@ -87,9 +87,10 @@ class IgnoredKey(NamedTuple):
 
     key: str
     silent: tuple[object, ...]
-    """Values without a warning: those that match what happens anyway, and AgentJet's defaults."""
+    """Values that cause no warning: those that describe what fakevllm does anyway, and AgentJet's
+    defaults."""
     instead: str
-    """Explanation of what applies instead of the key."""
+    """Text for the warning, which says what applies instead of the key."""
 
 
 IGNORED_KEYS = (
@@ -122,14 +123,15 @@ IGNORED_KEYS = (
         )
     ),
 )
-"""Keys without a setting in TrainJob. Their values are ignored, with a warning."""
+"""Keys for which TrainJob has no setting. They are ignored, usually with a warning."""
 
 
 def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
-    """Return the settings in AgentJet's YAML under TrainJob's names, and a list of warnings.
+    """Return the settings in AgentJet's YAML under the names of TrainJob's fields, and a list of
+    warnings.
 
-    There is one warning for each key that would change training but is not read. Raises ValueError
-    with a one-line message if the YAML is not an AgentJet job.
+    There is one warning for each key that would change training in AgentJet and is not read. Raises
+    ValueError with a one-line message if the YAML is not an AgentJet job.
     """
     if not isinstance(whole.get("ajet"), dict) or not whole["ajet"]:
         raise ValueError("expected a mapping below `ajet`, with all of AgentJet's settings")
@@ -145,10 +147,10 @@ def read_ajet_settings(whole: Settings) -> tuple[Settings, list[str]]:
 
 
 def _switched_off(whole: Settings, settings: Settings) -> Iterator[str]:
-    """Yield the names of the settings whose value in the YAML must not be used.
+    """Yield the names of settings whose value in the YAML must not be used.
 
-    The reason may be that the value is null, that it leaves the choice to AgentJet, or that it
-    belongs to a feature that is switched off.
+    Such a value is null, or leaves the choice to AgentJet, or switches the setting off, or belongs
+    to LoRA while LoRA is off.
     """
     for name, value in settings.items():
         is_off = name in _POSITIVE_SETTINGS and isinstance(value, int) and value < 1
@@ -169,7 +171,8 @@ def _warnings(whole: Settings) -> Iterator[str]:
 
 
 def _at(whole: Settings, key: str) -> Any:
-    """Return the value at a key with dots, such as `ajet.model.path`, or None if it is missing.
+    """Return the value at a key with dots, such as `ajet.model.path`. Return None if there is no
+    such key.
 
     Raises ValueError if a section in the key is not a mapping.
     """

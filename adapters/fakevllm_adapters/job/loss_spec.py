@@ -28,7 +28,7 @@ REJECTIONS = (
 
 
 class LossDefaults(NamedTuple):
-    """Values of a loss's settings that apply if the job does not set them."""
+    """Default values of a loss's settings, which apply if the job does not set them."""
 
     clip_ratio_low: float
     clip_ratio_high: float
@@ -44,7 +44,8 @@ LOSS_DEFAULTS: dict[str, LossDefaults] = {
     "gpg": LossDefaults(0.0, 0.0, "token-mean"),
 }
 COUPLED = frozenset({"gspo", "geo_mean"})
-"""Losses with one probability ratio for all tokens of a unit."""
+"""Losses in which all tokens of a unit (a call, a timeline or an episode) share one probability
+ratio."""
 WITHOUT_RATIO = frozenset({"gpg"})
 """Losses without a probability ratio."""
 WITHOUT_CLIP = frozenset({"sapo", "gpg"})
@@ -52,7 +53,8 @@ WITHOUT_CLIP = frozenset({"sapo", "gpg"})
 
 
 class Bounds(NamedTuple):
-    """Bounds on a probability ratio or on a divergence. A divergence has only an upper bound."""
+    """A lower and an upper bound on a probability ratio or on a divergence. A divergence has only
+    an upper bound."""
 
     low: float | None
     high: float
@@ -70,16 +72,17 @@ class LossSpec:
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.28
     clip_ratio_c: float = 3.0
-    """Dual clip: bound of the ratio for negative advantages."""
+    """Bound of the ratio for negative advantages (dual-clip PPO)."""
     kl_loss_coef: float = 0.0
     kl_loss_type: str = "low_var_kl"
     entropy_coeff: float = 0.0
-    """Weight of the entropy bonus, which raises the entropy."""
+    """Weight of the entropy bonus. A positive weight makes training raise the entropy."""
     loss_agg_mode: str = "token-mean"
     loss_unit: str = "episode"
     """Unit that counts as one sequence: `call`, `timeline` or `episode`."""
     loss_scale_factor: float | None = None
-    """Divisor of `seq-mean-token-sum-norm`; None means the longest unit of the step, in tokens."""
+    """Divisor of the aggregation `seq-mean-token-sum-norm`. None means the length of the longest
+    unit of the step, in tokens."""
     tau_pos: float = 1.0
     """sapo's temperature for advantages above 0."""
     tau_neg: float = 1.05
@@ -99,15 +102,15 @@ class LossSpec:
     """Rejection sampling: leave out tokens or sequences for which trainer and engine differ too
     much. The value is a comma-separated list of REJECTIONS."""
     rollout_rs_threshold: str | None = None
-    """One threshold for all rejections, or a comma-separated list with one for each. The form is
-    `LOW_HIGH` or `HIGH` for k1, and the maximum for k2 and k3."""
+    """One threshold for all rejection rules, or a comma-separated list with one for each. A
+    threshold for k1 has the form `LOW_HIGH` or `HIGH`. A threshold for k2 and k3 is a maximum."""
 
     @staticmethod
     def of(job: TrainJob) -> LossSpec:
         """Return the policy loss that a job's settings describe.
 
         Raises ValueError with a one-line message if settings contradict each other, or if a setting
-        has no effect in this job.
+        that has no effect in this job was changed from its default.
         """
         defaults = loss_defaults(job.loss)
         _refuse_unread(job, job.loss_agg_mode or defaults.loss_agg_mode)
@@ -164,12 +167,13 @@ class LossSpec:
 
     @property
     def couples_step(self) -> bool:
-        """Whether each token's loss depends on all other tokens of the training step."""
+        """Whether the loss of each token depends on all other tokens of the training step."""
         return self.rollout_is is not None and self.rollout_is_batch_normalize
 
     @property
     def rollout_is_bounds(self) -> Bounds:
-        """Bounds on the importance weights. Raises ValueError for a malformed threshold."""
+        """Bounds on the importance weights. Raises ValueError if `rollout_is_threshold` is
+        malformed."""
         return _bounds("rollout_is_threshold", self.rollout_is_threshold)
 
     @property
@@ -200,7 +204,8 @@ def loss_defaults(name: str) -> LossDefaults:
 
 
 def _refuse_unread(job: TrainJob, loss_agg_mode: str) -> None:
-    """Raise ValueError if a setting without effect in this job differs from its default value."""
+    """Raise ValueError if a setting that has no effect in this job differs from its default
+    value."""
     clips = (job.loss not in WITHOUT_CLIP, f"loss = {job.loss} does not clip")
     is_sapo = (job.loss == "sapo", "it is for loss = sapo")
     is_lora = (job.lora_rank > 0, "it is for lora_rank above 0")

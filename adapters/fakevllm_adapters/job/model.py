@@ -34,9 +34,10 @@ def _number_as_text(value: object) -> object:
 
 
 def _flag_as_word(value: object) -> object:
-    """Translate verl's boolean `filter_groups.enable` to a value of the setting `filter_groups`.
+    """Translate verl's boolean `filter_groups.enable` to a value of the job's setting
+    `filter_groups`.
 
-    True becomes "collect" and False becomes "keep". Any other value is returned unchanged.
+    True becomes "collect", and False becomes "keep". Any other value is returned unchanged.
     """
     return ("collect" if value else "keep") if isinstance(value, bool) else value
 
@@ -60,11 +61,13 @@ class TrainJob(SwarmSections):
     model: str | None = None
     """Model folder. The server's own --model overrides it."""
     num_repeat: int = Field(default=4, ge=1, le=256)
-    """Siblings per request (N)."""
+    """Number of answers that are sampled for each request (siblings), and number of episodes per
+    task."""
     batch_size: int = Field(default=8, ge=1, le=MAX_BATCH_SIZE)
-    """Groups per step."""
+    """Number of groups per training step."""
     temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of the siblings. The lead keeps the temperature of the app's request."""
+    """Sampling temperature of a request's siblings. Sibling 0 is the app's own request (the lead),
+    and keeps the request's temperature."""
     algorithm: Literal[
         "grpo",
         "rloo",
@@ -98,10 +101,10 @@ class TrainJob(SwarmSections):
     and they count towards batch_size. `collect` drops them, and the step waits for others. False
     means keep, True means collect."""
     max_num_gen_batches: int = Field(default=10, ge=1)
-    """Number of batches of groups after which a step with `filter_groups = collect` stops waiting
-    and trains the groups with signal that it has."""
+    """Limit for `filter_groups = collect`, as a number of batches. When this many batches of groups
+    were collected, the step no longer waits, and trains the groups whose rewards differ."""
     partial_tasks: Literal["train", "drop"] = "train"
-    """Treatment of active clients' tasks with missing episodes: train those that arrived, or drop
+    """Treatment of clients' tasks with missing episodes: train the episodes that arrived, or drop
     the task."""
     partial_after_s: float = Field(default=3600.0, gt=0)
     """Seconds that a task waits for its next episode before it counts as partial."""
@@ -137,7 +140,7 @@ class TrainJob(SwarmSections):
     clip_ratio_high: float | None = Field(default=None, gt=0)
     """Upper clip range; None means the loss's default."""
     clip_ratio_c: float = Field(default=3.0, gt=1)
-    """Dual clip: bound of the ratio for negative advantages."""
+    """Bound of the ratio for negative advantages (dual-clip PPO)."""
     grad_clip: float = Field(default=1.0, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
     kl_loss_coef: float = Field(default=0.0, ge=0)
@@ -171,25 +174,23 @@ class TrainJob(SwarmSections):
     """Number of the last step. After it the server stops training and continues to serve."""
     seed: int = 0
     lockstep: bool = False
-    """Whether groups run one after another, with seeds from their dataset row, so that two runs
-    with one seed are identical to the bit (with the embedded engine on a CPU)."""
+    """Whether groups run one after another, with seeds from their dataset row. Two runs with the
+    same seed are then bit-identical (with the embedded engine on a CPU)."""
     control: Literal["none", "frozen", "shuffled"] = "none"
-    """Control experiments that must not learn: `frozen` makes no updates, `shuffled` permutes the
-    rewards within each group."""
+    """Control experiments in which nothing must be learned. `frozen` makes no updates. `shuffled`
+    permutes the rewards within each group."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the job penalizes the KL divergence from the reference model.
-
-        The reference model has the weights with which the run started.
-        """
+        """Whether the job penalizes the KL divergence from the reference model. The reference model
+        has the weights with which the run started."""
         return self.kl_loss_coef > 0 or self.use_kl_in_reward
 
     def as_yaml(self) -> str:
         """Return the job as YAML, without the settings that have their default value.
 
-        An older server refuses settings that it does not know. It accepts the job of a newer client
-        if all of these settings have their default value, because they are then left out.
+        An older server refuses a setting that it does not know. If the setting has its default
+        value, it is left out, and the older server accepts the job.
         """
         return yaml.safe_dump({"job": self.model_dump(exclude_defaults=True)}, sort_keys=False)
 
@@ -210,12 +211,12 @@ class TrainJob(SwarmSections):
 
         @property
         def use_kl_loss(self) -> bool:
-            """Whether the loss contains a KL, under AgentJet's name."""
+            """Whether the loss contains a KL term. AgentJet calls this setting `use_kl_loss`."""
             return self.kl_loss_coef > 0
 
     @staticmethod
     def from_yaml(text: str) -> TrainJob:
-        """Read a job from a YAML text, like `parse_job`, but discard the warnings."""
+        """Read a job from a YAML text, as `parse_job` does, without the warnings."""
         return parse_job(text).job
 
 
@@ -224,11 +225,12 @@ class ParsedJob(NamedTuple):
 
     job: TrainJob
     warnings: list[str]
-    """One line for each value in the YAML that TrainJob has no setting for."""
+    """One line for each value in the YAML for which TrainJob has no setting."""
 
 
 def parse_job(text: str) -> ParsedJob:
-    """Read a training job from a YAML text with the key `job`, or with AgentJet's key `ajet`.
+    """Read a training job from a YAML text. The text has the key `job` or, in AgentJet's form, the
+    key `ajet`.
 
     Raises ValueError with a one-line message if settings are invalid, or unless the text has
     exactly one of these keys.

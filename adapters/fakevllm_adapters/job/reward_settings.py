@@ -9,11 +9,11 @@ DISCOUNTS = frozenset({"reinforce_plus_plus"})
 
 
 def reward_setting_uses(job: TrainJob) -> dict[str, tuple[bool, str]]:
-    """Return a dict that says which reward settings have an effect in the job.
+    """Return which of the settings about rewards have an effect in the job.
 
-    The keys are names of settings. Each value is a pair. The first element is True if the setting
-    has an effect. The second element is a text for an error message. It names the setting without
-    which the first setting has no effect.
+    The result is a dict by name of the setting. Each value is a pair. The first element is True if
+    the setting has an effect. The second element is the part of an error message that names the
+    setting without which this setting has no effect.
 
     Raises ValueError with a one-line message for settings that contradict each other.
     """

@@ -12,8 +12,8 @@ LENGTH_SETTINGS = (
     "max_model_len",
 )
 LEAST_LORA_LR = 1e-5
-"""Learning rate that is too small for LoRA. Adapters start at zero and need far larger steps than
-full weights; at this rate or below they stay near zero."""
+"""Learning rate up to which LoRA does not work. Adapters start at zero and need far larger steps
+than full weights; at this rate or below, they stay near zero."""
 
 
 def check_job(job: TrainJob) -> TrainJob:
@@ -61,6 +61,7 @@ def _check_lengths(job: TrainJob) -> None:
 
 def _is_for_overlong(job: TrainJob, missing: list[str]) -> bool:
     """Return True if the job sets max_response_length only for the penalty on long answers.
+    `missing` are the length settings that the job does not set.
 
     In this case, max_response_length is the answer length at which the penalty equals
     overlong_penalty_factor. It does not limit any answer.

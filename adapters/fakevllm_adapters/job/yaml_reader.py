@@ -1,4 +1,5 @@
-"""Read a training job's YAML, with the mapping `job:` or with AgentJet's mapping `ajet:`.
+"""Read a training job's YAML. It has the mapping `job:` or, in AgentJet's form, the mapping
+`ajet:`.
 
 In the mapping `job:`, the settings have the same names as in TrainJob. This module does no I/O.
 """
@@ -27,11 +28,11 @@ AJET_KL_LOSS_COEF = 0.002
 
 @dataclass(frozen=True, slots=True)
 class RawJob:
-    """The settings in a job's YAML, which are not validated yet."""
+    """The settings in a job's YAML, before they are validated."""
 
     settings: Settings
     keys: Mapping[str, str]
-    """Key in the YAML for each setting whose key differs from its name."""
+    """Key in the YAML for each setting that has another name there."""
     warnings: list[str] = field(default_factory=list[str])
 
 
@@ -57,8 +58,8 @@ def parse_job_yaml(text: str) -> RawJob:
 def merge_target_modules(value: Any) -> Any:
     """Rename the setting `lora_target_modules`, which is AgentJet's name, to `target_modules`.
 
-    A `value` that is not a dict of settings is returned unchanged. Raises ValueError if the two
-    names have different values.
+    If `value` is not a dict, it is returned unchanged. Raises ValueError if both names are set, to
+    different values.
 
     >>> merge_target_modules({"lora_target_modules": "q_proj"})
     {'target_modules': 'q_proj'}
@@ -76,9 +77,10 @@ def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
     """Replace the setting `use_kl_loss`, which is AgentJet's switch, by the weight `kl_loss_coef`.
 
     False sets the weight to 0, whatever `kl_loss_coef` is. True keeps the weight in `value`. If
-    `value` has no weight, the weight is that in `lower`, which has the settings that `value`
-    overrides, or else AgentJet's default. A `value` that is not a dict of settings is returned
-    unchanged. Raises ValueError if the switch is neither true nor false.
+    `value` has no weight, True takes the weight from `lower`, which are the settings that `value`
+    overrides. If `lower` has none either, True takes AgentJet's default. None has no effect. If
+    `value` is not a dict, it is returned unchanged. Raises ValueError for any other value of the
+    switch.
 
     >>> resolve_kl_loss({"use_kl_loss": True}), resolve_kl_loss({"lr": 0.1})
     ({'kl_loss_coef': 0.002}, {'lr': 0.1})
@@ -102,11 +104,11 @@ def resolve_kl_loss(value: Any, lower: Settings | None = None) -> Any:
 def describe_errors(
     error: ValidationError, settings: Iterable[str], keys: Mapping[str, str] | None = None
 ) -> str:
-    """Return one line that describes every validation error.
+    """Return one line that describes every validation error. Each setting is named as the user
+    spelt it.
 
-    Each setting is named as the user spelt it. `settings` has the names of all settings, of which
-    the closest is suggested for an unknown name. `keys` maps the name of a setting to the user's
-    spelling if the spelling differs from the name.
+    `settings` has the names of all settings; for an unknown name, the closest of them is suggested.
+    `keys` has the user's spelling of each setting whose spelling differs from its name.
     """
     return "; ".join(
         _describe(problem, settings, keys or {}) for problem in error.errors(include_url=False)

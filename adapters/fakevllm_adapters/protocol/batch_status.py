@@ -1,6 +1,7 @@
-"""Swarm protocol messages about the batch of episodes that the server is collecting for a step.
+"""Swarm protocol messages about the batch of episodes that the server is collecting for a training
+step.
 
-The names of the fields are AgentJet's.
+The names of the fields are those of AgentJet, a framework for training agents.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ LEAST_SHARE = 1e-6
 class ThrottlePolicy(BaseModel):
     """A limit on the share of each batch that one mix may fill.
 
-    A mix is a named kind of tasks, such as "math". With such limits, a batch has tasks of several
-    kinds.
+    A mix is a named kind of tasks, such as "math". Such limits make sure that a batch has tasks of
+    several kinds.
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     share: float | None = Field(default=None, ge=LEAST_SHARE, le=1)
-    """Fraction of the tasks of a batch that the mix may fill. Shares count in proportion to each
-    other, and only among the mixes that currently claim episodes."""
+    """Fraction of the tasks of a batch that the mix may fill. Only the shares of mixes that
+    currently claim episodes count. They are scaled so that their sum is 1."""
     mix: str = Field(default="", max_length=MAX_ID_CHARS)
     """Name under which shares are counted, such as "math". If empty, each client is a mix of its
     own."""
@@ -58,7 +59,8 @@ class ThrottlePolicy(BaseModel):
 
 
 class EpisodeStatus(BaseModel):
-    """The state of one episode. The fields are AgentJet's."""
+    """The state of one episode, with the same fields as in AgentJet (a framework for training
+    agents)."""
 
     episode_uuid: str
     episode_status: str = ""
@@ -87,7 +89,8 @@ class EpisodeBuffer(BaseModel):
 class PoolInformation(BaseModel):
     """Progress of the batch that the server is collecting for the next training step.
 
-    The fields are those of AgentJet's class CurrentBatchRolloutPoolInformation.
+    The fields are those of the class CurrentBatchRolloutPoolInformation of AgentJet, a framework
+    for training agents.
     """
 
     model_config = ConfigDict(protected_namespaces=())
@@ -112,19 +115,22 @@ class PoolInformation(BaseModel):
     booting_start_time: float | None = None
     """Time at which the engine began to start, in Unix seconds."""
     completed_tasks_client_uuids: dict[str, list[str]] = {}
-    """Client uuids by task id, one entry for each episode claimed with a throttle policy."""
+    """Client uuids by task id. Each list has one uuid for each episode that was claimed with a
+    throttle policy."""
     training_model_path: str | None = None
     swarm_client_instruction: dict[str, Any] | None = None
-    """{"active_clients": [{client_uuid, last_activity_at, allowed_sync_weight}]}"""
+    """Clients that take part in the batch: {"active_clients": [{client_uuid, last_activity_at,
+    allowed_sync_weight}]}"""
 
 
 class AgreeRequest(BaseModel):
-    """A client's request that agrees to train on the episodes collected so far."""
+    """A request with which a client agrees to train on the episodes that were collected so far."""
 
     client_uuid: str
 
 
 class ExperimentDirReply(BaseModel):
-    """The server's reply with its experiment directory. The field's name is AgentJet's."""
+    """The server's reply that names its experiment directory. The field has the same name as in
+    AgentJet."""
 
     server_experiment_dir: str | None = None

@@ -1,9 +1,9 @@
 """Read the API key, and the user name of Basic authentication, from a request's headers.
 
-Basic authentication is accepted, and its password is taken as the API key. HTTP clients send Basic
-authentication if their server URL has the form `http://NAME:KEY@host`. They then send no other
-credentials: an OpenAI client with such a URL sends the URL's name and key, even if the client was
-created with the key of an episode.
+Basic authentication is accepted, and its password is taken as the API key. The reason is that HTTP
+clients send Basic authentication if their server URL has the form `http://NAME:KEY@host`, and then
+send no other credentials. Even an OpenAI client that was created with an episode's key sends the
+name and the key of such a URL instead.
 
 No response demands Basic authentication, because a `WWW-Authenticate` header makes browsers ask
 their user for a password. This module does no I/O.
@@ -23,14 +23,14 @@ class Credentials(NamedTuple):
 
     key: str | None
     name: str | None = None
-    """User name that the client claims for the key; None if it sent only a key."""
+    """User name that the client sent with the key; None if it sent only a key."""
 
 
 def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
     """Return the API key and the user name in a request's headers.
 
-    They come from Basic or Bearer authentication. If the request has neither, the API key comes
-    from the `x-api-key` header, which Anthropic's SDK sends.
+    They are read from Basic or Bearer authentication. If the request has neither, the API key is
+    read from the header `x-api-key`, which Anthropic's SDK sends.
     """
     authorization = _text(headers, b"authorization")
     credentials = _basic(authorization) or Credentials(bearer_key(authorization))

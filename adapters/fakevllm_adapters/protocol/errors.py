@@ -1,8 +1,8 @@
-"""Error responses with the wording and the form of vLLM's error responses.
+"""Error responses with the same wording and form as vLLM's.
 
-vLLM spells the field `type` in two ways. Its web layer writes the HTTP phrase ("Bad Request"). Its
-serving classes write a class name ("BadRequestError"). Clients match on both spellings, so both
-spellings are kept.
+vLLM spells the field `type` in two ways. Its web framework writes the HTTP phrase ("Bad Request").
+Its serving classes write a class name ("BadRequestError"). Clients match on both spellings, so both
+are kept.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class WireError(Exception):
 
 
 def error_body(message: str, kind: str, code: int, param: str | None = None) -> Json:
-    """Return an error body in vLLM's form. `kind` becomes the field `type`."""
+    """Return an error body in vLLM's form. `kind` becomes its field `type`."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
@@ -55,15 +55,16 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
 def not_supported(field: str) -> WireError:
     """Build a 400 that names a request field which the engine cannot honour.
 
-    A request with such a field is refused, because its meaning would change without the field.
+    The request is refused, because without the field it would mean something else.
     """
     return bad_request(f"`{field}` is not supported by this engine. (parameter={field})", field)
 
 
 def not_served(reason: str) -> WireError:
-    """Build a 400 for a request that can neither be translated nor be relayed.
+    """Build a 400 for a request in an API format that cannot be served.
 
-    The request has no exact translation, and the engine has no route for the request's format.
+    The request has no exact translation to chat completions, and the engine has no route for the
+    request's format.
     """
     return bad_request(f"This engine cannot answer this request in this format: {reason}.")
 
@@ -77,7 +78,7 @@ def unknown_model(name: str, served: str) -> WireError:
 def unavailable(
     message: str, reason: OutageReason | None = None, retry_after_s: int = 2
 ) -> WireError:
-    """Build a 503 with `Retry-After`.
+    """Build a 503 with the header `Retry-After`.
 
     Keep `retry_after_s` small, because SDKs sleep for exactly that many seconds before they retry.
     `reason` is the machine-readable reason, or None if programs need no reason for this error.
@@ -87,13 +88,13 @@ def unavailable(
 
 
 def internal_error() -> WireError:
-    """Build vLLM's 500 without details."""
+    """Build vLLM's 500 for an internal error. It has no details."""
     return WireError(500, error_body("Internal server error", "InternalServerError", 500))
 
 
 def error_of_failure(failure: Exception) -> WireError:
-    """Build the response to a request whose handling failed unexpectedly: a 503 if memory was
-    refused, because a later try may succeed, and vLLM's 500 otherwise."""
+    """Build the response to a request whose handling failed unexpectedly. After a MemoryError, it
+    is a 503, because a later try may succeed. Otherwise, it is vLLM's 500."""
     if isinstance(failure, MemoryError):
         return unavailable("There is not enough memory for this request. Try again shortly.")
     return internal_error()
@@ -121,7 +122,8 @@ def schema_error(problems: Sequence[Json], place: str = "body") -> WireError:
 
 
 def bad_json(position: int, reason: str) -> WireError:
-    """Build vLLM's 400 for a body that is not JSON. `position` is the offset of the mistake."""
+    """Build vLLM's 400 for a body that is not JSON. `position` is the offset of the mistake in the
+    body."""
     problem: Json = {
         "type": "json_invalid",
         "loc": (position,),
@@ -147,10 +149,10 @@ def _as_vllm_prints(problem: Json, place: str) -> Json:
 
 
 def _summary(value: object) -> object:
-    """Shorten an invalid value for an error message.
+    """Return a short form of an invalid value, for an error message.
 
-    Return only the size of a container and only the beginning of a long text, because a request
-    must not cause a large error response.
+    For a container, only its size is returned, and for a long string only its beginning, because a
+    request must not cause a large error response.
     """
     if isinstance(value, dict):
         return f"<dict of {len(value)} items>"  # pyright: ignore[reportUnknownArgumentType]

@@ -1,4 +1,5 @@
-"""Messages in which the server shows the tokens and advantages of a group for inspection."""
+"""Messages in which the server shows the tokens and advantages of a group, for inspection by a
+user."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ from fakevllm_adapters.protocol.swarm import CapturedCall
 
 
 class CallView(CapturedCall):
-    """The tokens of one LLM call, with the positions of the tokens that the loss leaves out."""
+    """The tokens of one LLM call, and which of them were forced. A forced token was the only token
+    that could be sampled at its position."""
 
     forced: list[int] = Field(default_factory=list[int])
-    """Positions in the response at which no other token could have been sampled. The loss leaves
-    them out."""
+    """Positions of forced tokens in the response. The loss leaves these tokens out."""
 
 
 class SiblingView(BaseModel):
-    """A sibling of a group with its LLM calls. In a group of episodes, a sibling is an episode."""
+    """One sample of a group with its LLM calls: an answer to an app's request, or an episode."""
 
     index: int
     name: str
@@ -29,7 +30,7 @@ class SiblingView(BaseModel):
 
 
 class GroupView(BaseModel):
-    """A group with its state, its siblings, and the training step that trained the group."""
+    """A group of samples with its state, and the training step that trained the group."""
 
     group_id: str
     state: str

@@ -1,16 +1,15 @@
 """API keys: their forms, the key file, and the set of keys that a process accepts.
 
 Most keys may be any text. Two kinds of keys have a fixed form. `sk-task-<id>` names the task of a
-replayed request, and an episode key gives access to one claimed episode.
+replayed request. An episode key gives access to one claimed episode.
 
-A key file has one key per line. The line holds either the key in plain text, or the hash that
-`fakevllm keys add` writes:
+A key file has one key per line. A line has either the key in plain text, or the key's hash as
+`fakevllm keys add` writes it:
 
     sha256:<64 hex digits> NAME <date> [role <role>] [revoked <date>]
 
-A key whose line has no role gets the role admin. Such lines were written before roles existed. Keys
-were then made for clients that start engines, and today only admins may start engines. This module
-does no I/O.
+A key whose line has no role gets the role admin: before roles existed, every key could start
+engines, which today only admins may do. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -39,13 +38,14 @@ class Role(StrEnum):
     """The role of an API key, which decides its permissions."""
 
     ADMIN = "admin"
-    """Permission for every route, also for those that affect other clients."""
+    """Permission for every route, including those that affect other clients."""
     CLIENT = "client"
-    """Permission to call the model and to play the client's own episodes."""
+    """Permission to call the model, and to claim and end the client's own episodes."""
 
 
 def bearer_key(authorization: str | None) -> str | None:
-    """Return the key in a Bearer Authorization header, or None."""
+    """Return the API key in an `Authorization` header of the scheme Bearer. Return None if the
+    header has another scheme or no key."""
     if authorization is None:
         return None
     scheme, _, key = authorization.partition(" ")
@@ -58,7 +58,7 @@ def bearer_header(key: str | None) -> dict[str, str]:
 
 
 def task_key(task_id: str) -> str:
-    """Return the API key that names this task, for use by a replayed request."""
+    """Return the API key with which a replayed request names its task."""
     return TASK_KEY_PREFIX + task_id
 
 
@@ -77,8 +77,8 @@ def new_id() -> str:
 def new_episode_key(epoch: int) -> str:
     """Return a new API key for one claim of an episode.
 
-    A claim is one client's right to run the episode. `epoch` counts the claims of the episode from
-    1, and is part of the key.
+    A claim reserves the episode for one client. `epoch` is the number of the claim, counted from 1
+    for each episode. It is part of the key.
     """
     return f"{EPISODE_KEY_PREFIX}{epoch}-{secrets.token_urlsafe(24)}"
 
@@ -86,20 +86,21 @@ def new_episode_key(epoch: int) -> str:
 def new_app_key() -> str:
     """Return a new API key with 256 random bits.
 
-    A key with so many random bits cannot be guessed from its SHA-256. The key file may therefore
-    contain the plain hash.
+    Such a key cannot be guessed from its SHA-256. Therefore the key file may contain the plain
+    hash.
     """
     return _APP_KEY_PREFIX + secrets.token_urlsafe(32)
 
 
 def fingerprint(key: str) -> str:
-    """Return eight hex digits that identify a key in logs and the ledger without revealing it."""
+    """Return the first eight hex digits of the key's SHA-256. They identify the key in logs and in
+    the ledger without revealing it."""
     return hashlib.sha256(key.encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True, slots=True)
 class AppKey:
-    """An API key with the properties that its line in a key file has."""
+    """An API key with the properties that a line of a key file describes."""
 
     digest: bytes
     """SHA-256 of the key."""
@@ -121,23 +122,24 @@ class AppKey:
 
     @property
     def owner(self) -> str:
-        """The owner id under which episodes and answers are stored.
+        """The owner id of the key. Episodes and answers are stored under the owner id of the key
+        that made them.
 
-        All keys of one name have the same owner id. A key without a name has an owner id of its
-        own.
+        All keys with the same name have the same owner id. A key without a name has an owner id of
+        its own.
         """
         return self.name or f"sha256:{self.fingerprint}"
 
     @property
     def line(self) -> str:
-        """Line of a key file that describes the key, without the line break at the end."""
+        """The line for a key file that describes the key, without a line break at the end."""
         role = "" if self.role is Role.ADMIN else f" role {self.role}"
         end = f" revoked {self.revoked}" if self.revoked else ""
         return f"sha256:{self.digest.hex()} {self.name} {self.created}{role}{end}"
 
 
 def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> AppKey:
-    """Return the entry of a key file for a new key.
+    """Return the entry for a new key in a key file.
 
     Raises ValueError unless the name has 1 to 64 letters, digits, dots, underscores and hyphens.
     """
@@ -147,7 +149,7 @@ def named_key(key: str, name: str, created: str, role: Role = Role.ADMIN) -> App
 
 
 def parse_key_file(text: str) -> list[AppKey]:
-    """Parse the text of a key file. A line that begins with `#` is a comment.
+    """Return the keys in the text of a key file. A line that begins with `#` is a comment.
 
     Raises ValueError for a malformed line with a hash. The message has the line's number.
     """
@@ -200,8 +202,8 @@ def revoke_key(text: str, name: str, when: str) -> str:
 class KeyRing:
     """The set of API keys that a process accepts, stored as hashes.
 
-    A ring that was made without keys accepts every request and treats every client as an admin. A
-    ring whose keys were all revoked accepts no request.
+    A key ring that was made without keys accepts every request, and treats every client as an
+    admin. A key ring whose keys were all revoked accepts no request.
     """
 
     def __init__(self, keys: Iterable[str | AppKey] = ()) -> None:
@@ -234,7 +236,8 @@ class KeyRing:
         return None if entry is None else entry.name
 
     def with_fingerprint(self, wanted: str) -> AppKey | None:
-        """Return the valid key that has this fingerprint, or None."""
+        """Return the valid key with this fingerprint (the first hex digits of its hash), or None if
+        there is none."""
         self._reload()
         return next((key for key in self._valid.values() if key.fingerprint == wanted), None)
 
@@ -244,7 +247,8 @@ class KeyRing:
         return not self._requires_key or (entry is not None and entry.role is Role.ADMIN)
 
     def owner_of(self, key: str | None) -> str:
-        """Return the owner id of a key (see `AppKey.owner`).
+        """Return the owner id of a key. Keys with the same name in the key file have the same owner
+        id.
 
         If requests need no key, the owner id is "". A key that is not valid, such as a key that was
         revoked a moment ago, has an owner id of its own. The client with such a key therefore has
@@ -270,15 +274,15 @@ class KeyRing:
     def _reload(self) -> None:
         """Reload the keys if they have changed.
 
-        This base class does nothing here, because its keys never change.
+        In this base class the method does nothing, because the keys never change.
         """
 
     def _replace_keys(self, keys: Iterable[AppKey]) -> None:
         """Replace the accepted keys by `keys`.
 
-        After a ring has had keys, it always requires a key. An emptied key file therefore does not
-        open the server to everybody. If several entries describe the same key, the strictest entry
-        counts.
+        After a key ring has had keys, it always requires a key. If its key file is emptied, the
+        server is therefore not open to everybody. If several entries describe the same key, the
+        strictest entry counts.
         """
         keys = list(keys)
         valid: dict[bytes, AppKey] = {}
@@ -306,11 +310,12 @@ class ReloadingKeyRing(KeyRing):
         clock: Callable[[], float],
         on_error: Callable[[str], None],
     ) -> None:
-        """Load the keys from the text of the key file, which the function `read` returns.
+        """Load the keys from the text of the key file. The function `read` returns this text.
 
-        `stamp` returns a value that changes whenever the file changes, or None if the file does not
-        exist. `clock` returns the time in seconds. `on_error` is called with a text when a reload
-        fails. Raises every exception that `read` raises, and ValueError if a line is malformed.
+        `stamp` is a function whose result changes whenever the file changes. Its result is None if
+        the file does not exist. `clock` returns the time in seconds. `on_error` is called with a
+        message when a reload fails. Raises every exception that `read` raises, and ValueError if a
+        line is malformed.
         """
         self._stamp = stamp
         self._read = read
@@ -322,7 +327,7 @@ class ReloadingKeyRing(KeyRing):
 
     @property
     def num_valid(self) -> int:
-        """Number of valid keys, which are the keys that are not revoked."""
+        """Number of valid keys. Revoked keys are not counted."""
         return len(self._valid)
 
     def _reload(self) -> None:

@@ -1,7 +1,8 @@
-"""Machine-readable reasons why a model call gets no answer, and the header that carries the reason.
+"""Machine-readable reasons why a model call gets no answer, and the response header that carries
+the reason.
 
-The message in an error's body is for people, and its wording may change at any time. Programs must
-read only the reason.
+The message in an error's body is for people, and its wording may change at any time. Programs
+should read only the reason.
 """
 
 from __future__ import annotations
@@ -9,16 +10,17 @@ from __future__ import annotations
 from enum import StrEnum
 
 REASON_HEADER = "X-Fakevllm-Reason"
-"""Response header in which the swarm server sends an `OutageReason`. A proxy reads the header and
-never passes it on to an app."""
+"""Response header in which the swarm server (the server that trains) sends an `OutageReason`. A
+proxy reads the header and never passes it on to an app."""
 
 
 class OutageReason(StrEnum):
-    """Reason why a model call gets no answer now. The proxy's ledger of requests stores the value.
+    """Reason why a model call gets no answer now. The proxy stores the value in its ledger of
+    requests.
 
-    The swarm server and its engine send the reasons that begin with `engine_`. The reasons that
-    begin with `server_` mean that the proxy's connection to the server failed. The proxy sets these
-    reasons itself.
+    The swarm server (the server that trains) and its engine send the reasons that begin with
+    `engine_`. The proxy itself sets the reasons that begin with `server_`, if its connection to the
+    server failed.
     """
 
     SERVER_UNREACHABLE = "server_unreachable"
@@ -28,7 +30,7 @@ class OutageReason(StrEnum):
     ENGINE_NOT_READY = "engine_not_ready"
     """The server refused the request because its engine is starting or stopped."""
     ENGINE_FAILED = "engine_failed"
-    """The engine was running and failed while it had this request, or it is going away."""
+    """The running engine failed while it had this request, or it is shutting down."""
     ENGINE_BUSY = "engine_busy"
     """The engine is running and has no capacity for this request."""
 

@@ -1,4 +1,4 @@
-"""Encode numbers for JSON, with arrays as base64 and with NaN and infinities as strings.
+"""Encode numbers for JSON: arrays as base64, and NaN and infinities as strings.
 
 This module does no I/O.
 """
@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 
 
 def jsonable_numbers(numbers: Mapping[str, float]) -> dict[str, float | str]:
-    """Replace NaN and infinities by their names, because JSON has no such numbers.
+    """Return the dict with NaN and infinities replaced by their names, because JSON has no such
+    numbers.
 
-    The keys stay the same. Python's `float` converts both numbers and names back.
+    Python's `float` converts both numbers and these names back.
 
     >>> jsonable_numbers({"loss": math.nan, "grad_norm": -math.inf, "lr": 0.5})
     {'loss': 'NaN', 'grad_norm': '-Infinity', 'lr': 0.5}

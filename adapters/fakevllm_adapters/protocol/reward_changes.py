@@ -1,8 +1,9 @@
-"""Find the steps at which rewards change their meaning, because the hooks or the job changed.
+"""Find the training steps whose rewards cannot be compared with earlier rewards, because the reward
+hooks or the job changed.
 
-The mean reward of a step can be compared with that of another step only if the same hooks gave the
-rewards, for the same job. Curves break at each change, and the best checkpoint is chosen only among
-comparable checkpoints. This module does no I/O.
+The mean rewards of two steps can be compared only if the same hooks gave them, for the same job.
+Curves break at each change, and the best checkpoint is chosen only among comparable checkpoints.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 GONE_AFTER_STEPS = 5
-"""Number of consecutive steps without a reward of certain hooks, after which these hooks count as
-gone. Apps with different hooks may share a server, and not every step has rewards of every app."""
+"""Number of consecutive steps without a reward of certain hooks after which these hooks are no
+longer in use. Several apps with different hooks may share a server, and a step may have no rewards
+of some of them."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """The digests that are in use: each digest with the number of steps since it was last seen."""
+    """The digests (of hooks or of jobs) that are in use, each with the number of steps since it was
+    last seen."""
 
     ages: dict[str, int] = field(default_factory=dict[str, int])
 
     def observe(self, digests: frozenset[str]) -> bool:
-        """Add the digests of the next step. Return True if one of them is new, except for the first
-        digests."""
+        """Record the digests of the next step. Return True if one of them is new. The very first
+        digests do not count as new."""
         if not digests:  # unknown: an older server or ledger, or rewards without hooks
             return False
         is_changed = bool(self.ages) and not digests <= self.ages.keys()
@@ -36,7 +39,7 @@ class _Known:
 
 
 class RewardChanges:
-    """Finds changes of the hooks and of the job, from step to step.
+    """Finds changes of the reward hooks and of the job from one training step to the next.
 
     >>> changes = RewardChanges()
     >>> changes.observe(["a"], ["j"]), changes.observe(["a"], ["j"]), changes.observe(["b"], ["j"])
@@ -50,10 +53,12 @@ class RewardChanges:
         self._jobs = _Known()
 
     def observe(self, hooks: Iterable[str], jobs: Iterable[str]) -> str:
-        """Return what changed at the next step, in plain words. Return "" if nothing changed.
+        """Record the next training step, and return a text that says what changed. Return "" if
+        nothing changed.
 
-        `hooks` are the digests of the hooks that gave rewards of the step, and `jobs` the digests
-        of its jobs. Empty digests are unknown, and an unknown digest is no change.
+        `hooks` are the digests of the hooks that gave rewards in this step. `jobs` are the digests
+        of its jobs. An empty digest means that the digest is unknown, and does not count as a
+        change.
         """
         changed = [
             name

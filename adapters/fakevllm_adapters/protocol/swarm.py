@@ -1,4 +1,5 @@
-"""Swarm protocol messages: requests to the swarm server from clients or the proxy, and replies."""
+"""Swarm protocol messages: requests from clients or the proxy to the swarm server (the server that
+trains), and the server's replies."""
 
 from __future__ import annotations
 
@@ -21,31 +22,31 @@ from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers
 Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
-"""Header `<group id>/<index>` that assigns a call to a sibling. The first call with it opens the
-sibling's episode. The form `<group id>/<first>-<last>` assigns the choices of a call with `n` to
-several siblings."""
+"""Header `<group id>/<index>` that assigns a call to a sibling, one of the answers sampled for a
+request. The first call with it opens the sibling's episode. The form `<group id>/<first>-<last>`
+assigns the choices of a call with `n` to several siblings."""
 CLIENT_HEADER = "X-Fakevllm-Client"
-"""Header of requests for the status that fakevllm's own clients send. The reply to a request with
-this header has the engine's status as it is. Other clients of a job whose steps are agreed on see
-the states of a step for longer, because AgentJet's client looks at the status only every five
-seconds."""
+"""Header that fakevllm's own clients send when they request the status. The reply then has the
+engine's real status. If a job's steps need the agreement of clients, other clients see each state
+of a step for longer, because AgentJet's client reads the status only every five seconds."""
 PROXY_HEADERS = {"Via": "1.1 fakevllm"}
-"""Headers that a proxy adds to every call it relays, also to calls that are not trained."""
+"""Headers that a proxy adds to every call that it relays, whether or not the call is trained."""
 
 MAX_JOB_CHARS = 100_000
 """Maximum length of a job's YAML, which is parsed at about one megabyte per second."""
 MAX_GROUP_SIZE = 256
 """Maximum number of siblings in a group."""
 MAX_SAMPLE_CALLS = 64
-"""Maximum number of calls in a late sample."""
+"""Maximum number of calls in a feedback sample."""
 MAX_REWARD = 1e9
-"""Largest absolute reward. A larger one overflows the training step, and the step's other groups,
-of all clients, are lost with its own group."""
+"""Largest absolute reward. A larger reward would overflow the training step. All groups of the step
+would then be lost, including those of other clients."""
 MAX_METRIC = 1e30
 """Largest absolute value that a client may report as a metric. Sums of larger values would
 overflow, and curves store float32."""
 MAX_IDLE_S = 86_400.0
-"""Longest idle timeout of a claim. The claim of a client that died occupies its slot that long."""
+"""Longest idle timeout of a claim, in seconds. If a client dies, its claim occupies a slot for this
+long."""
 
 
 def _no_text(value: object) -> object:
@@ -73,7 +74,8 @@ Metric = Annotated[FiniteFloat | list[FiniteFloat], AfterValidator(_not_too_larg
 
 
 class EngineStatus(StrEnum):
-    """The state of the swarm server's engine. The names of the states are AgentJet's."""
+    """The state of the swarm server's engine. The states have the same names as in AgentJet, a
+    framework for training agents."""
 
     OFFLINE = "ENGINE.OFFLINE"
     BOOTING = "ENGINE.BOOTING"
@@ -84,10 +86,10 @@ class EngineStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SiblingRef:
-    """Reference to one sibling of a group. The model call for the sibling contains this reference
-    in a header.
+    """Reference to one sibling of a group. The siblings of a group are the answers that are sampled
+    for one request.
 
-    The siblings of a group are the answers that are sampled for one request.
+    A model call that samples a sibling contains the reference in a header.
     """
 
     group_id: str
@@ -95,12 +97,12 @@ class SiblingRef:
 
     @property
     def episode_id(self) -> str:
-        """Id of the sibling's episode, `<group id>/<index>`."""
+        """Id of the sibling (one answer of a group), in the form `<group id>/<index>`."""
         return f"{self.group_id}/{self.index}"
 
 
 def parse_sibling(header: str) -> SiblingRef:
-    """Parse the value of the sibling header, which has the form `<group id>/<index>`.
+    """Parse the value of the header `X-Fakevllm-Sibling`, which has the form `<group id>/<index>`.
 
     Raises ValueError if the value has another form.
     """
@@ -158,9 +160,11 @@ def parse_siblings(header: str) -> SiblingRange:
 
 
 class Task(BaseModel):
-    """An AgentJet task, which is the problem that an agent solves in an episode.
+    """The problem that an agent solves in an episode, in the form of AgentJet (a framework for
+    training agents).
 
-    For groups from a proxy, a task is only a label with metadata, such as the reference answer.
+    For a group that a proxy sampled for an app's request, a task is only a label with metadata,
+    such as the reference answer.
     """
 
     main_query: str = ""
@@ -174,7 +178,7 @@ class Task(BaseModel):
 
 
 class SyncTrainConfigRequest(BaseModel):
-    """A client's request that sends the server the YAML of the job to train."""
+    """A client's request that sends a training job to the server, as YAML."""
 
     yaml_as_string: str = Field(max_length=MAX_JOB_CHARS)
 
@@ -189,26 +193,28 @@ class EngineStatusReply(BaseModel):
     server_id: str = ""
     """Id of the server process. Every start of the server makes a new one."""
     run_id: str = ""
-    """Id of the run directory. It identifies the run whose log the sequence numbers count."""
+    """Id of the run. The sequence numbers of the run log count the entries of this run."""
     weight_version: int = 0
     """Version of the weights that the engine serves."""
     backlog: float = 0.0
-    """Finished groups that wait to be trained, in batches. A step is due at 1 or more."""
+    """Number of batches that the finished groups would fill. A step is due at 1 or more."""
     closed: str | None = None
     """Reason why the run takes no more steps, such as `training_finished`; None while it takes
     steps. Groups that end too late are refused with the same reason."""
     claims_paused: bool = False
     """Whether new claims are refused. Episodes that are already claimed continue."""
     lockstep: bool = False
-    """Whether the server's part of two runs with one seed is identical to the bit."""
+    """Whether the job asks the server to make two runs with the same seed bit-identical."""
     totals: dict[str, float] = {}
-    """Sums over all steps of the run, and ratios of them: groups with and without signal; tokens
-    sampled, eligible, trained, and untrainable by reason; branches by cause."""
+    """Sums over all steps of the run, and ratios of these sums. There are sums of groups with and
+    without signal, of tokens (sampled, eligible, trained, untrainable by reason), and of branching
+    calls by cause."""
     dropped: dict[str, int] = {}
-    """Number of the run's dropped groups, by the first word of the reason."""
+    """Number of the run's dropped groups by reason. A reason is shortened to the part before its
+    first colon."""
     waiting: dict[str, int] = {}
     """Counts of data that is held and not trained yet: open groups, finished groups, partial tasks,
-    and the tokens of each."""
+    and the tokens of all of them together."""
     model: str | None = None
     """Name of the model that the engine serves."""
     max_model_len: int | None = None
@@ -230,7 +236,8 @@ class SuccessReply(BaseModel):
 
 
 class EndGroupRequest(BaseModel):
-    """The proxy's request that ends a group and contains the rewards of the group's siblings."""
+    """The proxy's request that ends a group. It contains the rewards of the group's siblings, the
+    answers sampled for one request."""
 
     group_id: str = Field(min_length=1, max_length=200)
     task_id: str = ""
@@ -239,7 +246,7 @@ class EndGroupRequest(BaseModel):
     served: int | None = Field(default=None, ge=0)
     """Index of the sibling whose answer the app received."""
     parent_id: str | None = None
-    """Group whose served answer this group's conversation continues."""
+    """Id of the group whose served answer is the previous turn of this group's conversation."""
     hook_hash: str = Field(default="", max_length=MAX_ID_CHARS)
     """Digest of the hook files that gave the rewards; empty if it is unknown."""
     metadata: Json = {}
@@ -270,7 +277,8 @@ class CapturedCall(BaseModel):
 
 
 class EndGroupReply(BaseModel):
-    """The server's reply to EndGroupRequest or to AddSampleRequest, with the captured LLM calls."""
+    """The server's reply to EndGroupRequest and to AddSampleRequest. It contains the captured LLM
+    calls."""
 
     success: bool
     failure_reason: str = ""
@@ -286,8 +294,8 @@ class EndGroupReply(BaseModel):
     run_id: str = ""
     """Run to which the weight versions of the calls belong; empty if the group was refused."""
     job_hash: str = ""
-    """Digest of the job for which the group was collected; empty if the group was refused, and from
-    an older server."""
+    """Digest of the job for which the group was collected. Empty if the group was refused, or if
+    the server is older."""
 
     def with_prompts_once(self) -> EndGroupReply:
         """Return the reply with each prompt once, in `prompts`."""
@@ -332,23 +340,25 @@ class AbortGroupRequest(BaseModel):
 
 
 class AddSampleRequest(BaseModel):
-    """A request to train a late sample, which is an answer that got feedback after its group ended.
+    """A request to train a feedback sample, which is an answer that got feedback after its group
+    had ended.
 
-    The sample is trained alone, without its siblings. The reply is an EndGroupReply. The server
-    accepts each sample id only once.
+    The sample is trained alone, without the other answers of its group. The reply is an
+    EndGroupReply. The server accepts each sample id only once.
     """
 
     sample_id: str = Field(min_length=1, max_length=300)
     """Id of the sample. It must differ from the id of every group."""
     run_id: str
-    """Run id of the reply that carried the calls."""
+    """Run id in the reply that contained the calls."""
     advantage: Reward
     """Advantage of every token. The sender has already subtracted the baseline."""
     calls: list[CapturedCall] = Field(min_length=1, max_length=MAX_SAMPLE_CALLS)
 
 
 class TrainedGroup(BaseModel):
-    """The trained siblings of a group."""
+    """A group that was trained, with the indices of its siblings (answers) that were in the
+    loss."""
 
     group_id: str
     siblings: list[int]
@@ -359,10 +369,10 @@ class TrainedGroup(BaseModel):
 
 
 class LogEntry(BaseModel):
-    """One line of the log of a training run."""
+    """One entry of a training run's log."""
 
     seq: int
-    """Sequence number, which grows from line to line."""
+    """Sequence number, which grows from entry to entry."""
     kind: str
     """Kind of the entry: acked, step, evaluated, dropped, restored or stopped. A newer server may
     send other kinds; a reader skips a kind that it does not know."""
@@ -376,7 +386,7 @@ class LogEntry(BaseModel):
     """Kind dropped: reasons by group id."""
     reason: str = ""
     """Kind stopped: reason why the run takes no more steps. Kind restored: reason why the lost
-    groups are not trained again, if they are not."""
+    groups are not trained again; empty if they are."""
     metrics: dict[str, float] = {}
     """Kind step: the measured values; a value that was not measured is absent. Kind evaluated:
     `reward`, the result of one evaluation with the weights of `step` and `version`."""
@@ -386,8 +396,8 @@ class LogEntry(BaseModel):
     job: str = ""
     """Kind step: digest of the settings of the job that give the rewards their meaning."""
     changed: str = ""
-    """Kind step: what changed since the step before, such as `the hooks changed`. The rewards of
-    this step cannot be compared with earlier ones. Empty if nothing changed."""
+    """Kind step: what changed since the step before, such as `the hooks changed`. If it is not
+    empty, the rewards of this step cannot be compared with earlier ones."""
     at: float | None = None
     """Kind evaluated: the end of the evaluation, in Unix seconds."""
 
@@ -397,7 +407,7 @@ class LogEntry(BaseModel):
 
 
 class LogReply(BaseModel):
-    """The server's reply with a part of the log of a training run."""
+    """The server's reply with some entries of a training run's log."""
 
     entries: list[LogEntry]
 
@@ -406,7 +416,7 @@ class LogReply(BaseModel):
 
 
 class ClaimEpisodeRequest(BaseModel):
-    """A client's request to claim a new episode. A claim reserves the episode for the client."""
+    """A client's request to claim an episode. A claim reserves the episode for this client."""
 
     client_uuid: str = Field(min_length=1, max_length=MAX_ID_CHARS)
     episode_type: str = Field(max_length=MAX_ID_CHARS)
@@ -414,11 +424,13 @@ class ClaimEpisodeRequest(BaseModel):
     """Seconds without activity after which the server ends the claim."""
     throttle_policy: ThrottlePolicy | None = None
     idempotency_key: str = Field(default="", max_length=MAX_ID_CHARS)
-    """Idempotency key. Repeated requests with the same key get the same claim while it exists."""
+    """Idempotency key. Requests with the same key get the same claim as long as the claim
+    exists."""
 
 
 class ClaimEpisodeReply(BaseModel):
-    """The reply to a claim, with the episode's URL and API key or with the cause of the failure."""
+    """The server's reply to a claim of an episode. It contains the episode's URL and API key, or
+    the cause of the failure."""
 
     success: bool
     client_uuid: str
@@ -429,7 +441,7 @@ class ClaimEpisodeReply(BaseModel):
 
 
 class WorkflowOutput(BaseModel):
-    """The result of an episode. AgentJet's workflows return results of this form."""
+    """The result of an episode, in the form in which AgentJet's workflows return it."""
 
     reward: Reward | list[Reward] | None = None
     is_success: bool | None = None
@@ -438,7 +450,7 @@ class WorkflowOutput(BaseModel):
 
 
 class EndEpisodeRequest(BaseModel):
-    """A client's request that ends an episode and contains the episode's reward."""
+    """A client's request that ends an episode. It contains the episode's reward."""
 
     client_uuid: str
     episode_uuid: str
@@ -452,8 +464,8 @@ class EndEpisodeReply(BaseModel):
 
     success: bool
     warning: str = ""
-    """Text about a likely mistake of the client. It is empty, and left out of the JSON, if there is
-    none."""
+    """Text about a likely mistake of the client. Without a warning, it is empty and left out of the
+    JSON."""
 
 
 class CanContinueRequest(BaseModel):

@@ -1,7 +1,7 @@
 """Checks of a chat request that go beyond the types of its fields.
 
-A request with invalid values or combinations is refused with vLLM's own message. A request with a
-field that no bundled engine supports is refused with a message that names the field.
+Invalid values and invalid combinations are refused with vLLM's own message. A field that no bundled
+engine (an engine of this project) supports is refused with a message that names the field.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ MAX_PENALTY = 2.0
 MAX_TEMPERATURE = 2.0
 
 MAX_TOKEN_IDS = 2**21
-"""Maximum number of token ids in a prompt or in `/detokenize`: more than any context. Validating
-32 MiB of ids would stop the engine's event loop for five seconds."""
+"""Maximum number of token ids in a prompt or in a request to `/detokenize`. It is larger than any
+context. Without a limit, validating a body of 32 MiB with ids would block the engine's event loop
+for five seconds."""
 _MAX_ENTRIES = {
     "stop_token_ids": 1024,
     "bad_words": 4096,
@@ -31,8 +32,9 @@ _MAX_ENTRIES = {
     "allowed_token_ids": 2**20,
     "logit_bias": 2**20,
 }
-"""Maximum number of entries by field. vLLM has no such limits, but more entries slow down the
-sampling of all requests. The last two may name each token of a vocabulary."""
+"""Maximum number of entries in a field. vLLM has no such limits, but more entries would slow down
+the sampling of all requests. The limits of the last two fields allow an entry for each token of a
+vocabulary."""
 
 _TOOL_CHOICES = ("none", "auto", "required")
 _NAMED_USAGE = 'Correct usage: `{"type": "function", "function": {"name": "my_function"}}`'
@@ -48,11 +50,13 @@ _UNSUPPORTED = (
     "kv_transfer_params",
     "ec_transfer_params",
 )
-"""Fields of vLLM that no bundled engine supports. Null, false and empty values are accepted."""
+"""Fields of vLLM that no bundled engine supports. They are accepted if they are null, false or
+empty."""
 
 
 def check_num_token_ids(name: str, value: object) -> None:
-    """Raise WireError (400) if a list or a list of lists has more than MAX_TOKEN_IDS token ids."""
+    """Raise WireError (400) if `value` has more than MAX_TOKEN_IDS token ids. `value` may be a list
+    or a list of lists. `name` is the field's name."""
     if not isinstance(value, list):
         return
     parts = cast(list[Any], value)
@@ -62,7 +66,7 @@ def check_num_token_ids(name: str, value: object) -> None:
 
 
 def check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs on the parsed JSON before it validates the types of fields.
+    """Run the checks that vLLM runs on a chat request before it validates the types of fields.
 
     Raises WireError (400) if a check fails.
     """
@@ -162,7 +166,8 @@ def _tool_name(tool: Any) -> object:
 
 
 def check_continuation(body: Json) -> None:
-    """Raise WireError (400) if a body continues its last message and adds a generation prompt."""
+    """Raise WireError (400) if a chat request asks for two things that exclude each other: to
+    continue its last message, and to add a generation prompt."""
     if body.get("continue_final_message") and body.get("add_generation_prompt"):
         raise bad_request(
             "Cannot set both `continue_final_message` and `add_generation_prompt` to True."
@@ -185,7 +190,8 @@ def check_conversation(request: ChatRequest) -> None:
 def check(request: ChatRequest) -> None:
     """Check the values of a chat request whose fields have valid types.
 
-    Raises WireError (400) for an invalid value and for a field that no bundled engine supports.
+    Raises WireError (400) for an invalid value, and for a field that no engine of this project
+    supports.
     """
     check_conversation(request)
     _check_sampling(request)
@@ -311,5 +317,6 @@ def _check_grammar(request: ChatRequest) -> None:
 
 
 def _refused(message: str, param: str) -> WireError:
-    """Return a 400 in vLLM's form whose message names the parameter without repeating its value."""
+    """Return a 400 in vLLM's form. Its message names the parameter and does not repeat the
+    parameter's value."""
     return bad_request(f"{message} (parameter={param})", param)

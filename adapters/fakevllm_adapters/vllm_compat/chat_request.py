@@ -1,8 +1,8 @@
 """Request schema of /v1/chat/completions, with the same validation as in vLLM.
 
-All bundled engines except vLLM use this module. The schema has every field that at least one of
-these engines supports. `chat_parameter_errors` refuses requests with a vLLM field that none of
-these engines supports.
+The bundled engines, which are this project's own, use this module. The schema has every field that
+at least one of them supports. `chat_parameter_errors` refuses requests with a vLLM field that none
+of them supports.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class StreamOptions(TypedDict):
 
 
 class ChatRequest(BaseModel):
-    """A chat request with the fields that the bundled engines support.
+    """A chat request with the fields that the bundled engines (this project's own) support.
 
-    A field that vLLM accepts and ignores is ignored here too. `chat_parameter_errors` refuses
-    requests with a field that vLLM supports but no bundled engine supports.
+    A field that vLLM accepts and ignores is ignored here too. A request with a field that vLLM
+    supports and no bundled engine supports is refused by `chat_parameter_errors`.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -90,7 +90,7 @@ class ChatRequest(BaseModel):
     return_token_ids: bool | None = None
     return_weight_versions: bool | None = None
     return_allowed_tokens: Any = None
-    """Whether to report the token set that each token was sampled from. vLLM has no such field.
+    """Whether to report, for each token, the set from which it was sampled. vLLM has no such field.
     Only the value True counts, because an app may use the name for something else."""
     request_id: str | None = None
 
@@ -112,12 +112,13 @@ class ChatRequest(BaseModel):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the stream ends with a usage chunk."""
+        """Whether the stream ends with a chunk that reports the usage (token counts)."""
         return bool((self.stream_options or {}).get("include_usage"))
 
     @property
     def wants_continuous_usage(self) -> bool:
-        """Whether every chunk has the usage so far. As in vLLM, this requires `include_usage`."""
+        """Whether every chunk of the stream reports the usage so far. As in vLLM, this requires
+        `include_usage`."""
         options = self.stream_options or {}
         return self.include_usage and bool(options.get("continuous_usage_stats"))
 
@@ -142,8 +143,8 @@ class ChatRequest(BaseModel):
     def grammar(self) -> Grammar | None:
         """Grammar that the answer must match, or None if the answer is not constrained.
 
-        As in vLLM, a tool call that `tool_choice` forces replaces every other grammar. Raises
-        WireError (400) if the grammar is invalid.
+        As in vLLM, if `tool_choice` forces a tool call, the grammar is that of the call, and every
+        other grammar is ignored. Raises WireError (400) if the grammar is invalid.
         """
         if self.tools and self.tool_choice == "required":
             return calls_grammar(self.tools, is_parallel=bool(self.parallel_tool_calls))
@@ -180,10 +181,10 @@ _TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict"})
 
 
 def _without_union_branches(problem: Json) -> Json:
-    """Return a validation problem without the names of union members in its location.
+    """Return a validation problem in which the location has only keys and indices of the body.
 
-    Pydantic adds these names to the location. Without them, the location contains only keys and
-    indices of the body.
+    For a field with a union type, pydantic adds the names of the union's members to the location.
+    This function removes them.
     """
     path = [part for part in problem["loc"] if part not in _TYPE_NAMES and "[" not in str(part)]
     return problem | {"loc": tuple(path)}
@@ -192,9 +193,9 @@ def _without_union_branches(problem: Json) -> Json:
 def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int) -> int:
     """Return the maximum number of new tokens for a request.
 
-    This is the request's own `limit` or the number of tokens that the prompt leaves in the context,
-    whichever is lower. Like vLLM, the function raises WireError (400) if the prompt fills the
-    context or if `limit` exceeds the whole context.
+    It is the smaller of the request's own `limit` and the number of tokens that the prompt leaves
+    in the context. Like vLLM, the function raises WireError (400) if the prompt fills the context,
+    or if `limit` exceeds the whole context.
     """
     if prompt_tokens >= max_model_len:
         raise bad_request(
@@ -218,11 +219,11 @@ def allowed_new_tokens(prompt_tokens: int, limit: int | None, max_model_len: int
 def fit_prompt_text(
     text: str, request: ChatRequest, max_model_len: int, max_prompt_bytes: int
 ) -> str:
-    """Return the prompt text, cut to `max_prompt_bytes` if it is longer.
+    """Return the prompt text, shortened to `max_prompt_bytes` if it is longer and the request has
+    `truncate_prompt_tokens`.
 
-    A longer text cannot fit in the context, and its tokenization would take seconds. The text is
-    cut only if the request has `truncate_prompt_tokens`. Otherwise a longer text raises WireError
-    (400).
+    A text that is longer than `max_prompt_bytes` cannot fit in the context, and its tokenization
+    would take seconds. Without `truncate_prompt_tokens`, such a text raises WireError (400).
     """
     raw = text.encode(errors="replace")
     if len(raw) <= max_prompt_bytes:
@@ -237,7 +238,7 @@ def fit_prompt_text(
 def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) -> WireError:
     """Return a 400 for a prompt text that is too large for the context.
 
-    The message is vLLM's, except that it counts bytes.
+    The message is vLLM's, except that it reports the size of the prompt in bytes.
     """
     return bad_request(
         f"This model's maximum context length is {max_model_len} tokens. However, your prompt "
@@ -249,11 +250,12 @@ def prompt_too_large(num_bytes: int, max_model_len: int, max_prompt_bytes: int) 
 
 
 def truncate_prompt(prompt_ids: list[int], request: ChatRequest, max_model_len: int) -> list[int]:
-    """Return the prompt's token ids, cut to `truncate_prompt_tokens` if the request has this field.
+    """Return the prompt's token ids, cut to `truncate_prompt_tokens` ids if the request has this
+    field.
 
-    The end of the prompt is kept, or the beginning if `truncation_side` is "right". The value -1 of
-    `truncate_prompt_tokens` stands for the greatest length that leaves room for `max_tokens`. Like
-    vLLM, the function raises WireError (400) for a value above this length.
+    The end of the prompt is kept, or the beginning if `truncation_side` is "right". If
+    `truncate_prompt_tokens` is -1, the prompt is cut to the greatest length that leaves room for
+    `max_tokens`. Like vLLM, the function raises WireError (400) for a value above this length.
     """
     max_prompt_tokens = request.truncate_prompt_tokens
     if max_prompt_tokens is None:

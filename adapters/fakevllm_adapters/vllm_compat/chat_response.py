@@ -1,7 +1,7 @@
 """Response bodies and stream chunks of /v1/chat/completions, in vLLM's form.
 
-All bundled engines except vLLM use this module. As in vLLM, keys have a fixed order, and keys with
-the value null are written.
+The bundled engines, which are this project's own, use this module. As in vLLM, keys have a fixed
+order, and keys with the value null are written.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ FINGERPRINT = "vllm-fakevllm-0"
 
 
 def new_response_id(request_id: str | None) -> str:
-    """Return the id of a chat completion, which begins with vLLM's prefix `chatcmpl-`.
-
-    The prefix is followed by the request's own id or, if the request has no id, by a random id.
-    """
+    """Return the id of a chat completion: vLLM's prefix `chatcmpl-`, followed by the request's own
+    id or, without one, by a random id."""
     return f"chatcmpl-{request_id or secrets.token_hex(8)}"
 
 
@@ -41,7 +39,7 @@ class Choice:
     token_ids: list[int] | None = None
     weight_versions: list[Json] | None = None
     allowed_tokens: Json | None = None
-    """The token set that each token was sampled from. vLLM has no such key. The key is written only
+    """For each token, the set from which it was sampled. vLLM has no such key. It is written only
     if the request has `return_allowed_tokens`."""
 
     def as_json(self) -> Json:
@@ -59,7 +57,7 @@ class Choice:
 
 
 def allowed_tokens_field(allowed_tokens: Json | None) -> Json:
-    """Return a dict with the argument under the key `allowed_tokens`. Return {} for None."""
+    """Return {"allowed_tokens": the argument}, or {} if the argument is None."""
     return {} if allowed_tokens is None else {"allowed_tokens": allowed_tokens}
 
 
@@ -81,7 +79,7 @@ def assistant_message(content: str | None, tool_calls: Sequence[Json] = ()) -> J
 
 @dataclass(frozen=True, slots=True)
 class ChatWriter:
-    """Builder of the response body, or of the stream chunks, for one chat request.
+    """Builder of the response body for one chat request, or of its stream chunks.
 
     The id, creation time, model and fingerprint are the same in all chunks.
     """
@@ -113,7 +111,7 @@ class ChatWriter:
         }
 
     def role_chunk(self, index: int, prompt_ids: list[int] | None) -> Json:
-        """Return the first chunk of a choice, which has the role and no content."""
+        """Return the first chunk of a choice. It has the role of the message and no content."""
         choice = {
             "index": index,
             "delta": {"role": "assistant", "content": ""},
@@ -138,8 +136,8 @@ class ChatWriter:
     def finish_chunk(self, choice: Choice, delta: Json, *, closes_stream: bool) -> Json:
         """Return the last chunk of a choice.
 
-        `closes_stream` is True if no usage chunk will follow. The returned chunk then contains the
-        fingerprint.
+        If no usage chunk will follow, this is the stream's last chunk. Then `closes_stream` is
+        True, and the chunk contains the system fingerprint.
         """
         last: Json = {
             "index": choice.index,
@@ -154,7 +152,8 @@ class ChatWriter:
         return self._chunk([last]) | fingerprint | {"kv_transfer_params": None}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """Return the usage chunk, which is the stream's last chunk and has no choices."""
+        """Return the usage chunk, which is the last chunk of a stream. It reports the token counts
+        and has no choices."""
         return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -177,7 +176,7 @@ def usage_counts(prompt_tokens: int, completion_tokens: int) -> Json:
 
 
 def model_card(name: str, root: str, created: int, max_model_len: int) -> Json:
-    """Return a model's entry in the response of `/v1/models`. `created` is in Unix seconds."""
+    """Return a model's entry for the response of `/v1/models`. `created` is in Unix seconds."""
     permission = {
         "id": f"modelperm-{secrets.token_hex(8)}",
         "object": "model_permission",

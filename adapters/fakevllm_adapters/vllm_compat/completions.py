@@ -1,6 +1,6 @@
 """Request schema, checks, response bodies and stream chunks of /v1/completions, equal to vLLM's.
 
-All bundled engines except vLLM use this module.
+The bundled engines, which are this project's own, use this module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _UNSHARED_FIELDS = (
     "parallel_tool_calls chat_template chat_template_kwargs add_generation_prompt "
     "continue_final_message include_reasoning reasoning_effort documents"
 )
-"""Fields of completions that chat does not have, and fields of chat that completions ignore."""
+"""Fields of completions requests that chat requests do not have, and fields of chat requests that
+completions requests ignore."""
 _NOT_COMMON = frozenset(_UNSHARED_FIELDS.split())
 
 _Id = Annotated[int, Field(ge=0)]
@@ -36,7 +37,8 @@ Prompt = str | list[int]
 
 
 class _Fields(BaseModel):
-    """Fields of a completions request that chat requests lack or use with another meaning."""
+    """Fields of a completions request that chat requests do not have, or that have another meaning
+    in chat requests."""
 
     prompt: list[_Id] | list[list[_Id]] | str | list[str] | None = None
     echo: bool | None = False
@@ -50,7 +52,7 @@ class _Fields(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest:
-    """A validated completions request. `common` has the fields that chat requests have too."""
+    """A validated completions request. The fields that chat requests have too are in `common`."""
 
     prompts: list[Prompt]
     echo: bool
@@ -59,11 +61,11 @@ class CompletionRequest:
     max_new_tokens: int
     """Maximum number of new tokens, from the request or from vLLM's default."""
     is_echo_only: bool
-    """Whether the request wants only its prompt back (`echo` with `max_tokens` 0). Like vLLM, the
-    engine samples one token and does not return it."""
+    """Whether the request asks only for its own prompt (`echo` with `max_tokens` 0). As in vLLM,
+    the engine then samples one token and does not return it."""
     add_special_tokens: bool
     returns_tokens_as_ids: bool
-    """Whether logprobs name tokens by their ids."""
+    """Whether the returned logprobs name tokens by their ids instead of their texts."""
     common: ChatRequest
     """All other fields, which have the same meaning in chat requests."""
 
@@ -104,7 +106,7 @@ def _prompt_list(prompt: object) -> list[Prompt]:
 
 
 def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequest:
-    """Return a chat request with those fields of a completions request that chat requests have too.
+    """Return a chat request with those fields of a completions request that both formats have.
 
     Raises WireError (400) if one of these fields is invalid.
     """
@@ -117,10 +119,11 @@ def _common_fields(body: Json, fields: _Fields, max_new_tokens: int) -> ChatRequ
 
 
 def _check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs on the parsed JSON before it validates the types of fields.
+    """Run the checks that vLLM runs on a completions request before it validates the types of
+    fields.
 
-    Raises WireError (400) if a check fails or if the body has a field that no bundled engine
-    supports.
+    Raises WireError (400) if a check fails, or if the body has a field that no engine of this
+    project supports.
     """
     if body.get("prompt") in (None, "") and not body.get("prompt_embeds"):
         raise bad_request(
@@ -158,7 +161,7 @@ def _check_num_prompts(prompt: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CompletionWriter:
-    """Builder of the response body, or of the stream chunks, for one completions request.
+    """Builder of the response body for one completions request, or of its stream chunks.
 
     The id, creation time, model and fingerprint are the same in all chunks.
     """
@@ -185,11 +188,11 @@ class CompletionWriter:
         }
 
     def chunk(self, choice: TextChoice, usage: Json | None, *, closes_stream: bool) -> Json:
-        """Return a chunk with new text of one choice.
+        """Return a stream chunk with new text of one choice.
 
         `usage` is the usage so far, or None if only the stream's last chunk reports the usage.
-        `closes_stream` is True if the stream will have no usage chunk. If this is the choice's last
-        chunk, it then contains the fingerprint.
+        `closes_stream` is True if the stream will have no usage chunk. In this case, the last chunk
+        of the choice contains the system fingerprint.
         """
         chunk = self._chunk([choice.as_chunk_json()])
         if usage is not None:
@@ -199,7 +202,8 @@ class CompletionWriter:
         return chunk | {"kv_transfer_params": None}
 
     def usage_chunk(self, usage: Json) -> Json:
-        """Return the usage chunk, which is the stream's last chunk and has no choices."""
+        """Return the usage chunk, which is the last chunk of a stream. It reports the token counts
+        and has no choices."""
         return self._chunk([]) | {"usage": usage, "system_fingerprint": self.fingerprint}
 
     def _chunk(self, choices: list[Json]) -> Json:
@@ -214,7 +218,7 @@ class CompletionWriter:
 
 @dataclass(slots=True)
 class TextChoice:
-    """A whole choice, or the part of a choice that one chunk adds."""
+    """A whole choice of a completion, or the part of a choice that one stream chunk adds."""
 
     index: int
     text: str
@@ -258,8 +262,8 @@ class TextChoice:
 def legacy_logprobs(entries: Sequence[tuple[str, float, dict[str, float]]], offset: int) -> Json:
     """Return the `logprobs` object of a choice in a response of /v1/completions.
 
-    Each entry is a tuple of the token's text, its logprob, and a dict with the logprobs of the most
-    likely tokens by their texts. `offset` is the number of characters before the first token.
+    `entries` has one tuple for each token: the token's text, its logprob, and the logprobs of the
+    most likely tokens by their texts. `offset` is the number of characters before the first token.
     """
     offsets: list[int] = []
     for token, _, _ in entries:

@@ -1,7 +1,8 @@
-"""Grammars for constrained answers, from response_format, structured_outputs or a forced tool.
+"""Grammars for constrained answers. They come from the request field `response_format`, from
+`structured_outputs`, or from a tool call that `tool_choice` forces.
 
-These request fields have the same meaning as in vLLM. The functions do no I/O and do not compile
-the grammar. Only the engine can tell whether a grammar compiles.
+The fields have the same meaning as in vLLM. The functions do no I/O and do not compile the grammar.
+Only the engine can tell whether a grammar compiles.
 """
 
 from __future__ import annotations
@@ -32,13 +33,14 @@ class Grammar:
 
     kind: Kind
     """Kind of the grammar. With `calls`, the answer is a JSON array with one {name, parameters} for
-    each tool call. With `arguments`, the answer is the arguments of the tool that `tool_choice`
-    names."""
+    each tool call. With `arguments`, the answer is a JSON object with the arguments of the tool
+    that `tool_choice` names."""
     text: str
     """Text of the grammar: a JSON schema for json, calls and arguments; a JSON list of strings for
     choice; JSON for structural_tag; the expression itself for regex and ebnf."""
     any_whitespace: bool = True
-    """Whether JSON may have more whitespace than one space after each comma and colon."""
+    """Whether JSON in the answer may have any whitespace. If False, it has one space after each
+    comma and colon, and no other."""
 
 
 _LOOSE = ConfigDict(extra="allow")
@@ -127,12 +129,12 @@ class Tool(TypedDict):
 def parse_grammar(
     structured: Mapping[str, Any] | None, format: Mapping[str, Any] | None
 ) -> Grammar | None:
-    """Return the grammar that the fields `structured_outputs` and `response_format` define.
+    """Return the grammar that the request fields `structured_outputs` and `response_format` define.
 
     Return None if the request has no `structured_outputs`, and its `response_format` is missing or
-    plain text. Otherwise the two fields together must define exactly one kind of constraint, which
-    must not be empty: any other number of kinds raises WireError (400). If both fields define a
-    constraint of the same kind, the constraint of `response_format` applies.
+    plain text. In all other cases, the two fields together must define exactly one kind of
+    constraint, and it must not be empty. Otherwise WireError (400) is raised. If both fields define
+    a constraint of the same kind, that of `response_format` applies.
     """
     constraints = dict(structured or {}) | _format_constraint(format)
     if structured is None and (format is None or format["type"] == "text"):
@@ -207,11 +209,12 @@ def _schema_text(schema: str | Json) -> str:
 
 
 def calls_grammar(tools: Sequence[Tool], *, is_parallel: bool) -> Grammar:
-    """Return the grammar for `tool_choice` "required", which demands at least one tool call.
+    """Return the grammar for `tool_choice` "required", with which the answer must contain at least
+    one tool call.
 
-    If parallel calls are not allowed, the grammar allows only one call, because the app would get
-    only the first call. Raises WireError (400) if the JSON schemas of two tools define the same
-    name in `$defs` differently.
+    If the request does not allow parallel calls, the grammar allows only one call, because the app
+    would get only the first one. Raises WireError (400) if the JSON schemas of two tools define the
+    same name in `$defs` differently.
     """
     schema: Json = {
         "type": "array",
@@ -241,10 +244,10 @@ def _call_schema(tool: Tool) -> Json:
 
 
 def _shared_definitions(tools: Sequence[Tool]) -> Json:
-    """Return the merged `$defs` of the JSON schemas of all tools.
+    """Return the merged `$defs` (named definitions) of the JSON schemas of all tools.
 
-    The definitions belong at the root of the schema for the array of calls, because references such
-    as `#/$defs/…` start at the root of a schema.
+    They must be at the root of the schema for the array of calls, because references such as
+    `#/$defs/…` start at the root of a schema.
     """
     shared: Json = {}
     for tool in tools:

@@ -1,7 +1,7 @@
 """Read the text of a message's content, for engines whose model takes only text.
 
-Messages with images, audio, videos or files are refused with vLLM's message. This module does no
-I/O.
+A message with images, audio, videos or files is refused with vLLM's error message. This module does
+no I/O.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Adapt a request's token limits to the model's context or to the job's maximum answer length.
+"""Adapt a request's token limits to the model's context, or to the job's maximum length of an
+answer.
 
 vLLM refuses a `max_tokens` that exceeds its context. Apps mean `max_tokens` as a ceiling, and often
 send a number that is far larger than the context. Such a limit is removed, and vLLM then generates
@@ -13,8 +14,8 @@ _LIMITS = ("max_tokens", "max_completion_tokens")
 COMPLETION_TOKENS = 16
 """vLLM's default of `max_tokens` for /v1/completions."""
 _VLLM_OVER_CONTEXT = "maximum context length is"
-"""Part of vLLM's message when the prompt and `max_tokens` together exceed the context. vLLM's
-serving layer sends it with status 400."""
+"""Part of vLLM's error message when the prompt and `max_tokens` together exceed the context. The
+error has status 400."""
 
 
 def drop_limits_above_context(body: Json, max_model_len: int) -> Json:
@@ -62,7 +63,8 @@ def drop_token_limits(body: Json) -> Json | None:
 
 
 def is_over_context(status: int, body: Json) -> bool:
-    """Return True if an engine's response says that prompt and token limit exceed the context."""
+    """Return True if an engine's response is the error that prompt and token limit together exceed
+    the context."""
     error: object = body.get("error")
     return (
         status == 400
@@ -72,10 +74,10 @@ def is_over_context(status: int, body: Json) -> bool:
 
 
 def _limits(body: Json) -> list[str]:
-    """Return the names of the token limits that may be removed from a request body.
+    """Return the names of the token limits in a request body that may be removed.
 
-    For a completions request there are no such names, because vLLM generates only 16 tokens if the
-    request has no limit.
+    For a completions request, the list is empty, because vLLM generates only 16 tokens without a
+    limit.
     """
     if "messages" not in body:
         return []
@@ -83,7 +85,7 @@ def _limits(body: Json) -> list[str]:
 
 
 def _number(value: object) -> float:
-    """Return the number that vLLM reads from a value, such as 8 from the text "8".
+    """Return the number that vLLM reads from a value, such as 8 from the string "8".
 
     Return 0 if vLLM would refuse the value.
     """

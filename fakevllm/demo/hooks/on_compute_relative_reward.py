@@ -1,6 +1,7 @@
-"""The demo's reward hook. The hook returns one reward per sibling that answered.
+"""The demo's reward hook. It scores the siblings (the answers that were sampled for one request),
+and returns one reward per sibling.
 
-Only differences between the rewards of one group influence the training.
+Only the differences between the rewards of one request's siblings influence the training.
 """
 
 import re
@@ -18,7 +19,7 @@ def on_compute_relative_reward(
 
 
 def score(sibling: Sibling, answer: dict[str, Any]) -> float:
-    """Return 1 for a finished answer that ends in the right sum, otherwise 0."""
+    """Return 1 for a finished answer that ends with the right sum, otherwise 0."""
     number = LAST_NUMBER.search((answer.get("content") or "").strip())
     is_right = number is not None and int(number[1]) == sibling.task.metadata["sum"]
     return float(is_right and answer["finish_reason"] == "stop")

@@ -1,5 +1,5 @@
-"""The demo's hook for new requests. A hook of this name can choose the number of siblings to
-sample; the demo's hook keeps the configured number."""
+"""The demo's hook for new requests. A hook of this name can choose the number of answers to sample
+for a request. The demo's hook keeps the configured number."""
 
 from fakevllm.hooks.spec import Task
 

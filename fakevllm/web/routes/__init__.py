@@ -1,7 +1,8 @@
 """Routes of the proxy.
 
-* `inference` has the endpoints of the API formats.
-* `passthrough` relays other routes to the engine.
+* `inference` has the endpoints for model calls, one for each API format.
+* `passthrough` relays other routes of vLLM to the engine.
+* `stored_responses` has the routes for a stored response of the Responses API.
 * `feedback` accepts users' feedback about answers.
 * `admin` has the routes below /fakevllm.
 """

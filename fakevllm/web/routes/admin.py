@@ -1,4 +1,5 @@
-"""The proxy's own routes below /fakevllm: tasks for a replay, kill switch, groups, statistics."""
+"""The proxy's own routes below /fakevllm: registering tasks, pausing training (the kill switch),
+groups, engine status and statistics."""
 
 from __future__ import annotations
 
@@ -29,43 +30,44 @@ class TaskKeys(BaseModel):
 
 
 class StepStats(BaseModel):
-    """One training step of the learning curve, with the fields of the ledger's `StepRow`."""
+    """One training step of the learning curve, read from the proxy's ledger."""
 
     step: int
     groups: int
     """Number of groups with at least one reward."""
     policy_mean: float
-    """Mean reward of all scored siblings except greedy ones."""
+    """Mean reward of all scored siblings, except leads (the apps' own requests) that were sampled
+    at temperature 0."""
     returned_best: float | None
-    """Mean reward of the served siblings, without those that were chosen at random. None if no such
-    sibling was scored."""
+    """Mean reward of the served siblings that were not chosen at random. None if none of them was
+    scored."""
     without_signal: int
-    """Number of groups whose rewards are all equal."""
+    """Number of groups whose rewards are all equal, so that nothing can be learnt from them."""
     returned_random: float | None = None
     """Mean reward of the served siblings that were chosen at random. None if there is none."""
     hooks: list[str] = []
-    """Digests of the hook files that gave the step's rewards."""
+    """Digests of the hook files that computed the rewards of this step."""
     jobs: list[str] = []
-    """Digests of the server's jobs for which the step's groups were collected."""
+    """Digests of the server's training jobs for which the groups of this step were collected."""
     changed: str = ""
-    """What changed since the step before, such as `the hooks changed`; empty if nothing changed.
-    The means of this step cannot be compared with earlier ones."""
+    """What changed between the previous step and this step, such as `the hooks changed`; empty if
+    nothing changed. After a change, means cannot be compared with earlier means."""
 
 
 class NextGroup(BaseModel):
-    """A later group that refers to the answer of the group in the reply. Its request either
-    continues the conversation after that answer, or asks for another answer to the same
-    question."""
+    """A later group that refers to the answer of the group that was requested. The later group's
+    request either continues the conversation after that answer, or asks for another answer to the
+    same question."""
 
     group_id: str
     kind: str
-    """How the request follows the answer, such as `continues` or `regenerates`."""
+    """How the later request refers to the answer, such as `continues` or `regenerates`."""
     is_new_turn: bool
     """Whether the user wrote a new message. False for a tool's result."""
 
 
 class GroupFeedback(BaseModel):
-    """Feedback about this group's answer."""
+    """One feedback about the answer of a group."""
 
     kind: str
     state: str
@@ -74,7 +76,8 @@ class GroupFeedback(BaseModel):
 
 
 class GroupReply(BaseModel):
-    """State of a group. It contains no texts, because the holder of any key may request it."""
+    """Reply with the state of a group. It contains no texts of users, because an app with any valid
+    key may request it."""
 
     group_id: str
     session_id: str | None
@@ -86,19 +89,21 @@ class GroupReply(BaseModel):
     state: str
     reason: str | None
     rewards: list[float | None]
-    """Rewards in the order of the siblings."""
+    """Rewards, ordered by the index of the sibling."""
     served_index: int | None
     followed: list[NextGroup]
-    """Groups of requests that continue from this group's answer, or that request another answer."""
+    """Later groups whose requests continue from this group's answer, or ask for another answer."""
     feedback: list[GroupFeedback] = []
 
 
 class PauseReply(BaseModel):
-    """State of the kill switch, which pauses training for all apps."""
+    """State of the kill switch. While it is on, each new request is served once and is not
+    trained."""
 
     paused: bool
     trouble: str | None = None
-    """Error because of which a restarted proxy will not know the state; None if there is none."""
+    """Error because of which the state will be lost when the proxy restarts; None if there is
+    none."""
 
 
 class Stats(BaseModel):
@@ -106,18 +111,21 @@ class Stats(BaseModel):
 
     engine: EngineStatusReply | None
     paused: bool = False
-    """Whether the kill switch is on, so that requests are served once until `fakevllm resume`."""
+    """Whether the kill switch is on. Each new request is then served once and is not trained, until
+    `fakevllm resume`."""
     has_hooks: bool = True
-    """Whether the proxy has hooks. Without hooks, every request is served once."""
+    """Whether the proxy has hooks. Without hooks, each request is served once and is not
+    trained."""
     hooks_changed: str | None = None
-    """Message that the hook files on disk differ from the hooks that run; None if they are the
-    same."""
+    """Message that says that the hook files were edited after the hooks had been loaded; None if
+    they were not."""
     counts: dict[str, int]
     """Number of groups by state."""
     untrained: dict[str, int] = {}
-    """Number of groups that were not trained, by the reason up to its colon."""
+    """Number of groups that were not trained, by reason (the part of the stored reason before its
+    colon)."""
     failures: dict[str, int] = {}
-    """Number of siblings whose answer failed, by the kind of failure."""
+    """Number of siblings that got no answer, by the kind of failure."""
     feedback: dict[str, int] = {}
     """Number of feedbacks by state."""
     run_id: str = ""
@@ -127,10 +135,10 @@ class Stats(BaseModel):
     curve: list[StepStats]
     sampled_tokens: int
     lookups: dict[str, int]
-    """Number of requests that were looked up in the dataset by their text, by result: hit, miss,
-    tie."""
+    """Number of requests for which a row was searched in the dataset by the request's text, by
+    result: hit, miss, tie."""
     ledger_dropped: int = 0
-    """Number of writes that the ledger has given up since the proxy's start."""
+    """Number of writes to the ledger that failed for good since the proxy started."""
     ledger_error: str | None = None
     """Error of the ledger's last write; None if the write succeeded."""
 
@@ -138,7 +146,7 @@ class Stats(BaseModel):
 _MAX_SHOWN_IDS = 3
 """Number of task ids that an error message quotes."""
 ADMIN_PATHS = frozenset({"/fakevllm/pause", "/fakevllm/resume"})
-"""Paths that require an admin's key, because they stop and resume training for all apps."""
+"""Paths that require the key of an admin, because they pause or resume training for all apps."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
@@ -185,8 +193,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
 
 
 async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
-    """Return the state of a group, or a response with status 404 if the ledger does not have the
-    group."""
+    """Return the state of a group. If the ledger does not have the group, return a response with
+    status 404."""
     group, follow_ups, feedback = await asyncio.to_thread(
         lambda: (
             ledger.group(group_id),
@@ -207,8 +215,8 @@ async def _group_reply(ledger: Ledger, group_id: str) -> GroupReply | Response:
 
 
 async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
-    """Return the statistics. Their learning curve belongs to one run: the newest run whose id
-    begins with `run`. If there is no such run, return a response with status 404."""
+    """Return the statistics of the proxy. Their learning curve is that of one run: the newest run
+    whose id begins with `run`. If there is no such run, return a response with status 404."""
     ledger = proxy.ledger
     runs = await asyncio.to_thread(ledger.runs)
     run_id = next((name for name in runs if name.startswith(run)), "")
@@ -247,8 +255,8 @@ async def _stats_reply(proxy: ProxyComponents, run: str) -> Stats | Response:
 
 
 def _task_conflict(task_ids: list[str]) -> WireError:
-    """Return the error (409) for a request whose task ids belong to another API key or to the
-    proxy's dataset. The error says that no task of the request was registered."""
+    """Return the error (409) for a request to register tasks whose ids belong to another API key or
+    to the proxy's dataset. The message says that no task of the request was registered."""
     names = ", ".join(map(repr, task_ids[:_MAX_SHOWN_IDS]))
     more = f" and {len(task_ids) - _MAX_SHOWN_IDS} more" if len(task_ids) > _MAX_SHOWN_IDS else ""
     message = (
@@ -259,8 +267,9 @@ def _task_conflict(task_ids: list[str]) -> WireError:
 
 
 def _parse_tasks(raw: bytes) -> list[Task]:
-    """Parse a request body. Raises WireError (400) if the body is not valid, or if it contains a
-    value that the ledger cannot store: NaN, infinity or half a surrogate pair."""
+    """Parse the body of a request to register tasks. Raises WireError (400) if the body is not
+    valid, or if it contains a value that the ledger cannot store: NaN, infinity or an unpaired
+    surrogate character."""
     try:
         return PutTasks.model_validate(parse_json(raw)).tasks
     except ValidationError as error:

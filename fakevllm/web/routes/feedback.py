@@ -1,4 +1,5 @@
-"""POST /v1/feedback: a user's feedback about an answer, by the answer's id."""
+"""POST /v1/feedback: accept a user's feedback about an answer. The request names the answer by its
+id."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from fakevllm_adapters.protocol.keys import fingerprint
 
 
 class FeedbackReply(BaseModel):
-    """The reply to a feedback: the stored feedback with its state. If the same feedback had been
-    stored before, the reply shows that stored feedback, and `is_repeated` is True."""
+    """Reply with the stored feedback and its state. If the same feedback was sent before, the reply
+    is about that earlier feedback, and `is_repeated` is True."""
 
     object: str = "feedback"
     id: str
@@ -27,7 +28,8 @@ class FeedbackReply(BaseModel):
     state: str
     reason: str | None
     is_repeated: bool
-    """Whether the same feedback was sent before, so that nothing has changed."""
+    """Whether the same feedback had been stored before, so that this request has changed
+    nothing."""
 
 
 def router(proxy: ProxyComponents) -> APIRouter:

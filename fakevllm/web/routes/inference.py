@@ -1,5 +1,5 @@
-"""Endpoint of an API format. It decodes a request, finds the request's task, and passes both to the
-pipeline that samples and answers."""
+"""Endpoint for the model calls of one API format. It decodes a request, finds the task that the
+request belongs to, and passes both to the pipeline, which samples and answers."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ from fakevllm_adapters.protocol.swarm import Task
 log = logging.getLogger("fakevllm.requests")
 
 FLUSH_S = 2.0
-"""Seconds to wait for the ledger's pending writes before an earlier answer is looked up, because a
-request may refer to an answer that was sent a moment ago."""
+"""Maximum number of seconds to wait for pending writes to the ledger before an earlier answer is
+looked up there. The request may refer to an answer that was sent a moment ago."""
 
 
 def create_endpoint(proxy: ProxyComponents, adapter: Adapter) -> AsgiApp:
-    """Return the ASGI endpoint of one API format."""
+    """Return the ASGI endpoint for the model calls of one API format."""
 
     pipeline, resends = proxy.pipeline, proxy.resends
 
@@ -101,9 +101,10 @@ def _draft(
     app_key: str | None,
     size: int,
 ) -> GroupDraft:
-    """Return a GroupDraft, which collects what the ledger will record about the request's group.
-    The draft starts with the task and with the request's place in its conversation. This function
-    also decides whether the request gets siblings, and stores the decision in `request.ruling`.
+    """Return a GroupDraft for the request. It collects what the ledger will record about the
+    request's group, and begins with the request's task and its place in the conversation. This
+    function also decides whether the request gets siblings, and stores the decision in
+    `request.ruling`.
 
     `key` is the app's API key, `app_key` is the key's fingerprint, and `size` is the length of the
     body in bytes.
@@ -135,11 +136,12 @@ async def _decode(
     app_headers: dict[bytes, bytes],
     app_key: str | None,
 ) -> Request:
-    """Return the decoded request. Its `exchange`, the parsed body, is None if the body is not valid
-    JSON or cannot be translated.
+    """Return the decoded request. Its field `exchange`, the parsed body, is None if the body is not
+    valid JSON or cannot be translated into the engine's format.
 
     Raises WireError (4xx) if the request continues a response that only the ledger has, and cannot
-    be translated: the engine may know the same id as the id of another key's response.
+    be translated. Such a request must not be relayed to the engine untranslated: the engine may
+    have a response with the same id that belongs to another key.
     """
     raw, body = checked.raw, checked.body
     if checked.removed:
@@ -188,8 +190,8 @@ async def _decode(
 def _open_exchange(
     proxy: ProxyComponents, adapter: Adapter, body: Json, history: History | None, alias: str | None
 ) -> Exchange:
-    """Return the exchange of a request. `alias`: the model name that the app asked for, if it is
-    not the served model's own name. Raises NotTranslated."""
+    """Parse a request body in the format of its app, and return the exchange. `alias` is the model
+    name in the request if that is not the served model's own name. Raises NotTranslated."""
     engine = proxy.link.engine
     named = engine if alias is None else replace(engine, model=alias)
     return adapter.open(body, named, history)
@@ -198,7 +200,8 @@ def _open_exchange(
 def _store_response_of(
     exchange: Exchange, proxy: ProxyComponents, request_id: str, app_key: str | None
 ) -> None:
-    """Make an exchange of the Responses format store its complete response in the ledger."""
+    """If the exchange is in the Responses format, make it store its complete response in the
+    ledger."""
     if not isinstance(exchange, ResponsesExchange):
         return
     response_id = exchange.response_id
@@ -213,8 +216,8 @@ def _store_response_of(
 def _store_native_response(
     proxy: ProxyComponents, request: Request, app_key: str | None, response_id: str
 ) -> None:
-    """Record which key made a response of the engine's own route. Only the engine has the response,
-    and would send it to anybody who knows its id."""
+    """Record the fingerprint of the key for which the engine's own Responses route made a response.
+    The engine alone stores the response, and would send it to anybody who knows its id."""
     if response_id != request.response_id:
         stored = StoredResponse(response_id, app_key, request.id, time.time(), None)
         proxy.ledger.responses.store(stored)
@@ -223,13 +226,13 @@ def _store_native_response(
 async def _prior_history(
     proxy: ProxyComponents, adapter: Adapter, checked: CheckedBody, app_key: str | None
 ) -> History | None:
-    """Return the earlier requests and answers of the conversation that a body continues by
+    """Return the earlier requests and answers of the conversation that a request continues by
     `previous_response_id`.
 
-    Return None if the body continues no answer, or an answer that only the engine has. Raises
-    WireError (404) if the answer was deleted, if it was not sent to an app with the key whose
-    fingerprint is `app_key`, or if the conversation is too long. The error is raised here because
-    an engine does not check keys: it would answer for an id of any key.
+    Return None if the request continues no answer, or an answer that only the engine has. Raises
+    WireError (404) in three cases: the answer was deleted, it was not made for the key with the
+    fingerprint `app_key`, or the conversation is too long. The proxy checks this itself, because an
+    engine does not check keys and would continue the answer of any key.
     """
     if not adapter.has_previous_response:
         return None

@@ -1,5 +1,5 @@
-"""Routes that are relayed to the engine, such as /tokenize. Only paths on an allow-list are
-relayed.
+"""Relay other routes than model calls, such as /tokenize, to the engine. Only paths on an
+allow-list are relayed.
 
 While the engine boots, requests for these routes wait, as model calls do. Requests for health,
 metrics and load are answered at once.
@@ -35,7 +35,8 @@ from fakevllm_adapters.protocol.errors import WireError
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
-    """Return all routes on the allow-list, and the routes of /health, /v1/models and /metrics."""
+    """Return the routes of all paths on the allow-list, and the routes /health, /v1/models and
+    /metrics."""
     routes = APIRouter()
     for part in (_health_route(proxy), _models_route(proxy), _metrics_route(proxy)):
         routes.include_router(part)
@@ -70,10 +71,11 @@ def router(proxy: ProxyComponents) -> APIRouter:
 async def fetch_when_ready(
     proxy: ProxyComponents, request: Request, attempt: Callable[[], Awaitable[Response]]
 ) -> Response:
-    """Return the response of `attempt`. Unless the path is in NEVER_WAIT, call `attempt` again
-    while the engine boots, as for a model call.
+    """Call `attempt`, which sends the request to the engine, and return its response. While the
+    engine is unavailable, retry as for a model call, unless the request's path is in NEVER_WAIT.
 
-    Raises WireError if the engine is unavailable, and ClientDisconnected.
+    Raises WireError if the engine stays unavailable, and ClientDisconnected if the client
+    disconnects.
     """
     async with CancelOnDisconnect(request.receive):
         if request.scope["path"] in NEVER_WAIT:
@@ -95,23 +97,23 @@ async def relay_to_engine(
 
 
 def _with_served_name(proxy: ProxyComponents, checked: CheckedBody) -> bytes:
-    """Return the body, with the served model's name in place of an alias. Raises WireError (503) if
-    the served model is not known yet."""
+    """Return the request body. If it names an alias of the served model, the alias is replaced by
+    the model's own name. Raises WireError (503) if the server has not reported its model yet."""
     model = checked.body.get("model") if checked.body is not None else None
     served = proxy.model_names.served_name(model) if isinstance(model, str) else None
     return checked.raw if served is None else rewrite_body(checked.raw, model=served)
 
 
 def error_response(error: WireError) -> Response:
-    """Return the error as an HTTP response. The response has a `Retry-After` header if the error
-    says when to retry."""
+    """Return the error as an HTTP response. If the error says after how many seconds to retry, the
+    response has a `Retry-After` header."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return Response(orjson.dumps(error.body), error.status, headers, "application/json")
 
 
 def _models_route(proxy: ProxyComponents) -> APIRouter:
-    """Return the routes GET /v1/models and GET /v1/models/ID. The engine's own model and each alias
-    has a card."""
+    """Return the routes GET /v1/models and GET /v1/models/ID. They list the engine's own model, and
+    each alias as a further model."""
     routes = APIRouter()
 
     async def attempt() -> Response:
@@ -172,7 +174,7 @@ def _health_route(proxy: ProxyComponents) -> APIRouter:
 
 
 def _metrics_route(proxy: ProxyComponents) -> APIRouter:
-    """Return the route GET /metrics. It returns the engine's metrics followed by the proxy's
+    """Return the route GET /metrics, which sends the engine's metrics followed by the proxy's
     metrics."""
     routes = APIRouter()
 

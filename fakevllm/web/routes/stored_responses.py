@@ -1,4 +1,5 @@
-"""GET, DELETE and cancel of a stored response, for the key that made the response."""
+"""Routes that retrieve, delete and cancel a stored response of the Responses API. Only the API key
+for which the response was made may use them."""
 
 from __future__ import annotations
 
@@ -91,11 +92,11 @@ class StoredResponseHandlers:
     async def _find(
         self, request: Request, response_id: str, *, with_unstored: bool = False
     ) -> StoredResponse | None:
-        """Return the response that the request's key made, or None if the key has made no such
-        response.
+        """Return the response with this id, if it was made for the API key of the request. Return
+        None otherwise.
 
-        `with_unstored` also finds an answer with `store: false`, to which `previous_response_id`
-        may refer.
+        With `with_unstored`, an answer to a request with `store: false` is found too, because
+        `previous_response_id` may refer to it.
         """
         key = api_key_of(header_map(request.scope))
         app_key = fingerprint(key) if key else None
@@ -110,7 +111,8 @@ class StoredResponseHandlers:
         return stored
 
     async def _relay(self, request: Request) -> Response:
-        """Relay the request to the engine, whose own route made the response."""
+        """Relay the request to the engine, because the engine's own route made the response and
+        stores it."""
         proxy, scope = self._proxy, request.scope
         body = await read_body(request.receive, proxy.config.limits.body_bytes)
         path = path_with_query(scope["path"], scope["query_string"])

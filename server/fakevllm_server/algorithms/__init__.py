@@ -1,14 +1,16 @@
-"""Reinforcement learning algorithms in plain Python: rewards, advantages and weights in the loss.
+"""Reinforcement learning algorithms in plain Python: rewards, advantages, and weights in the loss.
 
     advantage_input.py   the input of the advantage estimators, and the arithmetic that they share
     group_relative.py    grpo, rloo, opo, grpo_passk and gpg compare an episode with its group
     whitened.py          reinforce_plus_plus and reinforce_plus_plus_baseline normalize over a step
-    remax.py             remax compares an episode with a greedy answer
-    reward_penalties.py  penalties for KL and for overlong answers, and the check for tied rewards
-    staleness.py         removal of calls that old weights sampled
+    remax.py             remax subtracts the reward of an answer sampled at temperature 0
+    reward_penalties.py  KL and overlong penalties, and the check whether all rewards are equal
+    staleness.py         removal of calls that were sampled with outdated weights
     loss_sequences.py    grouping of calls into sequences, and the weight of each call in the loss
 
-A new estimator needs a function and an entry in ESTIMATORS.
+A call is one model call: a prompt with the sampled response. An episode is one run of an agent,
+which makes one or more calls and gets one reward. A group is a set of episodes for the same request
+or task. To add an advantage estimator, write its function and add it to ESTIMATORS.
 """
 
 from __future__ import annotations

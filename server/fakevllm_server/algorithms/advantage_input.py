@@ -1,4 +1,4 @@
-"""The input of advantage estimators, and the arithmetic that they share."""
+"""The input of the advantage estimators, and the arithmetic that they share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One episode with its final reward, as the input of an advantage estimator."""
+    """One episode (a run of an agent on a task) with its final reward. Advantage estimators read
+    lists of these objects."""
 
     group_id: str
     """Episodes of one group are compared with each other."""
     reward: float
     num_tokens: int
-    """Number of trained tokens. 0: the episode counts in its group's baseline, but is not
+    """Number of trained tokens. If it is 0, the episode counts in its group's baseline, but is not
     trained."""
     penalties: Sequence[float] = ()
     """Penalty of each trained token, such as the KL penalty, which is subtracted from the reward.
@@ -30,15 +31,15 @@ class Outcome:
 
     @property
     def score(self) -> float:
-        """The episode's score: its reward minus the penalties of all its tokens."""
+        """The episode's score, which is its reward minus the sum of its token penalties."""
         return self.reward - math.fsum(self.penalties)
 
     def returns(self, gamma: float) -> list[float]:
-        """Compute the discounted return of each trained token: the sum of the rewards of this token
-        and of all later tokens, discounted by `gamma` per token.
+        """Return the discounted return of each trained token of the episode.
 
-        The reward of the last token is the episode's reward; the reward of every other token is 0.
-        The penalty of each token is subtracted from the reward of that token.
+        The return of token t is Σ_{s ≥ t} gamma^(s − t) · r_s, where r_s is the reward of token s.
+        The reward of a token is the negative of its penalty. The reward of the last token also
+        includes the episode's reward.
         """
         returns = [0.0] * self.num_tokens
         value = self.reward
@@ -51,13 +52,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class AdvantageSpec:
-    """Settings of the advantage estimators. Each setting that verl also has keeps verl's name."""
+    """Settings of the advantage estimators. Settings that also exist in verl have verl's names."""
 
     norm_adv_by_std_in_grpo: bool = True
-    """Whether GRPO divides by the standard deviation. Without it, the algorithm is Dr. GRPO."""
+    """Whether GRPO divides by the standard deviation. If false, the advantage is that of Dr.
+    GRPO."""
     std_floor: float = 0.05
-    """Smallest divisor. It keeps the noise of a judge's nearly equal rewards from being amplified.
-    verl adds 1e-6 to the standard deviation instead."""
+    """Lower bound of the standard deviation as a divisor. Without it, the noise in nearly equal
+    rewards of a judge would be amplified. verl adds 1e-6 to the standard deviation instead."""
     gamma: float = 1.0
     """Discount factor per token."""
 
@@ -65,10 +67,10 @@ class AdvantageSpec:
 def by_group(
     outcomes: Sequence[Outcome], of_group: Callable[[list[Outcome]], Sequence[float]]
 ) -> list[float]:
-    """Call `of_group` once for each group, with the outcomes of the group's episodes. `of_group`
-    returns one number for each episode.
+    """Compute one number for each episode by calling `of_group` once for each group. `of_group`
+    gets the outcomes of the group's episodes, and returns one number for each of them.
 
-    Return these numbers in the order of `outcomes`.
+    Return the numbers of all groups in the order of `outcomes`.
     """
     positions: defaultdict[str, list[int]] = defaultdict(list)
     for position, outcome in enumerate(outcomes):
@@ -82,8 +84,8 @@ def by_group(
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[list[float]]:
-    """Return one list for each episode. The list repeats the episode's number once for each of the
-    episode's trained tokens."""
+    """Return one list for each episode: the episode's number, repeated once for each of its trained
+    tokens. `numbers` has one number for each episode."""
     return [
         [number] * outcome.num_tokens for outcome, number in zip(outcomes, numbers, strict=True)
     ]
@@ -92,8 +94,8 @@ def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[lis
 def centred(scores: Sequence[float]) -> list[float]:
     """Return each score minus the mean of the scores.
 
-    If all scores are equal, or there is only one score, the results are exactly 0. A rounding error
-    instead of 0 would become large when it is divided by a small standard deviation.
+    If all scores are equal, the results are exactly 0. Without this special case, rounding errors
+    would remain, and would become large when they are divided by a small standard deviation.
     """
     if not scores or min(scores) == max(scores):
         return [0.0] * len(scores)
@@ -102,11 +104,9 @@ def centred(scores: Sequence[float]) -> list[float]:
 
 
 def over_std(numbers: Sequence[float], scores: Sequence[float], floor: float) -> list[float]:
-    """Return the numbers divided by the standard deviation of `scores` (with ddof 1), or divided by
-    `floor` if the standard deviation is smaller than `floor`.
-
-    With fewer than two scores, the numbers are returned undivided.
-    """
+    """Divide each of `numbers` by the sample standard deviation of `scores` (with ddof 1). If the
+    standard deviation is smaller than `floor`, divide by `floor` instead. With fewer than two
+    scores, return the numbers unchanged."""
     if len(scores) < 2:
         return list(numbers)
     divisor = max(statistics.stdev(scores), floor)

@@ -1,7 +1,8 @@
-"""Advantage estimators that compare an episode with its group.
+"""Advantage estimators that compare an episode with the other episodes of its group.
 
-All tokens of an episode get the same advantage. If a group has only one episode, this episode gets
-advantage 0. verl's grpo, rloo, opo and gpg use the raw reward of such an episode instead.
+All tokens of an episode get the same advantage. An episode that is alone in its group gets
+advantage 0. In verl, the estimators grpo, rloo, opo and gpg give such an episode its raw reward as
+the advantage.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from fakevllm_server.algorithms.advantage_input import (
 
 
 def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute GRPO: A = (r − mean) / max(std, floor), with ddof 1 for the standard deviation.
+    """Compute the GRPO advantage: A = (r − mean) / max(std, spec.std_floor).
 
-    A is the advantage of an episode, and r is the reward of the episode. mean and std are the mean
-    and the standard deviation of the rewards in the episode's group. Source: DeepSeekMath, arXiv
-    2402.03300, eq. 3.
+    r is the episode's reward minus its token penalties. mean and std are the mean and the sample
+    standard deviation (ddof 1) of r over the group. The result has one list per episode, with one
+    advantage per trained token. Source: DeepSeekMath, arXiv 2402.03300, eq. 3.
 
-    If `norm_adv_by_std_in_grpo` is false, A = r − mean. This is the advantage of Dr. GRPO, arXiv
-    2503.20783, whose loss mode is `seq-mean-token-sum-norm`. verl divides by std + 1e-6 instead of
-    using a floor.
+    If `spec.norm_adv_by_std_in_grpo` is false, A = r − mean. This is the advantage of Dr. GRPO,
+    arXiv 2503.20783. Dr. GRPO also needs the loss aggregation `seq-mean-token-sum-norm`. verl has
+    no floor and divides by std + 1e-6.
 
     >>> grpo([Outcome("g", 1.0, 1), Outcome("g", 0.0, 2)], AdvantageSpec())
     [[0.7071067811865475], [-0.7071067811865475, -0.7071067811865475]]
@@ -44,11 +45,11 @@ def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 
 
 def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute RLOO: A = r − mean of the other rewards = N / (N − 1) · (r − mean).
+    """Compute the RLOO advantage: A = r − (mean reward of the group's other episodes).
 
-    A is the advantage of an episode, and r is the reward of the episode. The other rewards are
-    those of the group's other episodes. N is the number of episodes in the group, and the last mean
-    is taken over all N rewards. Source: Ahmadian et al., arXiv 2402.14740.
+    r is the episode's reward minus its token penalties. For a group of N episodes with mean reward
+    m, this equals A = N / (N − 1) · (r − m). The result has one list per episode, with one
+    advantage per trained token. Source: Ahmadian et al., arXiv 2402.14740.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -59,14 +60,16 @@ def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 
 
 def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute OPO: A = r − Σ(length · r) / Σ length.
+    """Compute the OPO advantage: A = r − Σ(length · r) / Σ length.
 
-    A is the advantage of an episode, r is a reward, and both sums run over the episodes of the
-    group. The length of an episode is the number of its trained tokens. An episode that is masked
-    from the loss has length 0, so it does not count in the baseline.
+    r is an episode's reward minus its token penalties, and length is the number of its trained
+    tokens. Both sums run over the episodes of the group. An episode that is masked from the loss
+    has length 0, so it does not count in the baseline. The result has one list per episode, with
+    one advantage per trained token.
 
-    The baseline minimizes the variance if gradients grow with the episode's length. Source: Hao et
-    al., arXiv 2505.23585.
+    Under the paper's assumption that the squared norm of an episode's gradient grows in proportion
+    to its length, this baseline minimizes the variance of the gradient. Source: Hao et al., arXiv
+    2505.23585.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -81,15 +84,16 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
 
 
 def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute pass@k GRPO: the best episode gets A = (best − second) / max(std, floor).
+    """Compute the advantage of pass@k GRPO, in which only the best episode of a group has an
+    advantage that is not 0. The best episode gets A = (best − second) / max(std, spec.std_floor).
 
-    A is the advantage. best and second are the two highest rewards of the group, and std is the
-    standard deviation of the group's rewards. All other episodes of the group get advantage 0. If
-    several episodes share the best reward, they also get 0. If `norm_adv_by_std_in_grpo` is false,
-    A = best − second.
+    best and second are the two highest rewards of the group, each minus the episode's token
+    penalties. std is the sample standard deviation (ddof 1) of all these rewards. If several
+    episodes share the best reward, best − second is 0. If `spec.norm_adv_by_std_in_grpo` is false,
+    A = best − second. The result has one list per episode, with one advantage per trained token.
 
-    Source: pass@k training, arXiv 2503.19595. The episode of a group with only one episode gets
-    advantage 0, while verl raises an error.
+    An episode that is alone in its group gets advantage 0, while verl raises an error. Source:
+    pass@k training, arXiv 2503.19595.
     """
 
     def of_group(group: list[Outcome]) -> list[float]:
@@ -106,12 +110,14 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[fl
 
 
 def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute GPG: A = α · (r − mean), with α = number of episodes / number of episodes whose
-    reward is not 0.
+    """Compute the GPG advantage: A = α · (r − mean).
 
-    A is the advantage of an episode, r is the reward of the episode, and mean is the mean reward of
-    the group. Both counts in α include the episodes of the whole step. Source: Chu et al., arXiv
-    2504.02546. The paper trains with the plain policy gradient, which is the policy loss `gpg`.
+    r is the episode's reward minus its token penalties, and mean is the mean of r over the group. α
+    is the number of episodes in the step divided by the number of them whose r is not 0. The result
+    has one list per episode, with one advantage per trained token.
+
+    Source: Chu et al., arXiv 2504.02546. The paper combines this advantage with the plain policy
+    gradient, which is the policy loss `gpg`.
     """
     scores = [outcome.score for outcome in outcomes]
     alpha = len(scores) / max(sum(score != 0 for score in scores), 1)

@@ -1,15 +1,17 @@
-"""Grouping of calls into units, and the weights of calls in the loss. The loss treats each unit as
-one sequence.
+"""Group calls into units, and compute the weight of each call in the loss. The loss treats each
+unit as one sequence.
 
-A job chooses one of three units (`loss_unit`):
+A call is one model call of an episode: a prompt with the sampled response. The setting `loss_unit`
+of a job chooses the units:
 
     call      each call is a unit, like a row of a batch in verl or TRL
-    timeline  calls of an episode are one unit if each prompt continues the call before it
-    episode   all calls of an episode are one unit; together they weigh as much as one call
+    timeline  a unit is a chain of calls of an episode, in which each prompt begins with all tokens
+              (prompt and response) of the previous call
+    episode   all calls of an episode are one unit, with the total weight of one call
 
 The weights are computed from the whole step before calls are packed into micro-batches. Therefore
-the loss does not depend on how the micro-batches are formed. If several calls begin with the same
-tokens, each shared token counts once for each of these calls.
+the loss does not depend on how the micro-batches are formed. The forward pass may compute a token
+that several calls share only once, but in the loss the token counts once for each of these calls.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from fakevllm_adapters.job.loss_spec import LossSpec
 
 
 class TokenizedCall(Protocol):
-    """A call with the token ids of its prompt and its response."""
+    """A model call with the token ids of its prompt and of its response."""
 
     @property
     def prompt_ids(self) -> Sequence[int]: ...
@@ -32,12 +34,14 @@ class TokenizedCall(Protocol):
 
 
 def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
-    """Return the unit number of each call. `calls` are the calls of one episode in order.
+    """Return the number of the unit (the sequence in the loss) to which each call belongs. `calls`
+    are the calls of one episode in the order in which they were made.
 
-    Units are numbered from 0. If `loss_unit` is `timeline`, a call continues a timeline if the
-    call's prompt begins with all tokens of the timeline so far. If several timelines match, the
-    call continues the longest. If two calls continue the same call, the first of them joins its
-    timeline and the second starts a new timeline, so that no token is counted twice.
+    Units are numbered from 0. If `loss_unit` is `call`, each call is a unit. If `loss_unit` is
+    `episode`, all calls are one unit. If `loss_unit` is `timeline`, a call joins a unit if its
+    prompt begins with all tokens (prompt and response) of the unit's latest call. If this holds for
+    several units, the call joins the longest. If two calls continue the same call, the first of
+    them joins its unit, and the second begins a new unit. Otherwise tokens would be counted twice.
     """
     if loss_unit == "call":
         return list(range(len(calls)))
@@ -59,27 +63,27 @@ def unit_labels(calls: Sequence[TokenizedCall], loss_unit: str) -> list[int]:
 
 
 def token_weight(loss_unit: str, num_calls: int) -> float:
-    """Return the weight that each token of a call has in the loss. If `loss_unit` is `episode`, the
-    weight is 1 / `num_calls`, so that an episode weighs as much as one call. Otherwise the weight
-    is 1. `num_calls` is the number of trained calls in the call's episode."""
+    """Return the weight that each token of a call has in the loss. `num_calls` is the number of
+    trained calls in the call's episode. If `loss_unit` is `episode`, the weight is 1 / `num_calls`,
+    so that an episode weighs as much as one call. Otherwise the weight is 1."""
     return 1 / max(num_calls, 1) if loss_unit == "episode" else 1.0
 
 
 class LossCall(NamedTuple):
-    """The properties of a call that determine the denominators of the loss."""
+    """The properties of one model call from which its weight in the loss is computed."""
 
     unit: Hashable
-    """Identity of the call's unit."""
+    """Key of the call's unit, which is its sequence in the loss."""
     weight: float
     """Weight of each token of the call; 0 if the call is not in the loss."""
     num_tokens: int
-    """Number of trained tokens."""
+    """Number of trained tokens of the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallShare:
-    """The unit of one call, and the weights that its tokens have in the step's loss and in the
-    step's metrics."""
+    """The unit (sequence in the loss) of one call, and the factors with which each of its tokens
+    counts in the step's loss and in the step's metrics."""
 
     unit: int
     """Number of the call's unit within the step."""
@@ -94,9 +98,9 @@ class CallShare:
 
 
 def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
-    """Return the weights of all calls of one step, in the order of `calls`.
+    """Return the unit and the weights of each call of one step, in the order of `calls`.
 
-    The loss of each token is multiplied by a scale, which depends on `loss_agg_mode`:
+    A token's loss is multiplied by a scale, which depends on the setting `loss_agg_mode`:
 
         token-mean               w / Σ_step w
         token-sum                w
@@ -104,9 +108,10 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
         seq-mean-token-mean      w / U / Σ_unit w
         seq-mean-token-sum-norm  w / U / loss_scale_factor
 
-    w is the token's weight. Σ_step and Σ_unit sum the weights of all tokens in the step and in the
-    token's unit. U is the number of units that have a token with a weight above 0. Without
-    `loss_scale_factor`, the number of tokens of the longest unit is used.
+    w is the token's weight, which is the `weight` of its call. Σ_step w is the sum of w over all
+    tokens of the step. Σ_unit w is the sum over the tokens of the token's unit (its sequence in the
+    loss). U is the number of units in the step that have a token with w > 0. If `loss_scale_factor`
+    is not set, it is the number of tokens of the longest unit.
 
     >>> shares = call_shares([LossCall("a", 1.0, 3), LossCall("b", 1.0, 1)], LossSpec())
     >>> [share.scale for share in shares]
@@ -126,7 +131,8 @@ def call_shares(calls: Sequence[LossCall], spec: LossSpec) -> list[CallShare]:
 
 
 class _Totals(NamedTuple):
-    """Sums over the tokens of a step that are in the loss."""
+    """Sums over the tokens of a step that count in the loss, which are the tokens with a weight
+    above 0."""
 
     weights: dict[Hashable, float]
     """Sum of the tokens' weights by unit."""
@@ -141,7 +147,7 @@ class _Totals(NamedTuple):
 
     @staticmethod
     def from_calls(calls: Sequence[LossCall]) -> _Totals:
-        """Return the totals of the tokens of all calls of a step."""
+        """Compute the sums from the calls of a step."""
         weights: defaultdict[Hashable, float] = defaultdict(float)
         lengths: defaultdict[Hashable, int] = defaultdict(int)
         for call in calls:
@@ -153,8 +159,9 @@ class _Totals(NamedTuple):
         return _Totals(weights, lengths, sum(weights.values()), num_units, longest)
 
     def divisor(self, unit: Hashable, spec: LossSpec) -> float:
-        """Return the number by which the weights of the tokens in `unit` are divided. The docstring
-        of `call_shares` lists these numbers for all modes."""
+        """Return the denominator for the weights of the tokens in `unit`, which is one sequence in
+        the loss. It depends on the aggregation mode `spec.loss_agg_mode`. For example, it is the
+        sum of all weights of the step for `token-mean`, and 1 for `token-sum`."""
         match spec.loss_agg_mode:
             case "token-mean":
                 return self.weight
@@ -169,7 +176,7 @@ class _Totals(NamedTuple):
 
 
 def _share(call: LossCall, divisor: float) -> float:
-    """Return the factor by which the loss of a call's tokens is multiplied. It is the call's weight
-    divided by `divisor`, or 0 if the call has no tokens in the loss."""
+    """Return the call's weight divided by `divisor`. Return 0 if the call has no tokens in the
+    loss."""
     counts = call.weight > 0 and call.num_tokens > 0
     return call.weight / divisor if counts else 0.0

@@ -1,4 +1,5 @@
-"""Advantage estimator that compares an episode with a greedy answer to the same request."""
+"""The advantage estimator ReMax, whose baseline is the reward of an answer that was sampled at
+temperature 0 for the same request."""
 
 from __future__ import annotations
 
@@ -10,19 +11,21 @@ from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 
 
 class NoBaseline(ValueError):
-    """Raised if some groups have no greedy answer, which ReMax needs as the baseline. The message
-    contains the ids of some of these groups."""
+    """Raised if a group has no answer sampled at temperature 0, which ReMax needs as the baseline.
+    The message contains the ids of up to three such groups."""
 
 
 def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute ReMax: A_t = Σ_{s ≥ t} r_s − b.
+    """Compute the ReMax advantage: A_t = Σ_{s ≥ t} r_s − b.
 
-    A_t is the advantage of token t, and r_s is the reward of token s. The baseline b is the reward
-    of the group's greedy answer (temperature 0). If the group has several greedy answers, b is the
-    mean of their rewards. A greedy answer itself gets advantage 0. Source: Li et al., arXiv
-    2310.10505.
+    A_t is the advantage of token t of an episode. r_s is the reward of token s, which is the
+    negative of the token's penalty. The reward of the last token also includes the episode's
+    reward. The baseline b is the reward of the group's greedy answer (sampled at temperature 0),
+    minus its token penalties. If the group has several greedy answers, b is the mean over them. A
+    greedy answer itself gets advantage 0. The result has one list per episode, with one advantage
+    per trained token. Source: Li et al., arXiv 2310.10505.
 
-    Raises NoBaseline if a group has no greedy answer. The baseline cannot be 0 instead, because
+    Raises NoBaseline if a group has no greedy answer. A baseline of 0 would be wrong, because
     training would then raise the probability of every sampled answer with a positive reward.
     """
     greedy: defaultdict[str, list[float]] = defaultdict(list)

@@ -1,4 +1,5 @@
-"""Penalties that change a reward before the advantage is computed from the reward."""
+"""Penalties that change the rewards before the advantages are computed, and the check whether all
+rewards are equal."""
 
 from __future__ import annotations
 
@@ -11,13 +12,13 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 def kl_penalties(
     log_probs: Sequence[float], reference_log_probs: Sequence[float], coef: float
 ) -> list[float]:
-    """Return the KL penalty of each token, β · (ℓ_old − ℓ_ref). These are the values for
-    `Outcome.penalties`.
+    """Return the KL penalty of each token: coef · (ℓ_old − ℓ_ref). `Outcome.penalties` expects
+    these values, which are later subtracted from the reward.
 
-    β is the coefficient. ℓ_old is the token's log-probability under the old policy (`log_probs`),
-    and ℓ_ref is its log-probability under the reference policy (`reference_log_probs`). ℓ_old −
-    ℓ_ref is the k1 estimator of the KL divergence. Source: InstructGPT, arXiv 2203.02155. verl
-    computes the same penalty with `use_kl_in_reward` and `kl_ctrl.kl_coef`.
+    ℓ_old is the token's log-probability under the old policy (`log_probs`), and ℓ_ref is its
+    log-probability under the reference policy (`reference_log_probs`). The difference ℓ_old − ℓ_ref
+    is the k1 estimator of the KL divergence. Source: InstructGPT, arXiv 2203.02155. verl computes
+    the same penalty with `use_kl_in_reward` and `kl_ctrl.kl_coef`.
 
     >>> kl_penalties([-1.0, -2.0], [-1.5, -1.0], 0.5)
     [0.25, -0.5]
@@ -29,11 +30,13 @@ def kl_penalties(
 
 
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: float) -> float:
-    """Return the penalty for an answer of `num_tokens` tokens, a number ≤ 0 to add to the reward.
+    """Return the length penalty for an answer of `num_tokens` tokens, which is a number ≤ 0 to add
+    to the reward.
 
-    The penalty is min(0, −(length − (max − buffer)) / buffer · factor). Source: soft overlong
+    The penalty is min(0, −(num_tokens − (max_tokens − buffer)) / buffer · factor). It is 0 up to
+    `max_tokens` − `buffer` tokens, and −`factor` at `max_tokens` tokens. Source: soft overlong
     punishment in DAPO, arXiv 2503.14476, eq. 13. verl computes the same penalty with
-    `overlong_buffer_cfg`, whose `len` is the buffer and whose `penalty_factor` is the factor.
+    `overlong_buffer_cfg`, in which `len` is the buffer and `penalty_factor` is the factor.
 
     >>> [overlong_penalty(n, 100, 20, 1.0) for n in (80, 85, 100, 120)]
     [0.0, -0.25, -1.0, -2.0]
@@ -42,11 +45,11 @@ def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int, factor: floa
 
 
 def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Return the overlong penalty of each scored episode, a number ≤ 0 to add to the episode's
-    reward.
+    """Return the length penalty of each episode of the group that has a reward. A penalty is a
+    number ≤ 0 to add to the episode's reward.
 
-    The length of an episode is the length of its longest answer in tokens. If the job sets no
-    overlong buffer, all penalties are 0.
+    The penalty depends on the number of tokens of the episode's longest answer. All penalties are 0
+    if the job sets no overlong buffer (`overlong_buffer_len`) or no maximum answer length.
     """
     buffer, longest = job.overlong_buffer_len, job.max_answer_length
     if buffer is None or longest is None:
@@ -56,14 +59,15 @@ def overlong_penalties(group: FinishedGroup, job: TrainJob) -> list[float]:
 
 
 def shaped_rewards(group: FinishedGroup, job: TrainJob) -> list[float]:
-    """Return each scored episode's reward plus its overlong penalty, without the KL penalties."""
+    """Return the reward plus the length penalty of each episode of the group that has a reward. KL
+    penalties are not included."""
     penalties = overlong_penalties(group, job)
     return [reward + penalty for reward, penalty in zip(group.rewards, penalties, strict=True)]
 
 
 def is_tied(rewards: Sequence[float]) -> bool:
-    """Return True if all rewards are equal. Equal rewards give no training signal to an estimator
-    that compares rewards."""
+    """Return True if all rewards are equal, or if there are none. Equal rewards give no training
+    signal to an estimator that compares rewards."""
     return not rewards or min(rewards) == max(rewards)
 
 

@@ -1,7 +1,7 @@
-"""Removal of stale calls from a group. A call is stale if weights that are too old sampled it.
+"""Remove stale calls from a group. A call is stale if it was sampled with weights that are too old.
 
-Age is counted in weight versions, not in seconds. Therefore no call becomes stale while no step is
-trained.
+The age of weights is counted in weight versions, not in seconds. Therefore calls do not become
+stale while training pauses.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode
 
 
 def keep_fresh(group: FinishedGroup, version: int, max_staleness: int) -> tuple[FinishedGroup, int]:
-    """Return two values: the group without its stale calls, and the number of calls removed.
+    """Return the group without its stale calls, and the number of removed calls.
 
-    A call is stale if at least one of its tokens was sampled by weights with a version below
-    `version` − `max_staleness`. If all calls of an episode are stale, the episode is removed
-    together with its reward. The remaining episodes of the group are then compared only with each
-    other.
+    A call is stale if at least one of its tokens was sampled with weights of a version below
+    `version` − `max_staleness`. If all calls of an episode are stale, the whole episode with its
+    reward is removed. It then no longer counts in the baseline of the group's other episodes.
     """
     episodes: list[ScoredEpisode] = []
     num_dropped = 0

@@ -1,4 +1,4 @@
-"""Advantage estimators that normalize over all tokens of a step."""
+"""Advantage estimators that normalize over all trained tokens of a step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from fakevllm_server.algorithms.advantage_input import (
 
 
 def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
-    """Compute REINFORCE++: G_t = Σ_{s ≥ t} γ^(s − t) · r_s, whitened over all trained tokens.
+    """Compute the REINFORCE++ advantage: the discounted return of each token, normalized over all
+    trained tokens of the step.
 
-    G_t is the return of token t, r_s is the reward of token s, and γ is the discount factor. t and
-    s number the trained tokens of the whole episode, call after call. The advantage of a token is
-    its whitened return: the returns of all trained tokens of the step are normalized together. An
-    episode is therefore compared with the whole step, not with its group.
+    The return of token t is G_t = Σ_{s ≥ t} γ^(s − t) · r_s. The sum runs over the trained tokens
+    of the episode, across all of its calls. γ is `spec.gamma`. r_s is the reward of token s, which
+    is the negative of the token's penalty. The reward of the last token also includes the episode's
+    reward. The function `whiten` normalizes the returns. An episode is therefore compared with the
+    whole step, not with its group. The result has one list per episode, with one advantage per
+    trained token.
 
-    Source: Hu et al., arXiv 2501.03262. The paper uses a KL penalty in the reward.
+    Source: Hu et al., arXiv 2501.03262. The paper adds a KL penalty to the reward of each token.
     """
     return whiten([outcome.returns(spec.gamma) for outcome in outcomes], spec.std_floor)
 
@@ -32,16 +35,19 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> lis
 def reinforce_plus_plus_baseline(
     outcomes: Sequence[Outcome], spec: AdvantageSpec
 ) -> list[list[float]]:
-    """Compute REINFORCE++ with a baseline: A = r − group mean, whitened over all trained tokens.
+    """Compute the advantage of REINFORCE++ with a baseline: A = r − group mean, normalized over all
+    trained tokens of the step.
 
-    A is the advantage and r is the reward of the episode. Source: Hu et al., arXiv 2501.03262.
+    r is the episode's reward minus its token penalties, and the group mean is the mean of r over
+    the episode's group. The result has one list per episode, with one advantage per trained token.
+    Source: Hu et al., arXiv 2501.03262.
 
-    Whitening subtracts the mean of A over all trained tokens of the step. This mean is not 0 in
-    general, because a long episode has more tokens than a short one. Therefore the advantages in a
-    group with equal rewards are not 0.
+    The normalization subtracts the mean of A over all trained tokens of the step. In general this
+    mean is not 0, because long episodes have more tokens than short ones. Therefore the advantages
+    in a group with equal rewards are in general not 0.
 
-    If a group has only one episode, this episode is not whitened and gets advantage 0. verl uses
-    the raw reward of such an episode instead.
+    An episode that is alone in its group gets advantage 0, and is left out of the normalization.
+    verl uses the raw reward of such an episode instead.
     """
     sizes = Counter(outcome.group_id for outcome in outcomes)
     numbers = by_group(outcomes, lambda group: centred([outcome.score for outcome in group]))
@@ -59,11 +65,11 @@ def reinforce_plus_plus_baseline(
 
 
 def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[list[float]]:
-    """Return all values normalized: (x − mean) / max(std, floor), with ddof 1 for the standard
-    deviation.
+    """Normalize all values: (x − mean) / max(std, floor). The mean and the sample standard
+    deviation (ddof 1) are those of all values of all rows.
 
-    Mean and standard deviation are taken over all values of all rows. If all values are equal, the
-    results are exactly 0. verl divides by sqrt(variance + 1e-8) instead.
+    If all values are equal, the results are exactly 0. verl divides by sqrt(variance + 1e-8)
+    instead.
 
     >>> whiten([[1.0, 1.0], [4.0]], 0.05)
     [[-0.5773502691896258, -0.5773502691896258], [1.1547005383792517]]

@@ -1,6 +1,5 @@
-"""Engines behind the server: rollouts, which sample answers, and trainers, which update the
-weights.
+"""Backends: the rollout engines, which sample answers, and the trainers, which update the weights.
 
-Only this folder imports torch, transformers, Ray, vLLM, verl and xgrammar. These libraries run in
-processes of their own, not in the server's process.
+Only this folder imports torch, transformers, Ray, vLLM, verl and xgrammar. The backends that use
+these libraries run in child processes, so the server's own process does not load them.
 """

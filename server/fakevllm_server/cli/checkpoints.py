@@ -53,7 +53,7 @@ def list_checkpoints(
     run_dir: RunDir = RUN_DIR,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """Show the saved checkpoints. Also works while a server runs."""
+    """Show the saved checkpoints. The command also works while a server runs."""
 
     def run() -> None:
         import json
@@ -134,8 +134,8 @@ def export(
     allow_hub: Annotated[bool, typer.Option(help="Load the model by its name on the hub.")] = False,
     run_dir: RunDir = RUN_DIR,
 ) -> None:
-    """Export a checkpoint as a model folder, with adapters merged in. Also works while a server
-    runs."""
+    """Export a checkpoint as a model folder. LoRA adapters are merged into the weights. The command
+    also works while a server runs."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import RunArchive
@@ -167,7 +167,8 @@ def restore(
     run_dir: RunDir = RUN_DIR,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Continue from a checkpoint at the next start. This discards all later training."""
+    """Make the next start of the server continue from a checkpoint. This discards all later
+    training."""
 
     def run() -> None:
         from fakevllm_server.cli.run_archive import CheckpointRestore
@@ -188,8 +189,8 @@ def restore(
 
 
 def _rows(archive: RunArchive) -> list[dict[str, Any]]:
-    """Return the rows that `checkpoints list --json` prints. There is one row for each checkpoint,
-    oldest first."""
+    """Return the rows that `checkpoints list --json` prints: one row for each checkpoint, oldest
+    first."""
     from datetime import UTC, datetime
 
     known = archive.checkpoints()
@@ -211,8 +212,9 @@ def _rows(archive: RunArchive) -> list[dict[str, Any]]:
 
 
 def _change_message(archive: RunArchive, newest_step: int) -> str | None:
-    """Return a message if the best checkpoint is not chosen among all checkpoints, because the
-    hooks or the job changed. Otherwise return None."""
+    """Return a message for the user if older checkpoints are not compared in the search for the
+    best checkpoint, because the reward hooks or the job changed. Return None if all are
+    compared."""
     changes = [(step, what) for step, what in archive.reward_changes() if step <= newest_step]
     if not changes:
         return None
@@ -298,7 +300,7 @@ def _export(
 
 
 def _discarded(restore: CheckpointRestore) -> str:
-    """Return a text that lists everything that a restore discards."""
+    """Return a text for the user that lists everything that a restore of a checkpoint discards."""
     step, num_groups = restore.checkpoint.step, len(restore.lost)
     lines = [f"To continue from step {step}, the following is discarded for good:"]
     if restore.last_step > step:
@@ -330,10 +332,11 @@ def _is_confirmed() -> bool:
 
 @contextlib.contextmanager
 def _progress(total: int, label: str) -> Generator[OnRead]:
-    """Show a progress bar on a terminal if there are many bytes to read.
+    """Show a progress bar while a checkpoint is read, if stderr is a terminal and there are many
+    bytes.
 
-    `total` is the number of bytes. The caller calls the yielded function with the size of each
-    chunk that was read.
+    `total` is the number of bytes. The context manager yields a function, which the caller calls
+    with the size of each chunk that was read.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn

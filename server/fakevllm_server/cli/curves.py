@@ -15,9 +15,9 @@ def curves(
         "runs/default"
     ),
 ) -> None:
-    """Write all TensorBoard curves of a run again. The run's server must be stopped.
+    """Write all TensorBoard curves of a run again. Stop the run's server first.
 
-    A running server writes the curves itself.
+    The curves are read from the run's journal. A running server writes the curves itself.
     """
 
     def run() -> None:
@@ -47,8 +47,9 @@ def curves(
 
 
 def _in_use_message(run_dir: Path, curves_dir: Path) -> str:
-    """Return the message for a run whose folder is locked. A server locks the run directory, which
-    is also the folder of the run at the top, while it trains any of its runs."""
+    """Return an error message that says why the curves of a run cannot be written now: a running
+    server has locked the folder `run_dir`. The server may be training the run in `run_dir` itself,
+    or one of the runs in folders below `run_dir`."""
     from fakevllm_server.run.run_choice import TOP
     from fakevllm_server.run.run_directory import RunDirectory
 

@@ -44,7 +44,7 @@ def about(
         typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version."),
     ] = False,
 ) -> None:
-    """The swarm server owns the engine, captures every call and trains the model."""
+    """The swarm server runs the engine, captures model calls and trains the model."""
 
 
 def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
@@ -192,7 +192,7 @@ def start(
 
 
 def _parts(arguments: list[str] | None) -> list[str]:
-    """Return the arguments, with each `--flag=value` split into a flag and a value."""
+    """Return the command-line arguments, with each `--flag=value` split into a flag and a value."""
     return [
         part
         for argument in arguments or ()

@@ -52,14 +52,15 @@ class CheckpointInfo:
 
 
 class Integrity(StrEnum):
-    """Result of comparing a checkpoint's files with the digest that was recorded when they were
-    written."""
+    """Result of comparing a checkpoint's files with the digest that was recorded when the files
+    were written."""
 
     WHOLE = "whole"
     DAMAGED = "damaged"
     MISSING = "missing"
     REPLACED = "replaced"
-    """While the checkpoint was read, a running server deleted it because it has newer ones."""
+    """The checkpoint was deleted during the check, because a running server has newer
+    checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class IntegrityReport:
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """The model with which a run began, before any training."""
+    """The initial model of a run: the model as it was before any training."""
 
     trainer: str
     """Name of the trainer."""
@@ -112,8 +113,8 @@ class RunArchive:
         raise ConfigError(f"{self.run_dir} has no checkpoint of step {step}: {hint}.")
 
     def best(self) -> CheckpointInfo:
-        """Return the checkpoint with the highest mean reward since the hooks or the job changed
-        last.
+        """Return the best checkpoint, which is the one with the highest mean reward. Only the
+        checkpoints since the latest change of the reward hooks or the job are compared.
 
         Raises ConfigError if there is no checkpoint.
         """
@@ -125,12 +126,13 @@ class RunArchive:
         return next(checkpoint for checkpoint in known if checkpoint.saved is best)
 
     def reward_changes(self) -> list[tuple[int, str]]:
-        """Return the steps at which the hooks or the job changed, each with what changed."""
+        """Return the steps at which the reward hooks or the job changed, each with a text that says
+        what changed."""
         return self._read(reads.reward_changes)
 
     def last_step(self) -> int:
-        """Return the last step that was trained. The newest checkpoint may be of an earlier
-        step."""
+        """Return the number of the last step that was trained. The newest checkpoint may be
+        older."""
         return self._read(reads.log_position).last_step
 
     def folder(self, checkpoint: CheckpointInfo) -> Path:
@@ -145,10 +147,10 @@ class RunArchive:
         return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
     def unknown_names(self) -> list[str]:
-        """Return the names in the folder `checkpoints` that are not in the journal.
+        """Return the names of entries in the folder `checkpoints` that the journal does not list.
 
-        While a running server writes or deletes a checkpoint, the folder of this checkpoint is
-        listed for a moment too.
+        While a running server writes or deletes a checkpoint, the folder of this checkpoint may be
+        among them.
         """
         folder = self.run_dir / "checkpoints"
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
@@ -157,7 +159,8 @@ class RunArchive:
 
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
         """Read a checkpoint's files, and report whether they are intact, damaged or missing. A
-        fourth result, `REPLACED`, means that a running server deleted the checkpoint meanwhile."""
+        fourth result, `REPLACED`, means that a running server deleted the checkpoint during the
+        check."""
         report = self._verify_files(checkpoint, on_read)
         if report.integrity is not Integrity.WHOLE and checkpoint not in self.checkpoints():
             return IntegrityReport(Integrity.REPLACED)
@@ -166,9 +169,9 @@ class RunArchive:
     def trained_model(self, moved_to: str | None, allow_hub: bool) -> TrainedModel:
         """Return the model that the run trains.
 
-        `moved_to` is the model's present folder or hub name. None means that the model is where it
-        was when the run was started. Raises ConfigError if the model does not exist or differs from
-        the run's model.
+        `moved_to` is the model's present folder or hub name. If it is None, the model is expected
+        where it was when the run was started. Raises ConfigError if the model does not exist or
+        differs from the run's model.
         """
         known = read_recorded_model(self.run_dir)
         if known is None:
@@ -213,9 +216,10 @@ class RunArchive:
 
 
 class CheckpointRestore:
-    """A planned restore, which returns a run to one of its checkpoints.
+    """A planned restore: it will return a run to one of its checkpoints, and discard all later
+    training.
 
-    The run directory is locked until `close`, so that no server can start meanwhile.
+    The run directory stays locked until `close` is called, so that no server can start before.
     """
 
     def __init__(self, run_dir: Path, step: int) -> None:
@@ -248,15 +252,16 @@ class CheckpointRestore:
 
     @property
     def is_unnecessary(self) -> bool:
-        """Whether a restore would discard nothing, because the run ends at the checkpoint."""
+        """Whether the restore would discard nothing, because nothing was trained after the
+        checkpoint."""
         return not (self.newer or self.lost or self.last_step > self.checkpoint.step)
 
     def apply(self) -> None:
-        """Discard everything after the checkpoint.
+        """Return the run to the checkpoint, and discard everything after the checkpoint.
 
-        The journal is written before the folders are deleted. If the process dies between the two,
-        the next start of a server deletes the remaining folders. Raises ConfigError if the journal
-        cannot be written.
+        The run's journal (a SQLite file) is changed before the folders of discarded checkpoints are
+        deleted. If the process dies in between, the next start of a server deletes the remaining
+        folders. Raises ConfigError if the journal cannot be written.
         """
         log = RunLog(self._journal)
         log.record_abandoned(self.checkpoint.step, log.version + 1, "gone_back")
@@ -314,10 +319,10 @@ async def export(
 
 
 def _export_arguments(trainer: str, checkpoint: Path, dtype: str) -> list[str]:
-    """Return the arguments of a trainer that only exports.
+    """Return the command-line arguments for a trainer process that only exports a checkpoint.
 
-    The embedded trainer exports on the CPU, because a running server may use the GPU. The verl
-    trainer needs as many workers as wrote the checkpoint.
+    The embedded trainer (the server's own torch trainer) exports on the CPU, because a running
+    server may use the GPU. The verl trainer needs as many workers as wrote the checkpoint.
     """
     if trainer != "verl":
         return ["--device=cpu", f"--dtype={dtype}"]
@@ -326,7 +331,7 @@ def _export_arguments(trainer: str, checkpoint: Path, dtype: str) -> list[str]:
 
 
 def _read_checkpoints(db: Connection) -> list[CheckpointInfo]:
-    """Return the checkpoints in the journal, newest first."""
+    """Return the checkpoints that are recorded in the journal, newest first."""
     query = (
         "SELECT step, folder, version, digest, reward_mean, at, EXISTS (SELECT 1 FROM "
         "publications p WHERE p.step = c.step AND p.version >= c.version) "

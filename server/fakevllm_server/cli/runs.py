@@ -18,7 +18,8 @@ def runs(
         bool, typer.Option("--json", help="Print one JSON object per run.")
     ] = False,
 ) -> None:
-    """List the runs below a run directory, with their sizes. A server may run meanwhile."""
+    """List the runs below a run directory, with their sizes. The command also works while a server
+    runs."""
 
     def run() -> None:
         import json

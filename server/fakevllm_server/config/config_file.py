@@ -26,9 +26,9 @@ class FlagType(Enum):
 
 
 def flag_types(command: Callable[..., object]) -> dict[str, FlagType]:
-    """Return the flag type of each parameter of a Typer command, from its annotation.
+    """Return the type of each parameter of a Typer command, taken from the parameter's annotation.
 
-    A parameter whose annotation is no number, switch or list has the type TEXT.
+    A parameter whose annotation is not a number, a boolean or a list has the type TEXT.
     """
     by_annotation = {
         int: FlagType.NUMBER,
@@ -46,7 +46,7 @@ def read_config_file(file: Path, flags: Mapping[str, FlagType]) -> dict[str, Any
     underscores.
 
     `flags` are the flags that the file may set. Raises ConfigError if the file cannot be read, is
-    no valid YAML mapping, or has an invalid key or value.
+    not a valid YAML mapping, or has an invalid key or value.
     """
     import yaml
 

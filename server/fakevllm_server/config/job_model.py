@@ -1,9 +1,10 @@
-"""Decide which model the engine loads for a job: the model that the job names, or that of the flag
-`--model`.
+"""Decide which model the engine loads for a job: the model that the job names, or that of the
+server's flag `--model`.
 
-A client's job may name only the model of `--model` and the folders below `--models-dir`. A server
-with neither flag and without API keys loads any model folder, because whoever can call it is on
-this machine.
+If the server has `--models-dir`, a job may name `--model` itself or a folder below `--models-dir`.
+If the server has only `--model`, this model is loaded, whatever the job names. If the server has
+neither flag and requires no API keys, a job may name any model. If it has neither flag and requires
+API keys, a job that names a model is refused, because clients on other machines may send jobs.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from fakevllm_runtime.errors import ConfigError
 def choose_model(
     job_model: str | None, model: str | None, models_dir: Path | None, *, has_keys: bool
 ) -> str | None:
-    """Return the folder or name of the model for a job, or None if neither job nor server names a
-    model.
+    """Return the folder or name of the model for a job, or None if neither the job nor the server
+    names a model.
 
     `job_model` is the job's setting `model`. `model` and `models_dir` are the server's flags.
-    `has_keys` says whether clients need API keys. Raises ConfigError if the job may not name its
-    model.
+    `has_keys` says whether the server requires API keys. Raises ConfigError if the job may not use
+    the model that it names.
     """
     if models_dir is None:
         if model is None and job_model is not None and has_keys:
@@ -59,7 +60,8 @@ def _find_below(models_dir: Path, name: str) -> Path | None:
 
 
 def _resolve(path: Path) -> Path | None:
-    """Return the absolute path of an existing folder without symbolic links; None otherwise."""
+    """Return the absolute path of an existing folder, with symbolic links resolved. Return None if
+    there is no such folder."""
     try:
         folder = path.resolve()
         return folder if folder.is_dir() else None

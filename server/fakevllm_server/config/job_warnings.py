@@ -1,7 +1,8 @@
-"""Warnings about settings of a job that have no effect on this server. This module does no I/O.
+"""Warnings about settings of a training job that have no effect on this server. This module does no
+I/O.
 
-A job decides how to train. The server's flags decide engines, model and machine. If a job and a
-flag have different values for one setting, the flag wins.
+A client sends the job, which says how to train. The server's own flags say which engines, which
+model and which machine are used. If a flag and the job disagree about a setting, the flag wins.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ NEVER_USED = {
 
 
 def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
-    """Return one warning line for each setting of the job that has no effect and differs from its
-    default."""
+    """Return one warning line for each setting of the job that has no effect on this server.
+    Settings with their default value cause no warning."""
     unused = {**NEVER_USED, **dict(_unused_here(job, config))}
     return _single_answer_warning(job) + [
         f"{name} = {getattr(job, name)!r} is without effect: {explanation}"
@@ -45,8 +46,9 @@ def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:
 
 
 def _single_answer_warning(job: TrainJob) -> list[str]:
-    """Return a list with a warning if the job samples only one answer for each request. The list is
-    empty if the job's algorithm compares this answer with a greedy answer."""
+    """Return a list with one warning if the job samples only one answer for each request, because a
+    single answer has no other answers to be compared with. Return [] if the job's algorithm (ReMax)
+    compares the single answer with a greedy answer."""
     if job.num_repeat > 1 or job.algorithm in NEEDS_GREEDY:
         return []
     return [
@@ -56,8 +58,8 @@ def _single_answer_warning(job: TrainJob) -> list[str]:
 
 
 def _unused_here(job: TrainJob, config: ServerConfig) -> Iterator[tuple[str, str]]:
-    """Yield each setting that a server with this configuration does not use, as (name of the
-    setting, reason)."""
+    """Yield a pair (name of the setting, reason) for each setting of a job that a server with this
+    configuration does not use."""
     flag, trainer = "backend", config.backend
     if config.trainer is not None or config.rollout is not None:
         flag, trainer = "trainer", config.trainer_name

@@ -28,7 +28,8 @@ log = logging.getLogger("fakevllm.server.config")
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Settings of one server. The constructor raises ConfigError for invalid combinations."""
+    """Settings of one server. The constructor raises ConfigError for invalid settings and invalid
+    combinations of settings."""
 
     backend: str
     """Name of a pair of engines: a rollout engine and a trainer."""
@@ -112,10 +113,11 @@ class ServerConfig:
                 raise ConfigError(f"--engine-arg=--{flag}: {REFUSED[flag]}.")
 
     def _refuse_unused_settings(self) -> None:
-        """Raise ConfigError for settings that have no effect on this server.
+        """Raise ConfigError for flags that have no effect on this server, such as `--engine-arg`
+        with `--rollout-url`.
 
-        Such a setting shows that the user expects other engines than the server would run. Ignoring
-        the setting would hide this mistake.
+        A flag without effect shows that the user expects other engines than those that the server
+        would run. If the flag were ignored, the user would not notice the mistake.
         """
         is_one_process = self.rollout_name == self.trainer_name
         unused = {
@@ -142,11 +144,11 @@ class ServerConfig:
                 raise ConfigError(f"{message}.")
 
     def engine_args_for(self, job: TrainJob) -> Sequence[str]:
-        """Return the rollout engine's additional arguments for a job.
+        """Return the additional command-line arguments of the rollout engine for a job.
 
-        The job's setting `lockstep` makes two runs with the same seed identical to the bit. Only
-        the embedded engine supports this setting. Raises ConfigError if the job sets `lockstep` and
-        the server uses another engine or another trainer.
+        The job's setting `lockstep` makes two runs with the same seed bit-identical. Only the
+        embedded engine supports this setting. Raises ConfigError if the job sets `lockstep` and the
+        server uses another engine or another trainer.
         """
         if not job.lockstep:
             return self.engine_args
@@ -158,42 +160,42 @@ class ServerConfig:
         return [*self.engine_args, "--lockstep"]
 
     def trainer_args_for(self, job: TrainJob) -> Sequence[str]:
-        """Return the trainer's additional arguments for a job.
+        """Return the additional command-line arguments of the trainer for a job.
 
-        If the job needs a reference policy, the verl trainer must copy the initial weights when it
-        starts, because the training changes the weights.
+        If the job needs a reference policy, the verl trainer gets the argument `--keep-reference`.
+        It then copies the initial weights when it starts, before training changes them.
         """
         keeps_reference = job.needs_reference and self.trainer_name == "verl"
         return [*self.trainer_args, "--keep-reference"] if keeps_reference else self.trainer_args
 
     @property
     def rollout_name(self) -> str:
-        """Name of the rollout engine that runs."""
+        """Name of the rollout engine that this server uses."""
         return self.rollout or PAIRS[self.backend][0]
 
     @property
     def trainer_name(self) -> str:
-        """Name of the trainer that runs."""
+        """Name of the trainer that this server uses."""
         return self.trainer or PAIRS[self.backend][1]
 
     @property
     def local_engines(self) -> tuple[str, ...]:
         """Names of the engines that run as processes of this server, without duplicates. A vLLM at
-        `rollout_url` is not one of them."""
+        `rollout_url` is not included."""
         rollout = () if self.rollout_url is not None else (self.rollout_name,)
         return tuple(dict.fromkeys((*rollout, self.trainer_name)))
 
     def model_for(self, job: TrainJob) -> str | None:
         """Return the folder or name of the model that the engine loads for a job.
 
-        The fake engine ignores the job's model, because it has no weights. Raises ConfigError if
-        the job may not name its model.
+        The fake engine (a stand-in that loads no model) ignores the job's model. Raises ConfigError
+        if the job may not use the model that it names.
         """
         job_model = None if self.trainer_name == "fake" else job.model
         return choose_model(job_model, self.model, self.models_dir, has_keys=bool(self.keys))
 
     def served_name_of(self, model: str | None) -> str:
-        """Return the name under which apps address a model."""
+        """Return the model name that apps send in requests for the model in the folder `model`."""
         return self.served_model_name or (
             Path(model).resolve().name if model else self.rollout_name
         )
@@ -268,8 +270,8 @@ def _check_folder(model: Path) -> None:
 
 
 def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic) -> KeyRing:
-    """Return the API keys in a key file, as a KeyRing that follows later changes of the file.
-    Without a key file, the ring is empty.
+    """Return the API keys in a key file. The returned KeyRing reloads the keys when the file
+    changes. Without a key file, the KeyRing is empty.
 
     Raises ConfigError if the file cannot be read or has no valid key.
     """
@@ -285,8 +287,8 @@ def read_keys(key_file: Path | None, clock: Callable[[], float] = time.monotonic
 
 
 def read_key(key_file: Path | None) -> str | None:
-    """Return the API key in a file that has only one key. Return None for an empty file or without
-    a file.
+    """Return the API key in a file that contains exactly one key. Return None if `key_file` is None
+    or the file is empty.
 
     The server sends this key to the vLLM at `--rollout-url`.
     """

@@ -1,13 +1,13 @@
 """Writes TensorBoard event files, one file for each server process.
 
-`cursor.json` in the same folder is the cursor: the position in the journal up to which the curves
-were written. The next process continues there. A step is written twice in two cases: if the step is
-trained again, or if the process crashed between writing the event file and writing the cursor. In
-both cases, a START event is written before the step. The START event makes TensorBoard discard
-everything that it has read from that step on.
+The file `cursor.json` in the same folder holds the cursor: the position in the journal up to which
+the curves were written. The next process continues at the cursor. A step is written a second time
+in two cases: if it is trained again, or if the process crashed after writing the event file and
+before writing the cursor. In both cases, a START event is written first. It makes TensorBoard
+discard the earlier values of this step and of all later steps.
 
-Only the modules for messages and records of the package `tensorboard` are imported. They load
-neither TensorFlow nor torch.
+From the package `tensorboard`, only the modules for messages and records are imported, because they
+load neither TensorFlow nor torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ version."""
 TEXT_NAME = "fakevllm/reward_changes"
 """Name of the texts that say why the curves of rewards are interrupted."""
 DT_STRING, DATA_CLASS_TENSOR = 7, 2
-"""TensorFlow's number of the type of a text, and TensorBoard's number of the class of its value."""
+"""The number with which TensorFlow denotes texts, and the number with which TensorBoard denotes the
+kind of their values."""
 
 
 class PackageMissing(ConfigError):
@@ -55,8 +56,8 @@ class EventFiles:
         self._has_steps = False
 
     def cursor(self) -> Cursor:
-        """Return the cursor in `cursor.json`. If the file cannot be read, return a cursor at the
-        beginning of the journal."""
+        """Return the cursor that `cursor.json` holds: the position in the journal up to which the
+        curves were written. If the file cannot be read, return the beginning of the journal."""
         try:
             return Cursor(**json.loads(self._cursor_file.read_bytes()))
         except (OSError, ValueError, TypeError):
@@ -79,8 +80,8 @@ class EventFiles:
         self._new_records = records.RecordWriter
 
     def write(self, items: Sequence[ChartItem], cursor: Cursor) -> None:
-        """Write points and rollbacks of the run to the event file, then write the cursor to
-        `cursor.json`.
+        """Write `items` (points of curves, and rollbacks of the run) to the event file. Then write
+        `cursor` to `cursor.json`.
 
         Raises PackageMissing if the package `tensorboard` is missing, and OSError if the disk
         fails. After an OSError, the next call writes to a new file.
@@ -100,7 +101,7 @@ class EventFiles:
         write_atomically(self._cursor_file, json.dumps(asdict(cursor)))
 
     def clear(self) -> None:
-        """Delete all event files and the cursor."""
+        """Delete all event files, and the file `cursor.json`."""
         self.close()
         for file in [self._cursor_file, *self._folder.glob("events.out.tfevents.*")]:
             file.unlink(missing_ok=True)
@@ -109,7 +110,7 @@ class EventFiles:
         """Close the event file.
 
         If the last call of `write` failed, some of its points may be missing in the file. The
-        cursor does not count them, so they are written again later.
+        cursor in `cursor.json` is then still before these points, so they are written again later.
         """
         file, self._file, self._records = self._file, None, None
         self._has_steps = False
@@ -117,7 +118,8 @@ class EventFiles:
             file.close()
 
     def _put(self, item: ChartItem) -> None:
-        """Write one point, or a START event for one rollback of the run, to the event file."""
+        """Write one item to the event file: a point of a curve, or a START event for a rollback of
+        the run."""
         if isinstance(item, Restart):
             return self._put_start(item.step, item.at)
         is_of_step = "training/global_step" in item.values or item.text != ""
@@ -141,7 +143,7 @@ class EventFiles:
         self._write(event)
 
     def _add_text(self, event: Any, text: str) -> None:
-        """Add a text to an event, for TensorBoard's page of texts."""
+        """Add a text to an event. TensorBoard shows the text on its page for texts."""
         value = event.summary.value.add(tag=TEXT_NAME)
         value.metadata.plugin_data.plugin_name = "text"
         value.metadata.data_class = DATA_CLASS_TENSOR

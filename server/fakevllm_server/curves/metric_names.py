@@ -1,4 +1,4 @@
-"""The names that a step's metrics have in the curves. If verl has the same metric, verl's name is
+"""Names for a step's metrics in the TensorBoard curves. If verl has the same metric, verl's name is
 used. This module does no I/O."""
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ VERL: Mapping[str, tuple[str, ...]] = {
 OWN_PREFIX = "fakevllm/"
 """Prefix for the names of metrics that verl does not have."""
 NOT_WITH = {"critic/rewards/": "reward_kl_penalty", "actor/pg_loss": "kl"}
-"""Prefixes of verl's names, each with a metric of fakevllm. If a step has this metric, names with
-the prefix are not used, because the values of fakevllm and verl differ. fakevllm's reward is taken
-before the KL penalty is subtracted, and fakevllm's loss includes the KL."""
+"""Prefixes of verl's names that are sometimes left out. Each key is a prefix, and each value is a
+metric of fakevllm. If a step has this metric, no curve with the prefix is written, because verl's
+curve would have other values. verl subtracts the KL penalty from `critic/rewards/`; fakevllm's
+reward has no penalty subtracted. verl's `actor/pg_loss` excludes the KL; fakevllm's loss includes
+it."""
 
 
 def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return a step's metrics under their names in the curves.
+    """Return a step's metrics under the names that they have in the TensorBoard curves.
 
     >>> curve_values(3, {"reward_mean": 0.5, "tie_rate": 0.0})  # doctest: +NORMALIZE_WHITESPACE
     {'training/global_step': 3.0, 'critic/score/mean': 0.5, 'critic/rewards/mean': 0.5,
@@ -63,8 +65,8 @@ def curve_values(step: int, metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
-    """Yield the names that one metric of fakevllm has in the curves. The names may depend on the
-    other metrics of the step."""
+    """Yield the names that one metric of fakevllm has in the curves. Which names are used may
+    depend on the other metrics of the step."""
     own_name = name if name.startswith(PREFIX) else OWN_PREFIX + name
     for curve_name in VERL.get(name, (own_name,)):
         if not any(
@@ -74,11 +76,11 @@ def _names(name: str, metrics: Mapping[str, float]) -> Iterator[str]:
 
 
 def _throughput(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return a step's token count and tokens per second, under verl's names. Return {} if the
-    step's metrics have no token counts.
+    """Return a step's number of tokens and its tokens per second, under verl's names. Return {} if
+    the step's metrics have no token counts.
 
-    The count includes the prompts and answers of all trained calls. A common prefix counts once for
-    each call, even if the forest computed it only once.
+    The prompts and answers of all trained calls are counted. A prefix that several calls share is
+    counted for each of them, even if the trainer computed the prefix only once.
     """
     if not {"tokens_computed", "tokens_saved"} <= metrics.keys():
         return {}

@@ -1,10 +1,10 @@
-"""The points of a run's curves, which are read from the run log in the journal. Steps and
-evaluations have points.
+"""The points of a run's TensorBoard curves. They are read from the run log, the part of the journal
+that records steps and evaluations.
 
-An evaluation is an episode that measures the model and is not trained on. The evaluation counts for
-the step whose weights were served when the episode ended. When no more evaluations of a step are
-expected, their mean becomes a point. If steps are trained again after a crash, the points of the
-steps are written again, followed by the points of the steps' evaluations.
+An evaluation is an episode that measures the model and is not trained on. It belongs to the step
+whose weights were served when the episode ended. The mean of a step's evaluations becomes one
+point, when no more evaluations of the step are expected. If steps are trained again after a crash,
+their points are written again, followed by the points of their evaluations.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A rollback of the run to an earlier step. The points of `step` and of later steps are no
-    longer valid. If the steps are trained again, new points are written."""
+    """A rollback of the run to an earlier step. It makes the points of `step` and of all later
+    steps invalid. If these steps are trained again, new points are written for them."""
 
     step: int
     at: float
@@ -87,7 +87,8 @@ class LogPiece:
     None if the journal does not have it."""
 
     def chart_items(self, now: float) -> list[ChartItem]:
-        """Return the items to write: a point for each step, and a restart for each rollback.
+        """Return the items to write to the curves: a point for each trained step, and a restart for
+        each rollback of the run.
 
         An item whose time is unknown gets the time `now`.
         """
@@ -104,26 +105,26 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The evaluations that may have to be written. These are the evaluations of the last step whose
-    evaluations were written, and of later steps."""
+    """The evaluations for which points may still have to be written: those of the last step whose
+    evaluations were written, and those of later steps."""
 
     evaluations: Sequence[Evaluation]
     """Evaluations, ordered by step."""
     served_step: int
     """Step whose weights are served now."""
     charted_step: int
-    """The last step that was written. The evaluations of a step are never written before the
-    step."""
+    """The last step whose point was written. Evaluations of a later step are not written yet."""
 
     def new_points(
         self, cursor: Cursor, now: float, *, is_last: bool
     ) -> tuple[list[Point], Cursor]:
-        """Return (points, next cursor). There is a point for each step whose evaluations are
-        complete and are not all written yet.
+        """Return (points, next cursor). There is one point for each step whose evaluations are
+        complete, except for steps of which every evaluation was already written.
 
-        The evaluations of a step are complete if newer weights are served, if the last evaluation
-        ended more than QUIET_S seconds before `now`, or if the run has ended (`is_last`). If more
-        evaluations come later, the step gets a second point, which includes all of them.
+        The evaluations of a step are complete in three cases: newer weights are served, the last
+        evaluation ended more than QUIET_S seconds before `now`, or the run has ended (`is_last`).
+        If more evaluations of the step arrive later, the step gets a second point, which is the
+        mean of all of them.
         """
         points: list[Point] = []
         for step, group in itertools.groupby(self.evaluations, lambda one: one.step):
@@ -141,7 +142,7 @@ class Evaluations:
 
 
 def read_log(db: Connection, after: int) -> LogPiece:
-    """Read up to MAX_READ entries of the run log with a number above `after`."""
+    """Read up to MAX_READ entries of the run log whose number is above `after`."""
     query = (
         "SELECT e.entry_json, p.at FROM entries e LEFT JOIN publications p "
         "ON p.version = e.version AND e.version > 0 WHERE e.seq > ? ORDER BY e.seq LIMIT ?"
@@ -180,8 +181,8 @@ def read_evaluations(db: Connection, cursor: Cursor) -> Evaluations:
 
 
 def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) -> Cursor:
-    """Return the cursor after a rollback of the run to an earlier step. The new cursor causes the
-    evaluations of later steps to be written again.
+    """Return the cursor of the curves after a rollback of the run to an earlier step. With the new
+    cursor, the evaluations of the steps after this earlier step are written again.
 
     `restored` is the rollback's entry in the run log.
     """
@@ -193,8 +194,8 @@ def cursor_after_rollback(db: Connection, restored: LogEntry, cursor: Cursor) ->
 
 
 def _break(entry: LogEntry, at: float) -> Point:
-    """Return the point that interrupts the curves of rewards before a step whose rewards are not
-    comparable with earlier ones. TensorBoard interrupts a line at a value that is not a number."""
+    """Return a point whose rewards are NaN, which makes TensorBoard interrupt the curves of
+    rewards. It is written before a step whose rewards cannot be compared with earlier rewards."""
     values = curve_values(entry.step, entry.metrics)
     text = (
         f"Step {entry.step}: {entry.changed}. Earlier rewards are not comparable with later ones."
@@ -205,7 +206,7 @@ def _break(entry: LogEntry, at: float) -> Point:
 
 
 def _entries(db: Connection, query: str, *values: int) -> Iterator[LogEntry]:
-    """Yield the entries of the run log that a query selects."""
+    """Yield the entries of the run log that an SQL query selects."""
     for (entry_json,) in db.exec_driver_sql(query, values):
         yield LogEntry.model_validate_json(entry_json)
 

@@ -35,7 +35,7 @@ CLOSE_LIMIT_S = 10.0
 
 
 class Curves:
-    """The curves of one run, with the position in the journal up to which they are written."""
+    """The curves of one run, and the position in the journal up to which they are written."""
 
     def __init__(self, run_dir: Path) -> None:
         self._journal = run_dir / "journal.sqlite"
@@ -43,11 +43,11 @@ class Curves:
         self._cursor = self._files.cursor()
 
     def catch_up(self, now: float, *, is_last: bool = False) -> int:
-        """Write the curves of everything that is new in the journal, and return the number of new
+        """Write curves for everything that is new in the journal, and return the number of new
         points.
 
         `now` is in Unix seconds. `is_last` is true if the run has ended, so that no more
-        evaluations of its last step will come. Raises ConfigError if the journal cannot be read,
+        evaluations of its last step are expected. Raises ConfigError if the journal cannot be read,
         and OSError if the curves cannot be written.
         """
         num = 0
@@ -68,9 +68,10 @@ class Curves:
         return num + len(points)
 
     def clear(self) -> None:
-        """Delete the curves, so that `catch_up` writes all of them again.
+        """Delete the curves, so that the next call of `catch_up` writes all of them again.
 
-        Raises PackageMissing before anything is deleted.
+        Raises PackageMissing, before anything is deleted, if the package `tensorboard` is not
+        installed.
         """
         self._files.load()
         self._files.clear()
@@ -99,7 +100,7 @@ class Follower:
         self._thread.start()
 
     def close(self) -> None:
-        """Write the curves of everything that is in the journal now, then end the thread."""
+        """Write the curves of everything that is in the journal now. Then end the thread."""
         self._is_closing.set()
         self._thread.join(CLOSE_LIMIT_S)
 
@@ -120,7 +121,7 @@ class Follower:
         curves.close()
 
     def _log_once(self, error: str) -> None:
-        """Log an error, unless the previous try failed with the same error."""
+        """Log an error of the thread, unless the previous attempt failed with the same error."""
         if error != self._last_error:
             log.warning("TensorBoard curves cannot be written, retrying: %s", error)
         self._last_error = error

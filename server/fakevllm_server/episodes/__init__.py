@@ -1,10 +1,12 @@
 """Claimed episodes, the pool of groups that wait for training, and the states of the engine.
 
-A claim reserves an episode for one client. A group has several answers to one task, whose rewards
-are compared. This folder decides which client may claim an episode, which calls belong to which
-episode or group, which groups are pooled, and when the pool has enough groups for a step.
-`training.submission_intake` applies these decisions.
+An episode is one run of an agent on one task. A claim reserves an episode for one client. A group
+consists of several answers to one task, whose rewards are compared. This folder decides which
+client may claim an episode, which calls belong to which episode or group, which groups are pooled,
+and when the pool has enough groups for a training step. `training.submission_intake` applies these
+decisions.
 
 The classes are pure: they keep their state in memory, get the clock as an argument, and do no I/O.
-They are not thread-safe. The journal restores them after a restart.
+They are not thread-safe. After a restart, their state is restored from the journal (the server's
+SQLite file).
 """

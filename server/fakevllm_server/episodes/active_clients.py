@@ -1,9 +1,10 @@
 """The clients that take part in the current batch, and whether they agree to train on the batch.
-Some collection methods make the training step only after the clients have agreed.
+The agreement matters only for jobs whose sample-collection method asks for it: their training steps
+start when the clients have agreed.
 
-A client takes part if it has ended or aborted a training episode since the last step. The step does
-not wait for the agreement of a client that was silent for IDLE_LIMIT_S. A silent client may still
-agree, because its episodes are in the batch.
+A client takes part if it has ended or aborted a training episode since the last step. A client that
+has sent no request for IDLE_LIMIT_S is silent, and the step does not wait for its agreement. A
+silent client may still agree, because its episodes are in the batch.
 
 This module does no I/O, and gets the current time as an argument.
 """
@@ -22,7 +23,8 @@ MAX_SILENT = 20_000
 
 @dataclass(slots=True)
 class Client:
-    """A client that takes part in the current batch."""
+    """A client that takes part in the current batch: it has ended or aborted a training episode
+    since the last step."""
 
     client_uuid: str
     last_activity: float
@@ -30,8 +32,8 @@ class Client:
 
 
 class ActiveClients:
-    """The clients that take part in the current batch, and which of them agreed to train on the
-    batch."""
+    """The clients that take part in the current batch, and which of them agreed to train on it. A
+    client takes part if it has ended or aborted a training episode since the last step."""
 
     def __init__(self) -> None:
         self._clients: dict[str, Client] = {}
@@ -55,11 +57,9 @@ class ActiveClients:
         self._clients.setdefault(client_uuid, Client(client_uuid, now)).last_activity = now
 
     def restore(self, client_uuids: Iterable[str]) -> None:
-        """Add the clients of episodes that were ended before a restart, as silent clients.
-
-        Steps do not wait for silent clients. A client that still runs takes part again when it ends
-        its next episode.
-        """
+        """Add the clients of episodes that were ended before a restart of the server. They count as
+        silent until they agree to a step or end another episode, so that steps do not wait for
+        them."""
         self._silent.update(dict.fromkeys(client_uuids))
 
     def touch(self, client_uuid: str, now: float) -> None:
@@ -70,8 +70,8 @@ class ActiveClients:
             client.last_activity = now
 
     def agree(self, client_uuid: str, now: float) -> str | None:
-        """Record that a client agrees to train on the current batch. Return the text of the refusal
-        if the client takes no part in the batch or has no uuid. Otherwise return None."""
+        """Record that a client agrees to train on the current batch, and return None. If the client
+        takes no part in the batch or has no uuid, return the text of the refusal."""
         if not client_uuid:
             return "client_uuid required"
         if client_uuid in self._silent:
@@ -86,8 +86,8 @@ class ActiveClients:
         return None
 
     def sweep(self, now: float) -> None:
-        """Mark each client as silent that has not agreed and has sent no request for IDLE_LIMIT_S
-        seconds. A step does not wait for silent clients."""
+        """Mark clients as silent that have sent no request for IDLE_LIMIT_S seconds and have not
+        agreed. A training step does not wait for silent clients."""
         for client in self:
             if not client.has_agreed and now - client.last_activity > IDLE_LIMIT_S:
                 del self._clients[client.client_uuid]
@@ -96,6 +96,7 @@ class ActiveClients:
             self._silent.popitem(last=False)
 
     def clear(self) -> None:
-        """Remove all clients. Call this method when a step has taken the groups of the batch."""
+        """Remove all clients. Call this method when a training step has taken the groups of the
+        batch."""
         self._clients.clear()
         self._silent.clear()

@@ -1,11 +1,12 @@
 """Decide which engine status is reported to clients that agree to training steps. This module does
 no I/O, and gets the current time as an argument.
 
-AgentJet's client agrees to a step and then waits until it sees that the step has begun. Then it
-waits for ROLLING before it begins an episode. It looks at the status every 5 s, so it would miss a
-state that takes less time, and wait for ever. Therefore the reported status stays at ROLLING_POST,
-then at WEIGHT_SYNCING, and then at ROLLING, for HOLD_S each. The engine itself does not wait. Steps
-that begin meanwhile are reported together.
+A client of AgentJet (the framework whose protocol the server speaks) agrees to a step, waits until
+it sees that the step has begun, and then waits for the status ROLLING. It reads the status every
+five seconds. If a state took less time, the client could miss it and would wait forever. Therefore
+the reported status stays at ROLLING_POST, then at WEIGHT_SYNCING, and then at ROLLING, for at least
+HOLD_S seconds each. Only the report is delayed; the engine continues at its own speed. If further
+steps begin during these periods, they are reported as one step.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from __future__ import annotations
 from fakevllm_adapters.protocol.swarm import EngineStatus
 
 HOLD_S = 12.0
-"""Minimum number of seconds for which each state of a step is reported, and ROLLING after the step.
-Every 5 s, AgentJet's client looks at a status that is up to 1 s old. So it sees each state at least
-twice."""
+"""Minimum number of seconds for which each state of a step, and ROLLING after the step, is
+reported. AgentJet's client reads the status every 5 s, and the status that it reads is up to 1 s
+old. The client therefore sees each state at least twice."""
 _OFF = (EngineStatus.OFFLINE, EngineStatus.BOOTING)
 
 
 class AgreementStatus:
-    """The engine's status in which each state of a step, and ROLLING after the step, is held for
-    HOLD_S.
+    """The engine status that is reported to clients. Each state of a training step, and the state
+    ROLLING after the step, is reported for at least HOLD_S seconds.
 
     >>> status = AgreementStatus()
     >>> status.moved(EngineStatus.ROLLING_POST, 100.0)
@@ -46,7 +47,7 @@ class AgreementStatus:
         """Time until which WEIGHT_SYNCING is reported for the latest step."""
 
     def moved(self, status: EngineStatus, now: float) -> None:
-        """Record that the engine's status has changed."""
+        """Record that the engine's real status changed at the time `now`."""
         before, self._status = self._status, status
         if status in _OFF:
             self._forget_steps()
@@ -63,7 +64,7 @@ class AgreementStatus:
             self._sync_until = max(now, self._sync_until)
 
     def at(self, now: float) -> EngineStatus:
-        """Return the status to report at the time `now`."""
+        """Return the status to report to clients at the time `now`."""
         if self._status in _OFF:
             return self._status
         if now < self._earlier_sync_until:

@@ -1,9 +1,9 @@
 """Decide when a training step is due, and which waiting groups make up its batch. This module does
 no I/O.
 
-Both decisions depend on the job's sample-collection method, which is a setting of the swarm
-protocol. Some methods take the newest `batch_size` groups, and older groups continue to wait. The
-other methods take all groups at once, including tasks that do not have all their episodes yet.
+Both decisions depend on the job's sample-collection method. Some methods take the newest
+`batch_size` groups, and older groups continue to wait. The other methods take all groups at once,
+even the groups of tasks that lack episodes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ BY_TASKS = "rollout_until_finish_enough_tasks"
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Numbers of waiting groups and episodes, and whether the clients agreed to a step."""
+    """Numbers of waiting groups and episodes, and whether the clients agreed to train on the
+    batch."""
 
     num_groups: int
-    """Number of pooled groups. If tied groups are dropped, all pooled groups have a signal."""
+    """Number of pooled groups. If the job drops tied groups (groups whose rewards are all equal),
+    no tied group is among them."""
     num_tied: int
     """Number of tied groups that were dropped since the last step."""
     num_episodes: int
@@ -33,7 +35,8 @@ class PoolCounts:
 
 @dataclass(frozen=True, slots=True)
 class CollectionMethod:
-    """A method that decides when a step is made, and which groups the step takes."""
+    """A method of collecting samples: it decides when a training step is due, and which groups the
+    step takes."""
 
     is_due: Callable[[PoolCounts, TrainJob], bool]
     """Returns whether a step is due."""
@@ -43,25 +46,27 @@ class CollectionMethod:
     """Whether clients decide by their agreement when a step is due."""
 
     def num_taken(self, num_groups: int, job: TrainJob) -> int:
-        """Return the number of groups that a step takes.
+        """Return the number of groups that a step takes: all `num_groups` waiting groups, or the
+        newest `batch_size` groups.
 
-        The step takes the newest of the waiting groups, because they are closest to the current
-        policy.
+        The newest groups are preferred because they were sampled by the weights closest to the
+        current weights.
         """
         return num_groups if self.takes_all else job.batch_size
 
 
 def method_of(job: TrainJob) -> CollectionMethod:
-    """Return the collection method that a job's settings choose."""
+    """Return the sample-collection method that a job's settings choose."""
     return METHODS[job.swarm_mode_sample_collection_method]
 
 
 def groups_before_short_step(job: TrainJob) -> int | None:
-    """Return the number of groups after which a step no longer waits for `batch_size` groups, and
-    trains on the groups that it has. Return None if a step always waits for `batch_size` groups.
+    """Return the number of collected groups after which a step no longer waits for `batch_size`
+    groups, and trains on the groups that it has. Return None if a step always waits for
+    `batch_size` groups.
 
-    The number includes tied groups, whose rewards are all equal. Tied groups are dropped and not
-    trained. If they did not count, a run in which most groups are tied would make no step.
+    Tied groups (groups whose rewards are all equal) count in this number, although they are dropped
+    and not trained. Otherwise a run in which most groups are tied would never make a step.
 
     >>> groups_before_short_step(TrainJob(filter_groups="drop", batch_size=4))
     4
@@ -72,11 +77,11 @@ def groups_before_short_step(job: TrainJob) -> int | None:
 
 
 def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
-    """Return the number of batches that the waiting groups would fill, which may be a fraction. The
-    number is at least 1 if a step is due.
+    """Return the number of batches that the waiting groups would fill, as a fraction. The number is
+    at least 1 if a training step is due.
 
-    With a collection method that takes all groups at once, the number is 1 if a step is due, and
-    otherwise 0.
+    If the job's sample-collection method takes all groups at once, the number is 1 if a step is
+    due, and 0 otherwise.
     """
     method = method_of(job)
     is_due = float(method.is_due(counts, job))
@@ -84,10 +89,11 @@ def batches_waiting(counts: PoolCounts, job: TrainJob) -> float:
 
 
 def _enough_tasks(counts: PoolCounts, job: TrainJob) -> bool:
-    """Return whether there are enough groups for a step.
+    """Return whether there are enough groups for a training step.
 
-    If the job drops tied groups (groups whose rewards are all equal), a step may have fewer than
-    batch_size groups. Without this rule, a run in which most groups are tied would make no step.
+    Normally that is `batch_size` groups. If the job drops tied groups (groups whose rewards are all
+    equal), fewer groups may be enough, because a run in which most groups are tied would otherwise
+    never make a step.
     """
     enough = groups_before_short_step(job)
     is_enough = enough is not None and counts.num_groups + counts.num_tied >= enough

@@ -1,7 +1,8 @@
-"""Pauses and quotas for claims of episodes, and the clients that take part in the current batch.
+"""Decide whether a client may claim an episode, and record which clients take part in the current
+batch.
 
 A claim reserves an episode for one client. A mix is a named kind of tasks, such as "math". The
-quota of a mix is its share of each batch.
+quota of a mix is its share of each batch. Claims are also refused while an admin has paused them.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.states import EngineLifecycle
 
 MAX_REMEMBERED = 20_000
-"""Maximum number of claims with a throttle policy whose client is remembered."""
+"""Maximum number of claims whose client is remembered. Only claims with a throttle policy are
+remembered."""
 PAUSED = "Claims are paused: an admin holds new episodes back."
 
 
 class Participation:
-    """Applies pauses and quotas to claims, and keeps the list of clients that take part in the
+    """Pauses and quotas for claims of episodes, and the clients that take part in the current
     batch."""
 
     def __init__(self, pool: Pool, engine: EngineLifecycle) -> None:
@@ -38,8 +40,9 @@ class Participation:
     def refusal(self, request: ClaimEpisodeRequest, now: float) -> str | None:
         """Return the reason why an episode cannot be claimed now, or None if it can be claimed.
 
-        Claims of evaluation episodes are refused only during a pause. Even a refused request counts
-        as activity of its client and of its mix, which is a named kind of tasks.
+        A claim of an evaluation episode is refused only during a pause, because quotas apply to
+        training episodes. A refused request still counts as activity of its client and of its mix
+        (a named kind of tasks).
         """
         self.clients.touch(request.client_uuid, now)
         refusal = self._quota_refusal(request, now)
@@ -57,8 +60,8 @@ class Participation:
         return f"{name} has its share of {share:.0%} under way, and the others are behind."
 
     def claimed(self, episode: Episode, policy: ThrottlePolicy | None, now: float) -> None:
-        """Count a new claim towards the quota of the claim's mix, which is a named kind of
-        tasks."""
+        """Count a new claim of an episode towards the quota of its mix (a named kind of tasks, such
+        as "math")."""
         if policy is None:
             return
         episode.task_id = policy.current_task_id
@@ -75,9 +78,8 @@ class Participation:
         """Record that an episode ended or was aborted.
 
         `task_id` is the task for which the client submitted the episode, or None if the episode is
-        not trained. If `is_active` is true and the episode was no evaluation, the client takes part
-        in the current batch. `is_active` is false if the client's request asked that the client
-        should not take part.
+        not trained. If `is_active` is true, the client now takes part in the current batch.
+        Evaluation episodes are ignored.
         """
         if episode.kind != "train":
             return
@@ -90,8 +92,8 @@ class Participation:
             self.clients.add(episode.client_uuid, now)
 
     def expired(self, episodes: Sequence[Episode], now: float) -> None:
-        """Record that claims have expired. Also remove the mixes (named kinds of tasks) that are no
-        longer active, and mark inactive clients as silent."""
+        """Record that claims of episodes have expired. Also remove the mixes (named kinds of tasks)
+        without recent activity, and mark idle clients as silent."""
         rolling_s = self._engine.seconds_rolling(now)
         for episode in episodes:
             if episode.kind == "train":
@@ -100,11 +102,9 @@ class Participation:
         self.clients.sweep(now)
 
     def client_of(self, uuid: str) -> str | None:
-        """Return the client that made the claim with this uuid.
-
-        Only claims with a throttle policy (a limit to a share of each batch) are remembered. Return
-        None for any other claim.
-        """
+        """Return the client that made the claim with this uuid. Return None if the claim had no
+        throttle policy (a limit on the share of each batch), because only claims with such a policy
+        are remembered."""
         return self._throttled.get(uuid)
 
 

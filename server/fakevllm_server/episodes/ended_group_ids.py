@@ -1,5 +1,5 @@
-"""The ids of ended groups. A request that uses such an id again is refused with a reason. Ids that
-are not in memory are looked up by a function of the caller."""
+"""The ids of ended groups. A new request with the id of an ended group is refused with a reason.
+Older ids are not in memory; a function that the caller provides looks them up."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ journal."""
 
 
 class EndedGroupIds:
-    """The group ids that may not be used again."""
+    """The ids of ended groups, which no other group may use."""
 
     def __init__(self, look_up: Callable[[str], str | None]) -> None:
         """Start with no ids in memory.
 
-        `look_up` is called with an id that is not in memory. It returns the reason why the id is
-        refused, or None for a new id.
+        The function `look_up` is called for each id that is not in memory. It returns the reason
+        why the id is refused, or None for a new id.
         """
         self._look_up = look_up
         self._reasons: OrderedDict[str, str] = OrderedDict()

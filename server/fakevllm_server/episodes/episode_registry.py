@@ -1,10 +1,10 @@
-"""The registry of episodes that clients have claimed. Claims can be made, renewed, ended and
-aborted, and they expire. This module does no I/O, and gets the current time as an argument.
+"""The registry of episodes that clients have claimed: it makes, renews, ends, aborts and expires
+claims. This module does no I/O, and gets the current time as an argument.
 
 A claim reserves an episode for one client. When a claim is aborted or expires, the next claim gets
-the same episode with a higher epoch. The epoch is part of the claim's key and of the uuid that the
-client uses. Therefore a late request of an older claim is refused and changes nothing, even on
-routes that get only the uuid.
+the same episode with a higher epoch (the number of the claim). The epoch is part of the claim's key
+and of the uuid that the client uses. Therefore a late request of a client whose claim has ended is
+refused and changes nothing, even on routes that get only the uuid.
 
 Clients compare the texts of refusals with fixed strings, so the texts must not change.
 """
@@ -22,8 +22,8 @@ from fakevllm_server.types.calls import RecordedCall
 
 MAX_CLAIMED = 2_000
 """Maximum number of claimed episodes. This is enough for a thousand clients and a thousand lost
-claims: a claim is lost until it expires if its client died or did not get the reply. The calls of
-all claimed episodes are in memory."""
+claims. A claim is lost if its client died or did not get the reply, and is freed only when it
+expires. The limit exists because the calls of all claimed episodes are kept in memory."""
 ID_CHARS = 28
 """Length of an episode's id, which is the beginning of the uuid of each of its claims."""
 _EPOCH_CHARS = 4
@@ -33,9 +33,10 @@ _SHOWN_CHARS = 80
 def max_claims(job: TrainJob | None) -> int:
     """Return the maximum number of episodes that may be claimed at a time.
 
-    A task has `num_repeat` episodes. The result is the number of episodes in `batch_size` tasks. If
-    `max_env_worker` is smaller than that, the result is the number of episodes in as many tasks as
-    fit into `max_env_worker`, but at least in one task. Without a job, the result is MAX_CLAIMED.
+    A task has `num_repeat` episodes, and a batch has `batch_size` tasks. The result is normally the
+    number of episodes in a batch. If the job's `max_env_worker` is smaller, the result is the
+    number of episodes of as many whole tasks as fit into `max_env_worker`, but of at least one
+    task. Without a job, the result is MAX_CLAIMED.
 
     >>> max_claims(TrainJob(batch_size=32, num_repeat=4, max_env_worker=50))
     48
@@ -54,8 +55,8 @@ NO_CALL = (
 
 
 class EpisodeRefused(Exception):
-    """Error for a refused request about an episode. The request changed nothing. The error has the
-    HTTP status and the text of the refusal."""
+    """Error for a refused request about an episode, with the HTTP status and the text of the
+    refusal. The request changed nothing."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -65,7 +66,8 @@ class EpisodeRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Idempotency:
-    """The idempotency key of a claim request, which lets the client repeat the request."""
+    """The idempotency key of a request that claims an episode. With it, the client can send the
+    request again without a second claim."""
 
     key: str
     body_hash: bytes
@@ -74,7 +76,8 @@ class Idempotency:
 
 @dataclass(slots=True)
 class Episode:
-    """One claimed run of an agent, which has one API key, one reward and any number of calls."""
+    """One claimed run of an agent. It has one API key, any number of model calls, and one
+    reward."""
 
     episode_id: str
     epoch: int
@@ -89,7 +92,8 @@ class Episode:
     in_flight: int = 0
     """Number of calls that are running."""
     owner: str = ""
-    """Name of the API key that claimed the episode; "" if the server needs no key."""
+    """Owner id of the API key that claimed the episode: the key's name or, without a name, its
+    fingerprint. "" if the server needs no key."""
     task_id: str = ""
     """Task id from the claim's throttle policy; "" without one."""
     idempotency: Idempotency | None = None
@@ -97,13 +101,13 @@ class Episode:
 
     @property
     def warning(self) -> str:
-        """Warning for the client if the episode ends now, or "" if there is no reason for a
+        """Text that warns the client if the episode ends now, or "" if there is no reason for a
         warning."""
         return NO_CALL if self.kind == "train" and not self.calls else ""
 
     @property
     def uuid(self) -> str:
-        """Uuid by which the client addresses this claim."""
+        """Uuid by which the client addresses this claim of the episode."""
         return claim_uuid(self.episode_id, self.epoch)
 
 
@@ -112,7 +116,8 @@ def _idempotency_id(episode: Episode, idempotency: Idempotency) -> tuple[str, st
 
 
 def claim_uuid(episode_id: str, epoch: int) -> str:
-    """Return the uuid of a claim: the episode's id and the epoch, in 32 hex digits.
+    """Return the uuid of a claim. It consists of the episode's id and the epoch (the number of the
+    claim), in 32 hex digits.
 
     >>> claim_uuid("ab" * 14, 2)
     'abababababababababababababab0002'
@@ -121,8 +126,8 @@ def claim_uuid(episode_id: str, epoch: int) -> str:
 
 
 class EpisodeRegistry:
-    """All claimed episodes, and the open episodes, which are not claimed and wait for the next
-    claim."""
+    """All claimed episodes, and all open episodes. An open episode was claimed before, and waits
+    for the next claim."""
 
     def __init__(self) -> None:
         self._claimed: dict[str, Episode] = {}
@@ -144,7 +149,7 @@ class EpisodeRegistry:
 
     @property
     def num_training(self) -> int:
-        """Number of claimed episodes that are not evaluations."""
+        """Number of claimed episodes that may be trained on, which are all except evaluations."""
         return self._num_training
 
     def can_claim(self, num_slots: int) -> bool:
@@ -160,7 +165,8 @@ class EpisodeRegistry:
         owner: str = "",
         idempotency: Idempotency | None = None,
     ) -> Episode:
-        """Claim the episode that has been open longest or, if no episode is open, a new episode."""
+        """Claim an episode for a client, and return the episode. Take the episode that has waited
+        longest for its next claim or, if none waits, a new one."""
         known = self._open.popitem(last=False) if self._open else None
         episode_id, epoch = known or (new_id()[:ID_CHARS], 0)
         epoch += 1
@@ -199,13 +205,13 @@ class EpisodeRegistry:
         self._num_training += episode.kind == "train"
 
     def reopen(self, episodes: Sequence[tuple[str, int]]) -> None:
-        """Register open episodes from before a restart. `episodes` has a pair (id, last epoch) for
-        each episode."""
+        """Register open episodes (episodes that wait for the next claim) from before a restart.
+        `episodes` has a pair (id, last epoch) for each of them."""
         self._open.update(episodes)
 
     def find(self, uuid: str) -> Episode | None:
-        """Return the claimed episode with this uuid. Return None for an unknown uuid, and for the
-        uuid of an earlier claim of the episode."""
+        """Return the claimed episode with this uuid. Return None if the uuid is unknown, or if it
+        belongs to an earlier claim of the episode."""
         episode = self._claimed.get(uuid[:ID_CHARS])
         return episode if episode is not None and episode.uuid == uuid else None
 
@@ -213,7 +219,7 @@ class EpisodeRegistry:
         return self._by_key.get(key) if key is not None else None
 
     def check_owner(self, uuid: str, caller: str) -> None:
-        """Raise EpisodeRefused if another API key has claimed the episode.
+        """Raise EpisodeRefused if the episode was claimed with another API key.
 
         If the server requires no keys, all callers count as the same client.
         """
@@ -222,7 +228,8 @@ class EpisodeRegistry:
             raise EpisodeRefused(404, _foreign(uuid, episode.owner, caller))
 
     def renew(self, episode: Episode, now: float) -> None:
-        """Record activity on a claim, which restarts the time until the claim expires."""
+        """Record activity on a claimed episode, so that the time until the claim expires starts
+        again."""
         episode.last_activity = now
 
     def call_begins(self, episode: Episode, now: float) -> None:
@@ -230,13 +237,13 @@ class EpisodeRegistry:
         self.renew(episode, now)
 
     def call_ends(self, episode: Episode, now: float) -> None:
-        """Record that a call of an episode has ended. Does nothing if the episode has ended."""
+        """Record that a model call of an episode has ended. Do nothing if the episode has ended."""
         episode.in_flight -= 1
         self.renew(episode, now)
 
     def find_owned(self, uuid: str, client_uuid: str) -> Episode:
-        """Return the claimed episode with this uuid. Raises EpisodeRefused if another client or no
-        client has claimed the episode."""
+        """Return the claimed episode with this uuid. Raises EpisodeRefused if this client has not
+        claimed an episode with the uuid."""
         episode = self.find(uuid)
         if episode is None:
             raise EpisodeRefused(400, self._missing_reason(uuid))
@@ -252,8 +259,8 @@ class EpisodeRegistry:
         return episode
 
     def abort(self, uuid: str, client_uuid: str) -> Episode | None:
-        """Reopen the episode for the next claim, and return the episode. Return None and change
-        nothing if the episode is unknown or another client has claimed it."""
+        """Give the episode up, so that the next client can claim it, and return the episode. Return
+        None and change nothing if the episode is unknown or another client has claimed it."""
         episode = self.find(uuid)
         if episode is None or episode.client_uuid != client_uuid:
             return None
@@ -261,10 +268,11 @@ class EpisodeRegistry:
         return episode
 
     def sweep(self, now: float) -> list[Episode]:
-        """Reopen the episodes that were idle for longer than their limit, and return them.
+        """Reopen the episodes whose claims were idle for longer than their limit, so that other
+        clients can claim them. Return these episodes.
 
-        An episode with a running call is not idle. A sweep visits all claimed episodes, so it is
-        too slow to run for each request.
+        An episode with a running call is not idle. The method visits all claimed episodes, so it is
+        too slow to be called for each request.
         """
         idle = [
             episode
@@ -276,8 +284,8 @@ class EpisodeRegistry:
         return idle
 
     def give_up(self) -> list[Episode]:
-        """Reopen all claimed episodes and return them. Call this method when the engine has been
-        stopped."""
+        """Reopen all claimed episodes for other clients, and return them. Call this method when the
+        engine has been stopped."""
         claimed = list(self._claimed.values())
         for episode in claimed:
             self._reopen(episode)

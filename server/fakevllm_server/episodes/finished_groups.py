@@ -1,4 +1,5 @@
-"""The queue of groups that wait to be trained, in order of arrival. This module does no I/O.
+"""The queue of groups (answers to one task, with rewards) that wait to be trained, in order of
+arrival. This module does no I/O.
 
 The queue is bounded by the number of groups and by the number of their tokens.
 """
@@ -15,12 +16,13 @@ from fakevllm_server.types.calls import FinishedGroup
 
 MAX_FINISHED_GROUPS = MAX_BATCH_SIZE
 MAX_TOKENS = 20_000_000
-"""Maximum number of tokens in all waiting groups. Above this or MAX_FINISHED_GROUPS, the group that
-the oldest weights sampled is dropped, because it would be the first to become stale."""
+"""Maximum number of tokens in all waiting groups. If there are more tokens, or more groups than
+MAX_FINISHED_GROUPS, the group that was sampled by the oldest weights is dropped, because it would
+be the first to become stale."""
 
 
 class FinishedGroups:
-    """The queue of pooled groups that no training step has taken yet."""
+    """The queue of groups that wait for a training step."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, FinishedGroup] = OrderedDict()
@@ -49,7 +51,7 @@ class FinishedGroups:
         return dropped
 
     def put(self, group: FinishedGroup) -> None:
-        """Append a group. If the queue has a group with the same id, replace that group, and keep
+        """Append a group. If the queue already has a group with the same id, replace that group at
         its position."""
         before = self._groups.get(group.group_id)
         self.num_tokens += group.num_tokens - (before.num_tokens if before is not None else 0)
@@ -58,7 +60,7 @@ class FinishedGroups:
         self._versions[group.group_id] = group.version
 
     def newest(self, num: int) -> list[str]:
-        """Return the ids of the newest groups, in order of arrival."""
+        """Return the ids of the `num` newest groups, in order of arrival."""
         return list(self._groups)[-num:]
 
     def remove(self, group_id: str) -> FinishedGroup:
@@ -70,11 +72,11 @@ class FinishedGroups:
         return group
 
     def drop_stale(self, version: int, job: TrainJob) -> tuple[list[str], int]:
-        """Remove the calls that were sampled by weights more than `max_staleness` versions before
-        `version`.
+        """Drop the stale calls: those sampled by weights that are more than `max_staleness`
+        versions older than `version`.
 
-        Groups that cannot be trained without the removed calls are removed too. Return (ids of the
-        removed groups, number of removed calls).
+        Groups that cannot be trained without these calls are dropped too. Return (ids of the
+        dropped groups, number of dropped calls).
         """
         dropped: list[str] = []
         num_calls = 0

@@ -1,14 +1,14 @@
 """Decide which groups are pooled, which means that they wait to be trained. This module does no
 I/O.
 
-A group is pooled if its rewards can be compared. In a partial group, some siblings have no reward.
-Only the siblings with rewards are compared, because the model did not cause the missing rewards. A
-group with a single reward is not trained. If all rewards are equal, the group has no signal, and
-the job's setting `filter_groups` decides:
+A group is pooled if its rewards can be compared. In a partial group, some siblings (answers of the
+group) have no reward, for example because a hook failed. Only the siblings with rewards are then
+compared. A group with a single reward is not trained. If all rewards are equal, the group is tied
+and has no signal. The job's setting `filter_groups` then decides:
 
-* `keep`: the group is trained with advantage 0. Of its own, only its KL and entropy affect the
-  loss. Its tokens count in the denominators of the loss, as in verl, so the other groups weigh
-  less than in a step without the group.
+* `keep`: the group is trained with advantage 0. The group itself then changes the loss only through
+  its KL and entropy. As in verl, its tokens count in the denominators of the loss, which lowers the
+  weight of the other groups.
 * `drop`: the group is dropped, and the step may have fewer groups.
 * `collect`: the group is dropped, and the step waits for another group, within the limit
   `max_num_gen_batches`.
@@ -22,15 +22,16 @@ from fakevllm_server.algorithms.reward_penalties import is_tied, shaped_rewards
 from fakevllm_server.types.calls import FinishedGroup
 
 TIED = "tied"
-"""Reason of a group whose rewards are all equal."""
+"""Reason for not pooling a group whose rewards are all equal."""
 FULL = "pool_full"
-"""Reason of a group that was dropped because the pool was full."""
+"""Reason for dropping a group because the pool was full."""
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
-"""AgentJet's collection method that collects until enough groups have a signal."""
+"""AgentJet's sample-collection method that collects until enough groups have different rewards."""
 
 
 def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
-    """Return the reason why a group is not pooled, or None if the group is pooled."""
+    """Return the reason why a group is not pooled (kept for training), or None if the group is
+    pooled."""
     reason = _why_untrainable(group)
     if group.is_sample:
         return reason
@@ -43,11 +44,10 @@ def why_not_pooled(group: FinishedGroup, job: TrainJob) -> str | None:
 
 
 def filtering(job: TrainJob) -> str:
-    """Return what a job does with groups whose rewards are all equal: `keep`, `drop` or `collect`.
+    """Return how a job treats groups whose rewards are all equal: `keep`, `drop` or `collect`.
 
-    The result is the job's setting `filter_groups`, with one exception. It is `collect` if the job
-    has the collection method NON_DUMMY, which is from AgentJet (the framework whose protocol the
-    server speaks).
+    The result is the job's setting `filter_groups`, with one exception: AgentJet's
+    sample-collection method NON_DUMMY always means `collect`.
     """
     method = job.swarm_mode_sample_collection_method
     return "collect" if method == NON_DUMMY else job.filter_groups

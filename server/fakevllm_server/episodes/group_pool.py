@@ -1,10 +1,11 @@
 """The pool of captured groups and episodes that are not trained yet. This module does no I/O.
 
 The pool has open groups, finished groups, and tasks that wait for episodes. The next batch is taken
-from the pool. Passive groups, which are the answers to one request of an app, arrive complete with
-their rewards. Episodes, which active clients claim, are collected by task until the task has
-`num_repeat` episodes, or until no more episodes are expected. Each group id is accepted once. A
-repeated request does not reach the pool, because it gets the reply to the first request.
+from the finished groups. A passive group consists of the answers to one request of an app. It ends
+with the rewards of all answers at once. Episodes that clients claim are collected by task, until
+the task has `num_repeat` episodes or no more episodes are expected. The pool accepts each group id
+only once. A request that is sent again does not reach the pool; it gets the reply to the first
+request.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from fakevllm_server.types.calls import (
 
 @dataclass(frozen=True, slots=True)
 class TakenGroups:
-    """The groups that a step took from the pool, and the groups dropped since the previous step."""
+    """The groups that a training step took from the pool, and the groups that were dropped since
+    the previous step."""
 
     groups: list[FinishedGroup]
     dropped: dict[str, str]
@@ -43,7 +45,8 @@ class TakenGroups:
 
 
 class Pool:
-    """All groups, tasks and clients of the batch that is being collected."""
+    """All groups, tasks and clients of the batch that is being collected for the next training
+    step."""
 
     def __init__(
         self,
@@ -52,8 +55,8 @@ class Pool:
     ) -> None:
         """Create an empty pool for a job.
 
-        `ended_reason` is called with a group id. It returns the reason why the id is refused if the
-        id was used before a restart, and otherwise None.
+        `ended_reason` is a function that looks up a group id from before a restart. It returns the
+        reason why the id is refused, or None if the id was not used.
         """
         self._job = job = job or TrainJob()
         self._open = OpenGroups()
@@ -77,8 +80,8 @@ class Pool:
 
     @property
     def is_due(self) -> bool:
-        """Whether the pool has enough groups for a step, according to the job's collection
-        method."""
+        """Whether the pool has enough groups for a training step, according to the job's
+        sample-collection method."""
         return self._method.is_due(self.counts, self._job)
 
     @property
@@ -110,7 +113,7 @@ class Pool:
 
     @property
     def known_groups(self) -> list[str]:
-        """Ids of the ended groups that are in memory, and then those of the open groups."""
+        """Ids of the ended groups that are in memory, followed by the ids of the open groups."""
         return [*self._ended, *self._open]
 
     @property
@@ -125,8 +128,8 @@ class Pool:
         }
 
     def add_call(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int | None:
-        """Add a captured call to its open group. Return the index of the call among the calls of
-        its sibling.
+        """Add a captured model call of a sibling to the sibling's open group. Return the index of
+        the call among the calls of this sibling.
 
         If the group has ended, or if the index of the sibling is too large, ignore the call and
         return None.
@@ -139,7 +142,8 @@ class Pool:
         return index
 
     def sweep(self, now: float) -> None:
-        """Drop the open groups that expired."""
+        """Drop the open groups whose client has disappeared, and open groups beyond the limits of
+        the pool."""
         for group_id, reason in self._open.pop_expired(now).items():
             self.dropped[group_id] = reason
             self._ended.remember(group_id, reason)
@@ -155,12 +159,12 @@ class Pool:
         parent_id: str | None = None,
         hook_hash: str = "",
     ) -> EndGroupReply:
-        """End an open group, and pool it if its rewards can be compared.
+        """End an open group. Pool it (keep it for training) if its rewards can be compared.
 
-        `closed_reason` is None while training continues. If training has ended, it is the reason,
-        and no group is pooled. `served` is the index of the sibling that was served to the app.
-        `parent_id` is the group id of the previous turn of the conversation. `hook_hash` is the
-        digest of the hook files that gave the rewards, or empty.
+        `closed_reason` is None while training continues. After the end of training it is the reason
+        for the end, and the group is not pooled. `served` is the index of the sibling whose answer
+        the app got. `parent_id` is the group id of the previous turn of the conversation.
+        `hook_hash` is the digest of the hook files that gave the rewards, or empty.
         """
         opened = self._open.pop(group_id)
         if opened is None:
@@ -195,10 +199,10 @@ class Pool:
         *,
         closed_reason: str | None = None,
     ) -> EndGroupReply:
-        """Pool a feedback sample, which is an earlier answer that is trained once more with its own
-        advantage.
+        """Add a feedback sample to the groups that wait for training. A feedback sample is an
+        earlier answer that is trained once more with an advantage of its own.
 
-        The sample counts as one group of a step.
+        It counts as one group of a training step.
         """
         refusal = "open_group" if sample_id in self._open else self._ended.refusal_of(sample_id)
         if refusal is not None:
@@ -212,7 +216,7 @@ class Pool:
         )
 
     def abort_group(self, group_id: str) -> bool:
-        """Drop a group. Return False if the group has already ended."""
+        """Drop an open group. Return False if the group has already ended."""
         self._open.pop(group_id)
         if not self._ended.is_new(group_id):
             return False
@@ -222,10 +226,11 @@ class Pool:
     def add_episode(
         self, task_id: str, reward: float, calls: Sequence[RecordedCall], owner: str
     ) -> CompletedTask | None:
-        """Add an active client's episode to its task. Return the group of the task if the task is
-        now complete, else None.
+        """Add an episode that a client has ended to its task. If the task is then complete, return
+        the task's group, and otherwise None.
 
-        A task is complete with `num_repeat` episodes. Further episodes begin the task's next group.
+        A task is complete with `num_repeat` episodes. Further episodes begin another group of the
+        task.
         """
         # Copy the calls: a call that ends after its episode must not be added.
         copied = tuple(calls)
@@ -241,8 +246,8 @@ class Pool:
         return [self._complete_expired(task) for task in expired]
 
     def complete_all(self) -> list[CompletedTask]:
-        """Complete all waiting tasks with the episodes that they have. Do nothing if the job's
-        steps take only tasks that have all their episodes."""
+        """Complete all waiting tasks with the episodes that they have, if the job's training steps
+        take incomplete tasks. Otherwise do nothing."""
         expired = self._tasks.pop_all() if self._method.takes_all else []
         return [self._complete_expired(task) for task in expired]
 
@@ -271,10 +276,11 @@ class Pool:
         open_groups: Mapping[str, Mapping[int, Sequence[RecordedCall]]],
         now: float,
     ) -> dict[str, str]:
-        """Add the groups that the journal has from an earlier process or job.
+        """Add the groups that the journal (the server's SQLite file) has from an earlier process or
+        job.
 
-        The settings of this job may exclude some of the groups from the pool. Return the reasons
-        for excluded groups, by group id.
+        A group is not pooled if the settings of the present job exclude it. Return the reasons for
+        the groups that are not pooled, by group id.
         """
         dropped: dict[str, str] = {}
         for group in groups:
@@ -286,12 +292,13 @@ class Pool:
         return dropped
 
     def take(self, version: int) -> TakenGroups:
-        """Remove the groups of a step from the pool and return them in order of arrival.
+        """Remove the groups of a training step from the pool, and return them in order of arrival.
 
-        First, stale calls are dropped, and then the groups that have too few calls left. If the
-        job's collection method takes everything, all remaining groups are taken. With any other
-        method, no group is taken if too few groups remain for a step. If enough groups remain, the
-        newest groups are taken, at most one batch, because they are closest to the current policy.
+        First, drop calls whose weights are too old, and then groups that have too few calls left.
+        If the job's sample-collection method takes everything, take all remaining groups. With any
+        other method, take no group if too few groups remain for a step. Otherwise take the newest
+        groups, at most `batch_size`, because they were sampled by the weights closest to the
+        current weights.
 
         `version` is the version of the weights that will be trained.
         """
@@ -307,26 +314,25 @@ class Pool:
         return TakenGroups([self._finished.remove(group_id) for group_id in newest], dropped)
 
     def take_excluded_counts(self) -> dict[str, int]:
-        """Return the numbers of stale calls, partial groups and dropped tied groups, by metric
-        name. The numbers count from the previous call of this method."""
+        """Return the numbers of stale calls, partial groups and dropped tied groups since the
+        previous call of this method, by metric name."""
         counts = {"stale_calls": 0} | dict(self._excluded)
         self._excluded.clear()
         return counts
 
     def take_dropped(self) -> dict[str, str]:
-        """Return the reasons of the groups that were dropped since the previous call of this
-        method, by group id."""
+        """Return the groups that were dropped since the previous call of this method, each id with
+        the reason."""
         dropped, self.dropped = self.dropped, {}
         return dropped
 
     def drop_all(self, reason: str) -> dict[str, str]:
-        """Drop all finished groups for the reason `reason`. Return a dict from the group ids to
-        this reason."""
+        """Drop all finished groups. Return a dict from the id of each dropped group to `reason`."""
         return dict.fromkeys(self._finished.clear(), reason)
 
     def _pool_group(self, group: FinishedGroup) -> str | None:
-        """Add a group to the finished groups and return None, or return the reason why the group is
-        not pooled."""
+        """Add an ended group to the groups that wait for training, and return None. If the group
+        cannot be trained, return the reason instead."""
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
             self._tied.append(len(group.episodes))
@@ -344,8 +350,8 @@ class Pool:
             self._excluded["partial_groups"] += 1
 
     def _drop_stale(self, version: int) -> dict[str, str]:
-        """Drop the calls whose weights are too old, and then the groups that have too few calls
-        left.
+        """Drop the calls that were sampled by weights too old for training. Then drop the groups
+        that have too few calls left.
 
         Return the reason for each dropped group id.
         """

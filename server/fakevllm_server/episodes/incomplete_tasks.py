@@ -1,4 +1,4 @@
-"""Tasks of active clients that wait for more episodes. This module does no I/O, and gets the
+"""Tasks whose claimed episodes have not all ended yet. This module does no I/O, and gets the
 current time as an argument."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from fakevllm_server.types.calls import FinishedGroup, ScoredEpisode, total_toke
 
 MAX_TASKS = 10_000
 MAX_TOKENS = 20_000_000
-"""Maximum number of tokens in all waiting tasks. Above this or MAX_TASKS, the task is removed that
-has waited longest for its next episode."""
+"""Maximum number of tokens in all waiting tasks. If there are more tokens, or more tasks than
+MAX_TASKS, the task that has waited longest for its next episode is removed."""
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class ExpiredTask:
     """Whether the task was removed because the pool was full."""
 
     def why_not_pooled(self, job: TrainJob) -> str | None:
-        """Return the reason why the task's group is not pooled, or None if the group may be
-        pooled."""
+        """Return the reason why the episodes of this task are not pooled for training as a group,
+        or None if they may be pooled."""
         if self.was_full:
             return FULL
         return "partial" if job.partial_tasks == "drop" else None
@@ -44,8 +44,8 @@ class ExpiredTask:
 
 @dataclass(frozen=True, slots=True)
 class CompletedTask:
-    """The group of a task that gets no more episodes. The group may have fewer than `num_repeat`
-    episodes."""
+    """The group of a task for which no more episodes are expected. The group may have fewer than
+    `num_repeat` episodes."""
 
     group: FinishedGroup
     reason: str | None
@@ -53,7 +53,7 @@ class CompletedTask:
 
 
 class WaitingTasks:
-    """The tasks that have fewer than `num_repeat` episodes, with their episodes."""
+    """The tasks that wait for more episodes, because they have fewer than `num_repeat`."""
 
     def __init__(self, num_repeat: int) -> None:
         self._num_repeat = num_repeat
@@ -73,8 +73,8 @@ class WaitingTasks:
         else None.
 
         `new_episode` creates the episode from its index in the task. Each new episode restarts the
-        waiting time of the task. This method does not know the time, so the waiting time is counted
-        from the next call of `pop_expired`.
+        waiting time of its task. The waiting time is counted from the next call of `pop_expired`,
+        because this method does not know the time.
         """
         task = self._tasks.setdefault(task_id, _Task())
         self._tasks.move_to_end(task_id)
@@ -89,9 +89,11 @@ class WaitingTasks:
         return [ExpiredTask(task_id, self._pop(task_id), False) for task_id in list(self._tasks)]
 
     def pop_expired(self, now: float, after_s: float) -> list[ExpiredTask]:
-        """Remove and return the tasks that waited longer than `after_s` seconds.
+        """Remove and return the tasks that waited longer than `after_s` seconds for their next
+        episode.
 
-        If there are more tasks or tokens than allowed, the oldest tasks are removed too.
+        If there are more tasks or tokens than allowed, also remove and return the tasks that waited
+        longest.
         """
         for task in reversed(self._tasks.values()):
             if task.since is not None:

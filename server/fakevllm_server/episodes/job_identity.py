@@ -3,8 +3,8 @@ I/O.
 
 Groups and episodes that wait for a training step belong to the job for which they were collected.
 Rewards of two jobs cannot be compared: two experiments may use the same task id for different
-tasks, and two models answer differently. A job that only trains in another way, for example with
-another learning rate or batch size, continues with what waits.
+tasks, and two models answer differently. Jobs count as the same job if they differ only in how they
+train, for example in learning rate or batch size.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from fakevllm_adapters.job.model import TrainJob
 DIGEST_CHARS = 16
 """Length of a job's digest in hex digits."""
 OTHER_JOB = "other_job"
-"""Reason of a group that was dropped because it was collected for another job."""
+"""Reason for dropping a group because it was collected for another job."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """The settings of a started job to which waiting groups and episodes belong."""
+    """The settings that decide whether two jobs count as the same job. Waiting groups and episodes
+    are trained only by the job for which they were collected."""
 
     model: str | None
     """Fingerprint of the model that the engine loads for the job. The job's own setting `model` may
@@ -38,14 +39,14 @@ class JobIdentity:
     the job has no length penalty."""
 
     def to_json(self) -> str:
-        """Return the identity as JSON. Settings that are None are left out, so that a setting of a
-        newer version does not make an old job another one."""
+        """Return the identity as JSON, without settings that are None. A newer version of fakevllm
+        can then add a setting without changing the identity of older jobs."""
         settings = {name: value for name, value in asdict(self).items() if value is not None}
         return json.dumps(settings, sort_keys=True)
 
     @property
     def digest(self) -> str:
-        """Digest of the identity, which the run log and the ledger store."""
+        """Digest of the identity. The run log and the proxy's ledger store the digest."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:DIGEST_CHARS]
 
 
@@ -80,7 +81,7 @@ def parse_identity(text: str) -> JobIdentity:
 
 def changed_settings(previous: JobIdentity, current: JobIdentity) -> list[str]:
     """Return the names of the settings that make `current` another job than `previous`. The list is
-    empty if both are the same job.
+    empty if they count as the same job.
 
     >>> before = identity_of(TrainJob(lr=1e-5), "m", "a")
     >>> changed_settings(before, identity_of(TrainJob(lr=1e-6, batch_size=32), "m", "a"))

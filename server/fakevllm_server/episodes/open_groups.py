@@ -1,5 +1,6 @@
-"""The captured calls of passive groups that have not ended yet. A passive group has the answers to
-one request of an app. This module does no I/O, and gets the current time as an argument."""
+"""The captured model calls of passive groups that have not ended yet. A passive group consists of
+the answers to one request of an app. This module does no I/O, and gets the current time as an
+argument."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from fakevllm_server.types.calls import RecordedCall
 
 MAX_OPEN_GROUPS = 10_000
 MAX_OPEN_TOKENS = 20_000_000
-"""Maximum number of tokens in all open groups. Above this or MAX_OPEN_GROUPS, the group whose last
-call is oldest is dropped."""
+"""Maximum number of tokens in all open groups. If there are more tokens, or more groups than
+MAX_OPEN_GROUPS, the group whose last call is oldest is dropped."""
 MAX_OPEN_S = 3600.0
 """Seconds after a group's last call at which the group is dropped, because its client has
 disappeared."""
@@ -21,7 +22,7 @@ disappeared."""
 
 @dataclass(slots=True)
 class OpenGroup:
-    """The calls of one group so far."""
+    """The captured model calls of one group that has not ended."""
 
     calls: defaultdict[int, list[RecordedCall]] = field(
         default_factory=lambda: defaultdict[int, list[RecordedCall]](list)
@@ -31,7 +32,7 @@ class OpenGroup:
 
 
 class OpenGroups:
-    """All groups of proxies that wait for their rewards."""
+    """All groups of proxies that have not ended, because their rewards have not arrived."""
 
     def __init__(self) -> None:
         self._groups: OrderedDict[str, OpenGroup] = OrderedDict()  # ordered by their last call
@@ -48,7 +49,8 @@ class OpenGroups:
         return group_id in self._groups
 
     def add(self, sibling: SiblingRef, call: RecordedCall, now: float) -> int:
-        """Add a call. Return the index of the call among the calls of its sibling."""
+        """Add a captured call to its group, which is created if it does not exist. Return the index
+        of the call among the calls of its sibling."""
         group = self._groups.setdefault(sibling.group_id, OpenGroup())
         calls = group.calls[sibling.index]
         calls.append(call)
@@ -74,8 +76,8 @@ class OpenGroups:
         return group
 
     def pop_expired(self, now: float) -> dict[str, str]:
-        """Remove the groups without a call for MAX_OPEN_S seconds. Also remove the oldest groups if
-        there are too many groups or tokens.
+        """Remove the groups without a call for MAX_OPEN_S seconds. If there are too many groups or
+        tokens, also remove the groups whose last call is oldest.
 
         Return the reason for each removed group id.
         """

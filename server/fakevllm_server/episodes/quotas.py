@@ -1,25 +1,25 @@
 """Quotas of mixes. A mix is a named kind of tasks, such as "math". The quotas hold each mix to its
-share of the batches by delaying its new tasks.
+share of the batches by delaying new tasks of mixes that are ahead.
 
-This module does no I/O. The caller passes in the time of a clock that stops while no client may
-claim an episode.
+This module does no I/O. The caller passes in the time of a clock that runs only while clients may
+claim episodes.
 
 The algorithm is weighted fair queueing over tasks. A mix's *pace* is the number of tasks it has
 completed, divided by its share. A mix may begin another task if its pace is not too far ahead of
-the slowest pace. In this comparison, the mix's tasks under way count as completed.
+the slowest pace of the mixes. In this comparison, tasks that the mix has begun count as completed.
 
 Four more rules apply:
 
-* A completed task that waits too long is dropped, and then no longer counts as completed. Another
-  task of its mix may then take its place.
+* A completed task that is dropped before it is trained no longer counts as completed. Another task
+  of its mix may then take its place.
 * Mixes wait only for mixes that are present. A mix is present if it requests claims or has running
   episodes.
 * A mix that was absent continues at the pace of the present mixes. It does not catch up on the
   tasks that it missed.
-* A mix is *unproductive* if many of its tasks in a row were not pooled. Other mixes do not wait for
-  an unproductive mix, because its pace is raised to the slowest pace of the other mixes. An
-  unproductive mix may begin tasks within its share, and is productive again when one of its tasks
-  is pooled.
+* A mix is *unproductive* if many of its tasks in a row were not pooled (not accepted for training).
+  Its pace is then raised to the slowest pace of the other mixes, so that the other mixes do not
+  wait for it. An unproductive mix may begin tasks within its share. It is productive again when one
+  of its tasks is pooled.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ UNDER_WAY_S = 60.0
 """Seconds that an incomplete task counts as under way while none of its episodes is running."""
 
 UNPRODUCTIVE_BATCHES = 4
-"""Number of tasks without a pooled one after which a mix is unproductive, in units of the mix's
-tasks per batch. Otherwise, the other mixes would wait forever for a mix whose tasks are always tied
-or whose agent is broken."""
+"""Number of batches without a pooled task of a mix after which the mix is unproductive. The number
+of tasks is this number, multiplied by the mix's tasks per batch. Without this limit, the other
+mixes would wait forever for a mix whose tasks are always tied or whose agent is broken."""
 MIN_UNPRODUCTIVE_TASKS = 40
-"""Minimum number of tasks without a pooled one after which a mix is unproductive. If on average one
-task in five is pooled, 40 tasks in a row are not pooled with a probability of 1 in 7000."""
+"""Minimum number of consecutive tasks without a pooled task after which a mix is unproductive. If
+on average one task in five is pooled, 40 consecutive tasks are not pooled with a probability of 1
+in 7000."""
 
 
 @dataclass(slots=True)
@@ -69,12 +70,13 @@ class _Mix:
 
     @property
     def pace(self) -> float:
-        """Number of the mix's completed tasks, divided by the mix's share."""
+        """Number of completed tasks of the mix (a named kind of tasks), divided by the mix's share
+        of a batch."""
         return self.num_done / self.share
 
     def is_unproductive(self, tasks_per_batch: float) -> bool:
-        """Return True if so many of the mix's tasks in a row were not pooled that other mixes
-        should not wait for this mix.
+        """Return True if so many consecutive tasks of the mix (a named kind of tasks) were not
+        pooled for training that other mixes should not wait for it.
 
         `tasks_per_batch` is the mix's share of a batch, in tasks.
         """
@@ -82,21 +84,20 @@ class _Mix:
         return self.num_not_pooled >= limit
 
     def begun_pace(self, now: float) -> float:
-        """Return the number of tasks completed and under way, divided by the mix's share."""
+        """Return the number of tasks that the mix (a named kind of tasks) has completed or begun,
+        divided by the mix's share of a batch."""
         num_under_way = sum(task.is_under_way(now) for task in self.open.values())
         return (self.num_done + num_under_way) / self.share
 
     def is_present(self, now: float) -> bool:
-        """Return whether the mix is present: it requests claims or has running episodes.
-
-        Other mixes wait only for mixes that are present.
-        """
+        """Return whether the mix (a named kind of tasks) requests claims or has running episodes.
+        Other mixes do not wait for a mix that does neither."""
         is_requesting = now - self.last_request <= REQUESTING_S
         return is_requesting or any(task.num_running for task in self.open.values())
 
 
 class MixQuotas:
-    """The quotas and task counts of all mixes, for one run of the engine."""
+    """The quotas and task counts of all mixes (named kinds of tasks), for one run of the engine."""
 
     def __init__(self, batch_size: int) -> None:
         self._batch_size = batch_size
@@ -110,10 +111,11 @@ class MixQuotas:
         return len(self._mixes)
 
     def may_begin(self, name: str, share: float, lead: float, task_id: str, now: float) -> bool:
-        """Return whether an episode of this task may be claimed.
+        """Return whether a client may claim an episode of this task, which belongs to the mix
+        `name`.
 
-        `lead` is the number of batches by which a mix may run ahead of its share. A task that has
-        begun may always get more episodes.
+        `share` is the mix's share of each batch. `lead` is the number of batches by which the mix
+        may run ahead of its share. More episodes of a task that has begun may always be claimed.
         """
         mix = self._update_mix(name, share, now)
         if task_id in self._mix_of_task:
@@ -127,14 +129,14 @@ class MixQuotas:
         return ahead < max(1.0, lead * tasks_per_share * mix.share)
 
     def claimed(self, name: str, task_id: str, now: float) -> None:
-        """Record that a client claimed an episode of the task, which now runs."""
+        """Record that a client claimed an episode of this task. The episode counts as running."""
         task = self._open_task(self._mixes[name], task_id, now)
         task.num_running += 1
         task.last_activity = now
 
     def ended(self, claimed_task_id: str, task_id: str, now: float) -> None:
-        """Record the end of an episode. The client claimed the episode for the task
-        `claimed_task_id`, and submitted the result for the task `task_id`. The two tasks may
+        """Record the end of an episode. `claimed_task_id` is the task for which the client claimed
+        the episode. `task_id` is the task for which the client submitted the result; it may
         differ."""
         mix = self._mix_of_task.get(claimed_task_id)
         if mix is not None:
@@ -142,7 +144,7 @@ class MixQuotas:
             self.abandoned(claimed_task_id, now)
 
     def abandoned(self, task_id: str, now: float) -> None:
-        """Record that an episode of the task is no longer running.
+        """Record that an episode of the task no longer runs, and has no result for the task.
 
         If the task has no other episode, the task no longer counts as begun.
         """
@@ -155,10 +157,11 @@ class MixQuotas:
         mix.num_not_pooled += self._close_if_empty(task_id)
 
     def completed(self, task_id: str, group_id: str, *, is_pooled: bool) -> None:
-        """Record that the group of a task gets no more episodes.
+        """Record that the group of a task is complete, and whether the group was pooled (accepted
+        for training).
 
-        Episodes of the task that are still running belong to its next group. A task that is not
-        pooled does not count for its mix's share, so that another task may take its place.
+        A task that is not pooled does not count for its mix's share, so that another task may take
+        its place. Episodes of the task that are still running belong to the task's next group.
         """
         mix = self._mix_of_task.get(task_id)
         if mix is None:
@@ -171,19 +174,19 @@ class MixQuotas:
             self._mix_of_group[group_id] = mix
 
     def taken(self, group_id: str) -> None:
-        """Record that a step took the group of a completed task."""
+        """Record that a training step took the group of a completed task."""
         self._mix_of_group.pop(group_id, None)
 
     def dropped(self, group_id: str) -> None:
-        """Record that a pooled group was dropped. The task of the group then no longer counts for
-        the share of its mix."""
+        """Record that a pooled group was dropped. Its task then no longer counts for the share of
+        its mix (a named kind of tasks)."""
         mix = self._mix_of_group.pop(group_id, None)
         if mix is not None:
             mix.num_done -= 1
 
     def sweep(self, now: float) -> None:
-        """Remove the mixes that have sent no claim request lately and have no open task. Call this
-        method periodically."""
+        """Remove the mixes (named kinds of tasks) that have no open task and have sent no claim
+        request lately. Call this method periodically."""
         absent = [
             name for name, mix in self._mixes.items() if not mix.open and not mix.is_present(now)
         ]
@@ -191,7 +194,8 @@ class MixQuotas:
             del self._mixes[name]
 
     def _update_mix(self, name: str, share: float, now: float) -> _Mix:
-        """Record a claim request of a mix, and return the mix with its current share and pace."""
+        """Record a claim request of a mix (a named kind of tasks). Return the mix, with its share
+        set to `share` and its pace raised if the mix was absent."""
         mix = self._mixes.setdefault(name, _Mix(share))
         mix.num_done *= share / mix.share  # keeps the pace: a new share affects only later tasks
         mix.share = share
@@ -203,7 +207,8 @@ class MixQuotas:
         return mix
 
     def _raise_unproductive_mixes(self, present: Sequence[_Mix], tasks_per_share: float) -> None:
-        """Raise the pace of unproductive mixes to the slowest pace of the productive mixes."""
+        """Raise the pace of unproductive mixes to the slowest pace of the productive mixes. A mix
+        is a named kind of tasks. No mix then waits for an unproductive mix."""
         unproductive = [mix for mix in present if mix.is_unproductive(tasks_per_share * mix.share)]
         others = [mix.pace for mix in present if mix not in unproductive]
         pace = min(others, default=max(mix.pace for mix in present))
@@ -211,14 +216,14 @@ class MixQuotas:
             mix.num_done = max(mix.num_done, pace * mix.share)
 
     def _open_task(self, mix: _Mix, task_id: str, now: float) -> _OpenTask:
-        """Return the open task with this id. If no task with this id is open, begin the task for
-        `mix`."""
+        """Return the task with this id. If no episode of it has been claimed or ended yet, begin
+        the task for `mix`, a named kind of tasks."""
         mix = self._mix_of_task.setdefault(task_id, mix)
         return mix.open.setdefault(task_id, _OpenTask(now))
 
     def _close_if_empty(self, task_id: str) -> bool:
-        """Close the task if it has no running and no ended episode. Return True if the task was
-        closed."""
+        """Close the task if it has no running episode and no ended episode. Return True if the task
+        was closed."""
         mix = self._mix_of_task[task_id]
         task = mix.open[task_id]
         is_empty = not task.num_running and not task.num_ended

@@ -1,5 +1,5 @@
-"""Cache of calls that were served to apps, for later turns of their conversations. This module does
-no I/O."""
+"""Cache of the model calls whose answers apps received. Later turns of the same conversations are
+compared with them. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MAX_TOKENS = 1_000_000
 
 
 class ServedCalls:
-    """A cache with one call for each recent passive group (the answers to one request). This is the
-    call of the sibling that was served to the app."""
+    """A cache with one model call for each recent passive group (the answers to one request of an
+    app). It is the call whose answer the app received."""
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         self._max_tokens = max_tokens
@@ -23,8 +23,8 @@ class ServedCalls:
         self._num_tokens = 0
 
     def remember(self, group_id: str, calls: Sequence[RecordedCall]) -> None:
-        """Store the call of the sibling that was served to the app. A sibling of a passive group
-        has one call. If `calls` has another number of calls, nothing is stored."""
+        """Store the model call whose answer the app received. Nothing is stored unless `calls`, the
+        calls of this answer, has exactly one call."""
         if len(calls) != 1 or group_id in self._calls:
             return
         self._calls[group_id] = replace(calls[0], allowed=None)
@@ -34,8 +34,8 @@ class ServedCalls:
             self._num_tokens -= _length(oldest)
 
     def find(self, group_id: str | None) -> RecordedCall | None:
-        """Return the call of the group's sibling that was served to the app, or None if the call is
-        not cached."""
+        """Return the model call of this group whose answer the app received, or None if it is not
+        cached."""
         return None if group_id is None else self._calls.get(group_id)
 
 

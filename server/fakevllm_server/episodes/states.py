@@ -31,13 +31,13 @@ batch."""
 
 
 class IllegalTransition(Exception):
-    """Error for a change of the engine's status that the table of transitions forbids. The cause is
-    a bug in the server."""
+    """Error for a change of the engine's status that the table TRANSITIONS forbids. The cause is a
+    bug in the server."""
 
 
 class EngineLifecycle:
-    """The engine's status, the step for which groups are being collected, and the version of the
-    served weights."""
+    """The engine's status, the training step for which groups are being collected, and the version
+    of the weights that the engine serves."""
 
     def __init__(self) -> None:
         self.status = OFFLINE
@@ -57,13 +57,13 @@ class EngineLifecycle:
 
     @property
     def collecting_step(self) -> int:
-        """Number of the first step that can train a group that ends now. While a step runs, this is
-        the next step."""
+        """Number of the first step that can train a group that ends now. While a step runs, that is
+        the step after it."""
         return self.global_step + (self.status is WEIGHT_SYNCING)
 
     def move(self, to: EngineStatus, now: float, detail: str | None = None) -> None:
-        """Change the engine's status. Raises IllegalTransition if the table of transitions forbids
-        the change."""
+        """Change the engine's status. Raises IllegalTransition if the table TRANSITIONS forbids the
+        change."""
         if to not in TRANSITIONS[self.status]:
             raise IllegalTransition(f"{self.status} -> {to}")
         self._rolling_s = self.seconds_rolling(now)
@@ -81,22 +81,22 @@ class EngineLifecycle:
         return now - self._since
 
     def seconds_rolling(self, now: float) -> float:
-        """Return the total number of seconds in the state ROLLING, the only state in which clients
-        may claim episodes.
+        """Return the total number of seconds that the engine has been in the state ROLLING, the
+        only state in which clients may claim episodes.
 
-        Quotas use this number as the time of a clock that stops in all other states.
+        Quotas use this number as a clock that stops in all other states.
         """
         return self._rolling_s + (now - self._since if self.status is ROLLING else 0.0)
 
     def post_is_over(self, now: float, num_claimed: int) -> bool:
-        """Return True if the state ROLLING_POST may end. In this state, claimed episodes get time
-        to end.
+        """Return True if the state ROLLING_POST, in which claimed episodes get time to end, is
+        over.
 
-        The state may end when no claimed episode is left, or after POST_DEADLINE_S seconds.
+        It is over when no claimed episode is left, or after POST_DEADLINE_S seconds.
         """
         return num_claimed == 0 or now - self._since >= POST_DEADLINE_S
 
     def next_version(self) -> int:
-        """Return the version number for the next weights. A restored checkpoint also gets a higher
-        version number than the weights before it."""
+        """Return the version number for the next weights. It is always higher than the current
+        number, even if the next weights are those of a restored checkpoint."""
         return self.version + 1

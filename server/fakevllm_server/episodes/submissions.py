@@ -25,7 +25,8 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CachedReply:
-    """The reply to a request, with a hash of the request's body that identifies the request."""
+    """The reply to a request, with a hash of the request's body. The hash shows whether a later
+    request with the same key is the same request."""
 
     body_hash: bytes
     reply: BaseModel
@@ -34,7 +35,7 @@ class CachedReply:
 
 
 class SubmissionCache:
-    """A cache of the latest replies, by the keys of their requests."""
+    """A cache of the latest replies, by the idempotency keys of their requests."""
 
     def __init__(self) -> None:
         self._replies: OrderedDict[str, CachedReply] = OrderedDict()
@@ -42,14 +43,16 @@ class SubmissionCache:
         """Keys of replies with calls, oldest first. Some of them may be out of the cache."""
 
     def find(self, key: str) -> CachedReply | None:
-        """Return the cached reply to the request with this key, or None if the reply is not
+        """Return the cached reply to the request with this idempotency key, or None if it is not
         cached."""
         return self._replies.get(key)
 
     def remember(self, key: str, cached: CachedReply, written_position: int) -> None:
-        """Add a reply, and remove old replies that can be read from the journal.
+        """Add a reply to the cache. Remove the oldest replies if the cache is full and they can be
+        read from the journal.
 
-        `written_position` is the position up to which the journal is on disk.
+        `written_position` is the position in the queue of journal changes up to which all changes
+        are on disk.
         """
         self._replies[key] = cached
         if isinstance(cached.reply, EndGroupReply) and cached.reply.calls:
@@ -59,8 +62,8 @@ class SubmissionCache:
             self._replies.popitem(last=False)
 
     def _bound_calls(self) -> None:
-        """Remove the calls from all replies except the newest MAX_WITH_CALLS replies that have
-        calls."""
+        """Remove the model calls from all cached replies except the newest MAX_WITH_CALLS that have
+        calls, to save memory."""
         while len(self._with_calls) > MAX_WITH_CALLS:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)
@@ -76,8 +79,9 @@ class SubmissionCache:
 def hash_of(request: BaseModel) -> bytes:
     """Return a hash of all fields of a request that can change its effect.
 
-    Metadata is excluded: it has no effect, and it may be nested too deeply for serialization. The
-    digest of the hooks is excluded, because older proxies do not send it.
+    The hash leaves out the metadata, which has no effect and may be nested too deeply for
+    serialization. It also leaves out the digest of the reward hooks, because older proxies do not
+    send it.
     """
     exclude = {"metadata": True, "hook_hash": True, "workflow_output": {"metadata"}}
     body = request.model_dump_json(exclude=exclude)

@@ -1,6 +1,8 @@
-"""Calls arranged as a forest of tokens, so that the model computes a shared prefix only once.
+"""A forest of tokens: the trees in which calls with a common prefix share the nodes of this prefix.
+A call is one model call, which has a prompt and a response.
 
-The folder is pure Python. It does not import torch and does no I/O.
+The trainer computes each node of the forest once, so it computes a common prefix only once. This
+folder is pure Python: it does not import torch and does no I/O.
 """
 
 from __future__ import annotations

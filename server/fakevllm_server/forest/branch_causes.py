@@ -1,10 +1,14 @@
-"""Find out why a call of a session does not continue where an earlier call ended.
+"""Find out why the prompt of a call does not begin with all tokens of an earlier call.
 
-A call *drifts* if its prompt should repeat the tokens of an earlier call, but an app, a chat
-template or a parser has changed these tokens. The cause is first searched in the token ids, and
-then in the text if the vocabulary can decode the ids. If neither search finds a cause, the cause is
-`unknown`. Causes are only counted, and tokens are never changed. The only cost of a branch is
-additional compute.
+A session is a conversation of an app, and its calls are the model calls of this conversation.
+Normally a call *extends* an earlier call: its prompt begins with the prompt and the response of
+that call, so both share these tokens in training. A call *drifts* if its prompt should repeat
+tokens of an earlier call, but an app, a chat template or a parser has changed these tokens. Drift
+only costs additional compute.
+
+The cause is searched in the token ids first. If the vocabulary can decode ids, the cause is then
+searched in the text. If no cause is found, it is `unknown`. This module only counts causes, and
+never changes tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ from fakevllm_server.forest.consecutive_nodes import first_difference
 
 
 class Cause(StrEnum):
-    """The reason why a call does or does not continue an earlier call of its session."""
+    """The relation between a call's prompt and the earlier calls of its session: whether the prompt
+    extends an earlier call, and if not, why not."""
 
     FIRST = "first"
     """The session has no earlier call."""
@@ -38,21 +43,24 @@ class Cause(StrEnum):
     REGENERATED = "regenerated"
     """The prompt equals that of an earlier call of another group."""
     FORKED = "forked"
-    """The prompt extends an earlier call that another call has extended already, with another
-    question."""
+    """The prompt begins with all tokens of an earlier call, which another call has already extended
+    with another question."""
     RETOKENISED = "retokenised"
     """The prompt repeats the text of an earlier call with other token ids."""
     SPECIAL_TOKENS = "special_tokens"
-    """The same text except for special tokens, such as a sampled end token that was replaced."""
+    """The prompt has the same text except for special tokens, such as a sampled end token that was
+    replaced."""
     TRIMMED = "trimmed"
-    """The same text except for white space at the edges of messages."""
+    """The prompt has the same text except for white space at the edges of messages."""
     TOOL_CALL_RERENDERED = "tool_call_rerendered"
-    """The same text except for the formatting of tool calls."""
+    """The prompt has the same text except for the formatting of tool calls."""
     THINKING_STRIPPED = "thinking_stripped"
-    """The same text except for reasoning (<think>). Any of the changes above may occur too."""
+    """The prompt has the same text except for reasoning (<think>). Special tokens, white space and
+    the formatting of tool calls may differ too."""
     COMPACTED = "compacted"
-    """Messages were removed, fewer were inserted in their place, and later messages were kept. A
-    summary that keeps no message is `unknown`, because it could be another question."""
+    """Messages were removed, fewer messages were inserted in their place, and later messages were
+    kept. If a summary replaces all messages, the cause is `unknown`, because the prompt could be
+    another question."""
     APP_EDIT = "app_edit"
     """The app changed a message that it had sent, and kept the rest of the history."""
     OTHER_SYSTEM_PROMPT = "other_system_prompt"
@@ -62,8 +70,8 @@ class Cause(StrEnum):
     """The prompt shares no message with the most similar calls: a sub-agent, or a side call."""
     UNKNOWN = "unknown"
     NOT_READ = "not_read"
-    """The prompt does not extend an earlier call. The cause was not examined, because the limit of
-    tokens to read was reached."""
+    """The prompt does not extend an earlier call. The cause was not examined, because the maximum
+    number of tokens to compare as text was reached."""
 
 
 NO_DRIFT = frozenset(
@@ -71,13 +79,14 @@ NO_DRIFT = frozenset(
 )
 """Causes that are intended; every other cause is drift."""
 MAX_COMPARED = 8
-"""Maximum number of earlier calls that are compared as text with a prompt. These calls share the
-largest number of tokens with the prompt. If there are more such calls, the newest are compared."""
+"""Maximum number of earlier calls whose text is compared with a prompt. Only the calls that share
+the largest number of tokens with the prompt are compared, and of these the newest."""
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCall:
-    """The data of one call of a session from which causes are found."""
+    """One model call of a session (a conversation of an app), with the fields that `find_causes`
+    reads."""
 
     session: Hashable
     group: Hashable
@@ -92,11 +101,13 @@ def find_causes(
     vocabulary: Vocabulary | None = None,
     max_tokens: float = math.inf,
 ) -> list[Cause]:
-    """Return the cause of the branch for each call. The calls must be in the order in which they
-    were made.
+    """Return for each call a Cause: the reason why its tokens extend, or branch off from, the
+    earlier calls of its session. The calls of each session must be in the order in which they were
+    made.
 
-    `max_tokens` is the maximum number of tokens that are decoded and compared as text. Comparing
-    token ids is cheap and has no limit.
+    Token ids are always compared, because this is cheap. `max_tokens` is the maximum total number
+    of tokens that are decoded and compared as text. Once this number is exceeded, each further call
+    that needs a comparison of texts gets the cause `not_read`.
     """
     budget = _ReadBudget(Vocabulary() if vocabulary is None else vocabulary, max_tokens)
     sessions: dict[Hashable, _Session] = {}
@@ -106,11 +117,12 @@ def find_causes(
 
 
 def drift_metrics(causes: Sequence[Cause]) -> Mapping[str, float]:
-    """Return the number of calls with each cause that occurred, under the name `branch_<cause>`,
-    and the metric `drift_rate`.
+    """Return the metrics `branch_<cause>` and `drift_rate`.
 
-    `drift_rate` is the share of drifted calls among the examined calls that are not the first call
-    of their session. If there are no such calls, the metrics have no `drift_rate`.
+    `branch_<cause>` is the number of calls with this cause. It is left out for causes that did not
+    occur. `drift_rate` is the share of calls with an unintended cause, which is any cause that is
+    not in NO_DRIFT. First calls of a session and calls with the cause `not_read` are not counted in
+    it. If no other calls exist, `drift_rate` is left out.
     """
     counts = Counter(causes)
     later = len(causes) - counts[Cause.FIRST] - counts[Cause.NOT_READ]
@@ -129,8 +141,9 @@ class _EarlierCall:
     num_prompt: int
 
     def answer_start(self, message_start: int | None) -> int | None:
-        """Return the position in the prompt at which the assistant message with the answer begins,
-        or None if that position is unknown."""
+        """Return the position in the prompt at which the last message begins, which is the
+        beginning of the answer. `message_start` is the token id that begins every message. Return
+        None if `message_start` is None or does not occur."""
         if message_start is None:
             return None
         starts = (at for at in reversed(range(self.num_prompt)) if self.ids[at] == message_start)
@@ -139,16 +152,15 @@ class _EarlierCall:
 
 @dataclass(slots=True)
 class _ReadBudget:
-    """The limit on decoding: the vocabulary, and the number of tokens that may still be decoded and
+    """The vocabulary that decodes ids, and the number of tokens that may still be decoded and
     compared as text."""
 
     vocabulary: Vocabulary
     tokens_left: float
 
     def spend(self, num_tokens: int) -> bool:
-        """Subtract `num_tokens` tokens from the budget. Return True if the budget had enough tokens
-        left. If the vocabulary cannot decode ids, no text is compared, so nothing is subtracted and
-        the result is True."""
+        """Subtract `num_tokens` tokens from the budget. Return False if this exceeds the budget. If
+        the vocabulary cannot decode ids, no text is compared, so nothing is subtracted."""
         if self.vocabulary.decode is not None:
             self.tokens_left -= num_tokens
         return self.tokens_left >= 0
@@ -156,7 +168,7 @@ class _ReadBudget:
 
 @dataclass(slots=True)
 class _Session:
-    """The earlier calls of one session, with which the session's next call is compared."""
+    """The calls of one session so far, with which the session's next call is compared."""
 
     budget: _ReadBudget
     group_prompts: set[tuple[bytes, Hashable]] = field(default_factory=set[tuple[bytes, Hashable]])
@@ -165,7 +177,7 @@ class _Session:
     earlier: list[_EarlierCall] = field(default_factory=list[_EarlierCall])
 
     def cause_of_next(self, call: SessionCall) -> Cause:
-        """Return the cause of the branch for the session's next call, and add this call to the
+        """Return the Cause of `call`, which is the session's next call, and add `call` to the
         session."""
         prompt = array("q", call.prompt_ids)
         key = prompt.tobytes()
@@ -216,10 +228,13 @@ class _Session:
     def _cause_by_messages(
         self, call: _EarlierCall, prompt: array[int], shared: int, *, extends: bool
     ) -> Cause:
-        """Return the cause for a prompt whose text differs or cannot be decoded.
+        """Compare the messages of `prompt` with those of the earlier call `call`, and return the
+        Cause. This is the last comparison, for a prompt whose text differs or cannot be decoded.
+        `shared` is the number of equal tokens at the beginning of both. `extends` is true if
+        `prompt` begins with all tokens of another earlier call.
 
-        The cause is `unknown` if the difference is inside the sampled answer, or in the template
-        text before the answer. Both may have been rewritten in any way.
+        The cause is `unknown` if the first difference is inside the earlier call's answer, or in
+        the template text that begins the answer.
         """
         start = self.budget.vocabulary.message_start
         answer_start = call.answer_start(start)
@@ -240,9 +255,9 @@ def _num_shared(one: array[int], other: array[int]) -> int:
 
 
 def _smallest_change(texts: TextPair) -> Cause | None:
-    """Compare the two texts several times. The first comparison ignores only differences of the
-    token ids, and each further comparison ignores one more kind of change. Return the cause of the
-    first comparison that finds no difference, or None if all comparisons find a difference."""
+    """Compare the two texts with increasing tolerance: for other token ids, special tokens, white
+    space, formatting of tool calls, and reasoning. Return the Cause of the first comparison that
+    finds no difference, or None if all comparisons find a difference."""
     comparisons = {
         Cause.RETOKENISED: texts.same_text,
         Cause.SPECIAL_TOKENS: texts.same_but_special_tokens,
@@ -254,8 +269,8 @@ def _smallest_change(texts: TextPair) -> Cause | None:
 
 
 def _compare_messages(old: Sequence[Message], new: Sequence[Message]) -> Cause:
-    """Return the cause of the branch for a call whose prompt differs from an earlier call's prompt.
-    `old` and `new` are the messages of the earlier and of the later prompt. Both lack the last
+    """Return the Cause for a prompt that differs from the prompt of an earlier call. `old` and
+    `new` are the messages of the earlier and of the later prompt. Both lack the prompt's last
     message, which is the beginning of the answer."""
     pairs = enumerate(zip(old, new, strict=False))
     num_same = next((at for at, (one, other) in pairs if one != other), min(len(old), len(new)))

@@ -1,8 +1,8 @@
-"""Compare the texts of two calls, ignoring changes that templates and parsers make.
+"""Compare the texts of two calls, ignoring changes that chat templates and parsers make.
 
 Each comparison normalizes both texts, and then tests whether the later text begins with the earlier
-text. The comparisons have an order: each comparison ignores all changes that the previous
-comparison ignores, and one more kind of change.
+text. The comparisons are ordered by tolerance. Each comparison ignores all kinds of changes that
+the previous one ignores, and one more kind.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _HALF_CHARACTER = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The known facts about the tokenizer: how to decode ids, and which tokens are special. If
-    facts are missing, more causes of branches are `unknown`."""
+    """Known properties of the tokenizer: how to decode ids, and which ids are special. If
+    properties are not known, `find_causes` finds the causes of fewer branches."""
 
     decode: Decode | None = None
-    """Function from ids to text, which includes special tokens."""
+    """Function from ids to text. The text includes special tokens."""
     special_ids: Collection[int] = frozenset()
-    """Ids that mark turns and ends. Not those of <think> and <tool_call>, which count as text."""
+    """Ids of the special tokens that mark messages and ends of texts. <think> and <tool_call> are
+    not included, because they count as text."""
     message_start: int | None = None
     """The special id that begins every message."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """The text of an earlier call and the text of a later call's prompt, with methods that compare
-    the texts."""
+    """Two texts to compare: the text of an earlier call, and the text of a later call's prompt."""
 
     earlier: str
     """Prompt and response of the earlier call."""
@@ -81,8 +81,9 @@ class TextPair:
         return re.sub("|".join(map(re.escape, self.special)), _MARK, text)
 
     def _mark_turns(self, text: str) -> str:
-        """Return the text with a mark in place of each special token, and a mark after each role
-        line that follows a special token. The marks separate the parts of the text."""
+        """Replace each special token by a mark, which separates the parts of the text. If a line
+        with a role name follows a special token, replace the line break after the role name by a
+        mark too."""
         return _ROLE.sub(rf"{_MARK}\1{_MARK}", self._mark_special_tokens(text))
 
     def _without_special_tokens(self, text: str) -> str:
@@ -92,7 +93,7 @@ class TextPair:
 def decode_pair(
     earlier: Sequence[int], later: Sequence[int], vocabulary: Vocabulary
 ) -> TextPair | None:
-    """Return the decoded texts of two sequences of token ids as a TextPair, or None if the
+    """Decode two sequences of token ids, and return their texts as a TextPair. Return None if the
     vocabulary cannot decode ids."""
     decode = vocabulary.decode
     if decode is None:
@@ -103,8 +104,8 @@ def decode_pair(
 
 
 def split_messages(ids: Sequence[int], start: int) -> list[Message]:
-    """Return the messages of a sequence of token ids, split before each `start` id. The ids before
-    the first `start` id form a message too."""
+    """Split a sequence of token ids before each `start` id, and return the parts as messages. The
+    ids before the first `start` id form a message too."""
     runs: list[Message] = []
     begin = 0
     for index in [*(index for index, token in enumerate(ids) if token == start), len(ids)]:
@@ -115,14 +116,14 @@ def split_messages(ids: Sequence[int], start: int) -> list[Message]:
 
 
 def _strip_parts(text: str) -> str:
-    """Return the text without the marks that separate its parts, and without white space at the
-    start and end of each part."""
+    """Strip white space from both ends of each part of the text, and join the parts without the
+    marks that separate them."""
     return "".join(part.strip() for part in text.split(_MARK))
 
 
 def _normalize_tool_calls(text: str) -> str:
-    """Return the text with each Hermes tool call rewritten as JSON with sorted keys, between two
-    marks. All other text is kept."""
+    """Rewrite each tool call in Hermes format as JSON with sorted keys, between two of the marks
+    that separate the parts of the text. Keep all other text."""
     return _TOOL_CALL.sub(lambda match: _MARK + _normalize_json(match.group(1)) + _MARK, text)
 
 

@@ -1,5 +1,5 @@
-"""Slices, which are ranges of consecutive node numbers, and the comparison of token sequences. A
-path in the forest is a sequence of slices."""
+"""Slices, which are ranges [start, end) of consecutive node numbers, and the search for the first
+difference of two token sequences. A path in a forest is a sequence of slices."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ Slices = tuple[tuple[int, int], ...]
 
 
 def append_slice(path: Slices, start: int, end: int) -> Slices:
-    """Return a path extended by the nodes [start, end). `start` must be larger than the last node
-    of the path."""
+    """Return the path extended by the nodes [start, end). All nodes of the path must be smaller
+    than `start`."""
     if path and path[-1][1] == start:
         return (*path[:-1], (path[-1][0], end))
     return (*path, (start, end))
 
 
 def first_difference(one: array[int], other: array[int], start: int, end: int) -> int:
-    """Return the first position in [start, end) at which the two arrays differ. If they do not
-    differ there, return `end`.
+    """Return the first position in [start, end) at which the two arrays differ, or `end` if there
+    is no difference.
 
     The search compares blocks of the arrays, so it costs about as much as copying them.
     """

@@ -1,15 +1,18 @@
 """Divide calls into pieces whose forests fit a token budget.
 
-A piece is a set of calls that the model computes together. Its forest has one node for each
-distinct prefix of its calls, so a common prefix is computed once in each piece. For example, N
-calls share a prompt of P tokens, and each has a response of R tokens. In one piece they cost P + NR
-tokens. In m pieces they cost mP + NR tokens.
+A piece is a set of model calls that go through the model together. The forest of a piece has one
+node for each distinct prefix of its calls, so a common prefix is computed once in each piece. For
+example, let N calls share a prompt of P tokens, and let each have a response of R tokens. One piece
+with all calls has P + NR nodes. If the calls are divided into m pieces, these have mP + NR nodes in
+total.
 
-`pack` finds the pieces in three stages. First, the calls are sorted in depth-first order, in which
-a call follows all calls that extend it. Second, this order is cut into runs. A cut between two
-neighbouring calls costs the length of their common prefix, because this prefix is then computed
-twice. The cheapest cuts within the budget are found exactly. Trees and groups are not cut as long
-as they fit. Third, small runs are combined into pieces.
+`pack` finds the pieces in three stages:
+
+1. Sort the calls in depth-first post-order, in which a call follows all calls that extend it.
+2. Cut this order into runs of consecutive calls that fit the budget. A cut costs the length of the
+   prefix that the two neighbouring calls share, because this prefix is then computed twice. Dynamic
+   programming finds the cheapest cuts. Not dividing a group has priority over saving tokens.
+3. Combine small runs into pieces.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from fakevllm_server.forest.trie import CallTokens, Forest, build_forest
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A set of calls that the model computes together, with the forest of these calls."""
+    """A set of model calls that go through the model together, with the forest of these calls."""
 
     calls: Sequence[int]
     """Indices of calls, ascending. Call i of `forest` is the call with index calls[i]."""
@@ -34,15 +37,16 @@ class Piece:
 def pack(
     calls: Sequence[CallTokens], max_tokens: int, groups: Sequence[Hashable] | None = None
 ) -> list[Piece]:
-    """Divide calls into pieces of at most `max_tokens` forest nodes, and return the pieces. The
-    forest of some calls has one node for each token, where a common prefix counts once.
+    """Divide calls into pieces of at most `max_tokens` forest nodes, and return the pieces. Each
+    token is a node, and a common prefix of a piece's calls is counted once.
 
-    Every call is in exactly one piece. A piece is larger than `max_tokens` only if a single call of
-    the piece is larger. The largest piece is the first piece, so that a lack of memory appears at
-    once. `groups` has the group of each call. The calls of a group stay in one piece if they
-    follow each other in depth-first order and fit. Raises ValueError if `max_tokens` is below 1.
+    Every call is in exactly one piece. A piece has more than `max_tokens` nodes only if one of its
+    calls alone has more tokens. The largest piece comes first, so that an out-of-memory error
+    occurs in the first piece. `groups` has the group of each call. The calls of a group stay in one
+    piece if they follow each other in depth-first order and fit. Raises ValueError if `max_tokens`
+    is below 1.
 
-    The denominators of a loss must be computed from the whole batch, not from one piece.
+    Compute the denominators of a loss from the whole batch, not from one piece.
 
     >>> calls = [CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4]), CallTokens.of([5], [6])]
     >>> [piece.calls for piece in pack(calls, max_tokens=4)]
@@ -65,24 +69,25 @@ def pack(
 
 
 def build_piece(calls: Sequence[CallTokens], chosen: Sequence[int]) -> Piece:
-    """Return a piece with the calls whose indices are in `chosen`.
+    """Return a piece with the calls at the indices `chosen`.
 
-    Any division of the calls into pieces gives the same training result. `pack` finds a division
-    with few nodes.
+    Any division of the calls into pieces gives the same training result. The function `pack` finds
+    a division with few nodes.
     """
     ascending = sorted(chosen)
     return Piece(ascending, build_forest([calls[index] for index in ascending]))
 
 
 def _length(forest: Forest, call: int) -> int:
-    """Return the number of tokens in a call's path."""
+    """Return the number of tokens of a call."""
     return sum(end - start for start, end in forest.paths[call])
 
 
 def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
-    """Return (order, shared). `order` has the indices of the calls in depth-first post-order of
-    their last nodes. `shared` has, for each call in this order, the length of the longest prefix
-    that the call shares with any earlier call. The preceding call always shares this prefix."""
+    """Return (order, shared). `order` has the indices of the calls, in depth-first post-order of
+    their last nodes. `shared` has one number for each call in this order: the length of the longest
+    prefix that the call shares with any earlier call in the order. The directly preceding call
+    always shares this longest prefix."""
     ends = [path[-1][1] - 1 if path else -1 for path in forest.paths]
     order = sorted(
         range(len(ends)),
@@ -97,8 +102,8 @@ def _dfs_order(forest: Forest) -> tuple[list[int], list[int]]:
 
 
 def _num_common(forest: Forest, call: int, last: int) -> int:
-    """Return the number of common nodes of two paths: the path of a call, and the path from the
-    root to the node `last`. The common nodes are at the beginning of both paths."""
+    """Return the number of nodes that two paths share at their beginning: the path of a call, and
+    the path from the root to the node `last`."""
     common = 0
     for start, end in forest.paths[call]:
         if not start <= last < forest.tout[start]:
@@ -114,7 +119,7 @@ def _num_common(forest: Forest, call: int, last: int) -> int:
 
 def _num_groups_cut(groups: Sequence[Hashable]) -> list[int]:
     """Return for each call the number of groups that a cut before this call would divide. `groups`
-    has the group of each call, in the order of the calls."""
+    has the group of each call, in the order in which the calls are cut."""
     first: dict[Hashable, int] = {}
     last: dict[Hashable, int] = {}
     for index, group in enumerate(groups):
@@ -128,26 +133,25 @@ def _num_groups_cut(groups: Sequence[Hashable]) -> list[int]:
 
 
 _Cost = tuple[int, int, int]
-"""(number of groups cut, number of tokens computed again, number of pieces), compared in this
-order."""
+"""Cost of a division: (number of groups divided, number of tokens computed again, number of runs),
+compared in this order."""
 
 
 def _cheapest_runs(
     new: Sequence[int], shared: Sequence[int], num_groups_cut: Sequence[int], max_tokens: int
 ) -> list[tuple[int, int]]:
-    """Return the cheapest division of the sorted calls into consecutive runs. Each run is an index
-    range [first, last). The runs are in ascending order.
+    """Divide the sorted calls into consecutive runs at the lowest cost. Each run is an index range
+    [first, last). The runs are returned in ascending order.
 
-    shared[i] is the number of tokens that call i shares with the call before, and new[i] is the
-    number of all other tokens of call i. The run [i, j) has shared[i] + new[i] + … + new[j - 1]
-    nodes. This number must be at most `max_tokens`, or at most the size of call i if this call
-    alone is larger.
+    shared[i] is the number of tokens that call i shares with the preceding call, and new[i] is the
+    number of its other tokens. The run [i, j) has shared[i] + new[i] + … + new[j - 1] nodes. This
+    must be at most `max_tokens`. If call i alone has more tokens than `max_tokens`, its length is
+    the limit.
 
     The algorithm is dynamic programming over j, the end of the last run. For j = 1, 2, …, the
-    algorithm computes the cheapest division of the first j calls from the cheapest divisions of
-    fewer calls. It chooses i, the start of the last run, among the starts whose run [i, j) fits.
-    The smallest of these starts never decreases as j grows. Therefore a monotonic queue of starts
-    gives the cheapest start quickly.
+    cheapest division of the first j calls is computed from the cheapest divisions of fewer calls.
+    Its last run [i, j) has the cheapest start i among those for which the run fits. The smallest
+    start that fits never decreases as j grows, so a monotonic queue of starts makes each step fast.
     """
     sums = [0, *accumulate(new)]
     best: list[_Cost] = [(0, 0, 0)]
@@ -177,18 +181,18 @@ def _cheapest_runs(
 
 
 def _fits(num_nodes: int, first_call: int, max_tokens: int) -> bool:
-    """Return True if the calls of a run may be computed together. `num_nodes` is the number of
-    tokens to compute, where a common prefix counts once. It may be up to `max_tokens`. It may also
-    be up to `first_call`, the length of the run's first call, because a call cannot be divided.
-    """
+    """Return True if a run of calls with `num_nodes` nodes may go through the model together. The
+    limit is `max_tokens`, or `first_call` if that is larger. `first_call` is the number of tokens
+    of the run's first call, which cannot be divided."""
     return num_nodes <= max(max_tokens, first_call)
 
 
 def _fill_bins(
     runs: Sequence[tuple[int, int]], new: Sequence[int], shared: Sequence[int], max_tokens: int
 ) -> list[list[tuple[int, int]]]:
-    """Combine small runs of calls into pieces by first-fit decreasing bin packing. Return a list of
-    runs for each piece. A run is an index range [first, last)."""
+    """Combine small runs of calls into pieces (sets of calls that go through the model together) of
+    at most `max_tokens` nodes, by first-fit decreasing bin packing. A run is an index range [first,
+    last). Return a list of runs for each piece."""
     sizes = {run: shared[run[0]] + sum(new[run[0] : run[1]]) for run in runs}
     bins: list[list[tuple[int, int]]] = []
     free: list[int] = []

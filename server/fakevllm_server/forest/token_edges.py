@@ -1,15 +1,16 @@
-"""The log-probabilities that a forest must compute, each once, and the calls that use them.
+"""Find the log-probabilities that must be computed for a forest, and the calls that use each of
+them.
 
-An *edge* is one token predicted from one node, at one temperature, from one set of allowed tokens.
-The log-probability of an edge is computed once, and used by all calls that contain the edge. Token
-t of call i has the log-probability of its edge. The loss still has one term for each token of each
-call, so it equals the loss that is computed without sharing. In the backward pass, the gradients of
-all terms that use an edge are added up. It would be wrong to merge these terms into one term, for
-example by summing advantages, because a clipped loss is not linear in the advantage.
+An *edge* is one token that is predicted from one node, at one temperature, from one set of allowed
+tokens. The log-probability of an edge is computed once, and is used by all calls that contain the
+edge. The loss still has one term for each token of each call, so it equals the loss without
+sharing. The backward pass adds up the gradients of all terms that use an edge. Merging these terms
+into one, for example by summing advantages, would be wrong, because a clipped loss is not linear in
+the advantage.
 
 Edges are computed for whole ranges of consecutive nodes. The number of Python steps therefore grows
 with the number of trained spans and of segments (parts of the forest without a branch). It grows
-with the number of tokens only if consecutive tokens have different sets of allowed tokens.
+with the number of tokens only if neighbouring tokens have different sets of allowed tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 @dataclass(frozen=True, slots=True)
 class Edges:
     """The heads and edges of a forest. A head is one row of logits, predicted from one node. An
-    edge is one predicted token of a head.
+    edge is one token that is predicted by a head.
 
-    Heads and edges are sorted by temperature, then allowed set, then predicting node, then
-    predicted node. Consecutive heads therefore have consecutive edges, and the logits can be
+    Heads and edges are sorted by temperature, then by allowed set, by predicting node, and by
+    predicted node. Consecutive heads therefore have consecutive edges, so the logits can be
     computed for one chunk of heads at a time.
 
         logits = lm_head(hidden[head_node]) / head_temperature[:, None]     [heads, vocabulary]
@@ -39,7 +40,7 @@ class Edges:
     """
 
     head_node: array[int]
-    """[heads] Node whose hidden state predicts."""
+    """[heads] Node whose hidden state gives the row of logits."""
     head_temperature: array[float]
     """[heads] Temperature. Hidden states do not depend on it, so calls with different temperatures
     share a tree. A node that is trained at two temperatures has two heads."""
@@ -71,8 +72,8 @@ class Edges:
 
 @dataclass(frozen=True, slots=True)
 class TrainedSpans:
-    """The trained tokens of one call, as spans of positions along the path of the call. All of them
-    have one temperature."""
+    """The trained tokens of one call, as spans of positions along the call's path. All of these
+    tokens have the same temperature."""
 
     path: Slices
     """The nodes of the call."""
@@ -83,9 +84,10 @@ class TrainedSpans:
     """The set of allowed tokens for each position; None for the whole vocabulary."""
 
     def runs(self) -> Iterator[tuple[_HeadKind, int, int]]:
-        """Yield the nodes of the trained tokens in order of their positions, as tuples (kind of
-        head, begin, end). Each tuple has a range [begin, end) of consecutive nodes. The kind of
-        head is the pair (temperature, set of allowed tokens)."""
+        """Yield the nodes of the trained tokens in order of position, as tuples (kind, begin, end).
+        Each tuple stands for a range [begin, end) of consecutive nodes whose tokens are predicted
+        by heads (rows of logits) of the same kind. The kind of a head is (temperature, set of
+        allowed tokens)."""
         for first, last in self.spans:
             for allowed, start, stop in _runs_of_equal_sets(self.allowed_sets, first, last):
                 for begin, end in _nodes_at(self.path, start, stop):
@@ -102,8 +104,8 @@ def find_edges(
     calls.
 
     `ids` has the token id of each node, and `parent` has the parent of each node. `segment_starts`
-    has the first node of each segment, ascending; a segment is a part of the forest without a
-    branch. No trained span may contain position 0, because no node predicts the first token.
+    has the first node of each segment (a part of the forest without a branch), in ascending order.
+    No trained span may contain position 0, because no node predicts the first token.
     """
     builder = _EdgeBuilder(ids)
     runs = [list(call.runs()) for call in trained]
@@ -136,22 +138,23 @@ def find_edges(
 _HeadKind = tuple[float, bytes | None]
 """Temperature and allowed set of a head."""
 _Link = tuple[int, int, int]
-"""(head, node, length): node head + i predicts node + i, for i < length. The length is above 1 only
-inside a segment, so no other link has a head among these nodes."""
+"""(head, node, length): node head + i predicts the token of node + i, for i < length. The length is
+above 1 only inside a segment, so no other link has a head among these nodes."""
 
 
 class _EdgeIndex:
-    """A lookup from nodes to edges. All edges have heads of one kind: one temperature and one set
-    of allowed tokens."""
+    """A lookup from predicted nodes to edges, which are the predictions of these nodes' tokens. The
+    heads (rows of logits) of all its edges have the same temperature and the same set of allowed
+    tokens."""
 
     def __init__(self, runs: list[tuple[int, int, int]]) -> None:
-        """Create a lookup. `runs` has a tuple (first node, number of nodes, first edge) for each
-        range of consecutive nodes that have consecutive edges."""
+        """Create a lookup. `runs` has tuples (first node, number of nodes, first edge). Each tuple
+        stands for a range of consecutive nodes that are predicted by consecutive edges."""
         self._runs = sorted(runs)
         self._firsts = [first for first, _, _ in self._runs]
 
     def append_edges(self, start: int, end: int, edges: array[int]) -> None:
-        """Append the edges that predict the nodes [start, end) to `edges`."""
+        """Append to `edges` the indices of the edges that predict the nodes [start, end)."""
         index = bisect_right(self._firsts, start) - 1
         while start < end:
             first, length, edge = self._runs[index]
@@ -172,9 +175,10 @@ class _EdgeBuilder:
         self.edge_head, self.edge_token, self.edge_node = array("q"), array("q"), array("q")
 
     def add(self, links: Sequence[_Link], kind: _HeadKind) -> _EdgeIndex:
-        """Add the edges of sorted links, which must not overlap. All edges get heads of `kind`,
-        which is a temperature and a set of allowed tokens. Return the lookup from the predicted
-        nodes to the new edges."""
+        """Add the heads (rows of logits) and edges (predicted tokens) for some links, and return
+        the lookup from predicted nodes to the new edges. A link is a tuple (predicting node,
+        predicted node, number of consecutive node pairs). The links must be sorted and must not
+        overlap. `kind` is the temperature and the set of allowed tokens of all new heads."""
         temperature, allowed = kind
         set_index = -1 if allowed is None else self.sets.setdefault(allowed, len(self.sets))
         runs: list[tuple[int, int, int]] = []
@@ -203,8 +207,8 @@ def _sort_key(kind: _HeadKind) -> tuple[float, bytes]:
 def _runs_of_equal_sets(
     allowed_sets: Sequence[bytes | None] | None, first: int, last: int
 ) -> Iterator[tuple[bytes | None, int, int]]:
-    """Yield ranges of consecutive positions in [first, last) that have the same set of allowed
-    tokens, as (set, start, end)."""
+    """Divide the positions [first, last) into ranges of consecutive positions that have the same
+    set of allowed tokens. Yield each range as (set, start, end)."""
     if allowed_sets is None:
         yield None, first, last
         return
@@ -240,11 +244,11 @@ def _merge_ranges(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 def _links(
     runs: Sequence[tuple[int, int]], parent: array[int], segment_starts: Sequence[int]
 ) -> Iterator[_Link]:
-    """Yield the links between the nodes of `runs` and the nodes that predict them. A link is a
-    tuple (predicting node, predicted node, number of consecutive node pairs).
+    """Yield the links that predict the nodes of `runs`. A link is a tuple (predicting node,
+    predicted node, number of consecutive node pairs).
 
-    The first node of a segment is predicted by its parent, which is in another segment. Each other
-    node is predicted by the node before it.
+    The first node of a segment (a range of nodes without a branch) is predicted by its parent,
+    which is in another segment. Each other node is predicted by the node with the preceding number.
     """
     for start, end in runs:
         index = bisect_left(segment_starts, start)

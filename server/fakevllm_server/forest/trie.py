@@ -1,21 +1,20 @@
-"""Build a forest of tokens from calls: each distinct prefix is one node.
+"""Build a forest of tokens from calls: each distinct prefix of a call is one node.
 
 The hidden state of a causal model at a position depends only on the token ids up to this position.
 Calls with a common prefix therefore have equal hidden states in this prefix. In the forest, the
 position id of a node is its depth, and each node attends only to its ancestors and itself. One
-forward pass over all nodes then gives the hidden states of all calls. Other properties of a call
-may also change the hidden states: adapter, images, offset. These properties form the root key of
-the call. Calls with different root keys share no nodes.
+forward pass over all nodes then gives the hidden states of all calls. Calls may also differ in
+other properties that change the hidden states, such as the adapter or images. These properties form
+the root key of a call. Calls with different root keys share no nodes.
 
-Nodes are numbered in depth-first pre-order.
-
-tout[k] is the end of the subtree of node k, which is the range of nodes [k, tout[k]). Therefore
+Nodes are numbered in depth-first pre-order, so the subtree of node k is the range of nodes [k,
+tout[k]). Therefore
 
     key k is visible to query q   <=>   k <= q < tout[k]
 
 The forest is built as a radix trie, without recursion. A segment is a maximal range of nodes
-without a branch, and is one node of the radix trie. Tokens are compared and copied in blocks. The
-number of Python steps therefore depends on the number of segments and not on the number of tokens.
+without a branch, and is one node of the radix trie. Tokens are compared and copied in blocks, so
+the number of Python steps depends on the number of segments and not on the number of tokens.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from fakevllm_server.forest.token_edges import Edges, TrainedSpans, find_edges
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """The tokens of one call, and which of them are trained.
+    """The tokens of one model call, and the positions that are trained.
 
-    The caller keeps all other data of the call (advantage, log-probabilities, weight, group) under
-    the call's index. The constructor raises ValueError for invalid trained spans, for a number of
-    allowed sets that differs from the number of tokens, and for a temperature that is not positive
-    and finite.
+    The caller keeps all other data of the call, such as advantage and log-probabilities, under the
+    call's index. The constructor raises ValueError in three cases: the trained spans are invalid,
+    the number of allowed sets differs from the number of tokens, or the temperature of a trained
+    call is not positive and finite.
     """
 
     ids: Sequence[int]
@@ -93,7 +92,7 @@ class Segment:
     end: int
     """The nodes are [start, end). There is at least one."""
     tout: int
-    """End of the subtree of each of the nodes."""
+    """End of the subtree, which is the same for all nodes of the segment."""
     depth: int
     """Position of the first token."""
     parent: int
@@ -102,19 +101,21 @@ class Segment:
     """Indices of the segments that continue this segment: none, or at least two. The child with the
     largest subtree comes first, so its nodes directly follow those of this segment."""
     path: Slices
-    """The nodes from the root to the end of this segment. They are the keys that the segment's
-    queries see. Inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
+    """The nodes from the root to the end of this segment, which are the keys to which the segment's
+    queries attend. Inside the segment, the causal mask applies. There are at most 1 + log2(nodes)
     slices, because the child with the largest subtree comes first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """The trees of a set of calls.
+    """The token trees of a set of calls. Each node is one token, and calls with a common prefix
+    share the nodes of this prefix.
 
-    Each array has one item per node, in depth-first pre-order. Items have 8 bytes, so that
-    `torch.frombuffer` can read the arrays as 64-bit integers. `torch.frombuffer` does not accept an
-    empty array. The shape of a tree does not depend on the order of the calls. Trees with different
-    root keys are in the order of each key's first call.
+    The arrays `ids`, `pos`, `parent` and `tout` have one item per node, in depth-first pre-order.
+    An item has 8 bytes, so `torch.frombuffer` can read a non-empty array as 64-bit integers. The
+    shape of a tree does not depend on the order of the calls. Calls with different root keys (for
+    example different adapters) are in different trees. These trees are in the order of each key's
+    first call.
     """
 
     ids: array[int]
@@ -139,18 +140,18 @@ class Forest:
 
     @property
     def rho(self) -> float:
-        """The sharing factor: the number of tokens of all calls, divided by the number of nodes of
-        the forest. It is at least 1."""
+        """The sharing factor: the number of tokens of all calls divided by the number of nodes. It
+        is at least 1."""
         return self.num_naive / self.num_nodes if self.num_nodes else 1.0
 
     @property
     def tin(self) -> range:
-        """The number of each node. The nodes are numbered in depth-first pre-order, so these are
-        the numbers from 0 to `num_nodes` - 1. The subtree of node k is the range [k, tout[k])."""
+        """The first node of each node's subtree, which is the node itself: 0, 1, …, `num_nodes` -
+        1. The subtree of node k is the range [k, tout[k])."""
         return range(self.num_nodes)
 
     def row(self, call: int) -> array[int]:
-        """Return the node at each position of the call with index `call`."""
+        """Return the nodes of the call with index `call`, one for each position."""
         nodes = array("q")
         for start, end in self.paths[call]:
             nodes.extend(range(start, end))
@@ -158,8 +159,8 @@ class Forest:
 
 
 def build_forest(calls: Sequence[CallTokens]) -> Forest:
-    """Build and return the forest of `calls`. The forest's `paths` and `edges.per_call` are in the
-    order of the calls.
+    """Return the forest of `calls`. Its fields `paths` and `edges.per_call` are in the order of
+    `calls`.
 
     >>> forest = build_forest([CallTokens.of([1, 2], [3]), CallTokens.of([1, 2], [4])])
     >>> list(forest.ids), list(forest.row(1)), forest.rho
@@ -198,7 +199,7 @@ def build_forest(calls: Sequence[CallTokens]) -> Forest:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """A segment (a range of nodes without a branch) while the trie is built."""
+    """A segment (a range of nodes without a branch) of the trie while the trie is built."""
 
     source: array[int]
     """Ids of a call that contains this run."""
@@ -214,15 +215,15 @@ class _Run:
     """Index of the segment, once it is laid out."""
 
     def split(self, depth: int) -> None:
-        """Split the run at `depth`. The run keeps the tokens before `depth`. The remaining tokens
-        become a new run, which is the only child."""
+        """Split the run at `depth`. The run keeps the tokens before `depth`. The other tokens
+        become a new run, which is its only child."""
         below = _Run(self.source, depth, self.end, self.children)
         self.end, self.children = depth, {self.source[depth]: below}
 
 
 def _insert(children: dict[int, _Run], ids: array[int]) -> None:
-    """Insert the token ids of a call into the trie. `children` has the runs at the root of the
-    trie, by their first token. A run is a range of nodes without a branch."""
+    """Insert the token ids of a call into the trie. `children` has the runs (ranges of nodes
+    without a branch) at the root of the trie, by their first token."""
     at, length = 0, len(ids)
     while at < length:
         run = children.get(ids[at])
@@ -242,9 +243,9 @@ def _insert(children: dict[int, _Run], ids: array[int]) -> None:
 
 
 def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run]]:
-    """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. The
-    run is the part of the trie from which the segment was made. For each root key, `roots` has the
-    runs at the roots of the trees, by their first token."""
+    """Return a tuple (segment, run) for each segment of all trees, in depth-first pre-order. A
+    segment is a range of nodes without a branch, and the run is the object from which it was made.
+    For each root key, `roots` has the runs at the roots of the trees, by their first token."""
     _set_sizes([run for tops in roots.values() for run in tops.values()])
     order: list[_Run] = []
     parents: list[int] = []
@@ -271,8 +272,8 @@ def _lay_out(roots: dict[Hashable, dict[int, _Run]]) -> list[tuple[Segment, _Run
 
 
 def _set_sizes(tops: Sequence[_Run]) -> None:
-    """Set `size`, the number of nodes in the subtree, for the runs `tops` and all runs below
-    them."""
+    """Set the field `size`, the number of nodes in the subtree, of the runs `tops` and of all runs
+    below them."""
     order: list[_Run] = []
     stack = list(tops)
     while stack:
@@ -285,16 +286,16 @@ def _set_sizes(tops: Sequence[_Run]) -> None:
 
 
 def _largest_first(children: dict[int, _Run]) -> list[_Run]:
-    """Return the child runs in order of decreasing subtree size. Children of equal size are in
-    order of their first token."""
+    """Return the child runs by decreasing size of their subtrees. Children of equal size are sorted
+    by their first token."""
     return [run for _, run in sorted(children.items(), key=lambda item: (-item[1].size, item[0]))]
 
 
 def _path(
     children: dict[int, _Run], ids: array[int], segments: Sequence[tuple[Segment, _Run]]
 ) -> Slices:
-    """Return the path of a call that is in the trie: the nodes of the call in order, as ranges
-    [start, end)."""
+    """Return the path of a call that is in the trie. The path has the nodes of the call in order,
+    as ranges [start, end)."""
     if not ids:
         return ()
     run = children[ids[0]]

@@ -1,6 +1,6 @@
-"""The journal is one SQLite file with all acknowledged requests and their later states (see
-README.md).
+"""The journal: one SQLite file that records every request which the server has acknowledged, and
+what became of it (see README.md).
 
-Other folders use the module `store` to put changes into the journal, to wait until these are on
-disk, and to read. Only one thread writes. No module here makes a decision about training.
+Other folders use the module `store` to queue changes, to wait until these are on disk, and to read.
+Only one thread writes. No module of this folder makes a decision about training.
 """

@@ -1,4 +1,5 @@
-"""Read a journal file from outside, whether or not a server is writing it.
+"""Read a journal file, the server's SQLite file, from another process or thread. A server may be
+writing it at the same time.
 
 The file is not changed. Reading takes no lock that could make the server wait.
 """
@@ -28,8 +29,8 @@ def read_journal_file(
     *arguments: P.args,
     **named: P.kwargs,
 ) -> T:
-    """Open a journal file, call `query` with the connection, and return the result. `query` can be
-    any function of the module `reads`.
+    """Open a journal file, call `query` with the database connection, and return the result.
+    `query` can be any function of the module `reads`.
 
     Raises ConfigError if the file cannot be read.
     """

@@ -1,12 +1,11 @@
 """The one thread that writes the journal, in group commits.
 
-Changes that arrive while a transaction is flushed to disk are written together in the next
-transaction. Therefore the number of flushes hardly grows with the number of writers.
+While a transaction is being flushed to disk, further changes arrive. They are written together in
+the next transaction. Therefore many concurrent requests need hardly more flushes than a few.
 
-If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile, the
-server's memory has the changes in the queue, and the file does not have them yet. None of these
-changes has been acknowledged. Any other error means a bug in the server or a damaged file, and the
-writer stops.
+If the disk refuses a transaction, the writer retries until the transaction succeeds. Meanwhile the
+changes are queued in memory, and are not in the file yet. Clients get no acknowledgement for them.
+Any other error means a bug in the server or a damaged file, and the writer stops.
 """
 
 from __future__ import annotations
@@ -30,21 +29,22 @@ MAX_BATCH = 1_000
 MAX_WAITING = 10_000
 """Number of queued changes above which the server accepts no new request."""
 RETRY_S = 0.5
-"""Seconds between two attempts at a transaction that the disk refused."""
+"""Seconds before a transaction that the disk refused is tried again."""
 _DISK_ERRORS = (OperationalError, sqlite3.OperationalError)
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A labelled function that changes rows of the journal, always within one transaction."""
+    """A change of the journal: a function that changes rows, with a label. It is always applied
+    within one transaction."""
 
     label: str
-    """Kind of the change, for crash points."""
+    """Kind of the change. Tests use it to end the process at a certain change."""
     apply: Callable[[Connection], object]
 
 
 class JournalError(Exception):
-    """Error for a change that was not written to the journal, or was not written in time."""
+    """Error for a change of the journal that was not written, or was not written in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,16 @@ class _Waiter:
 
 
 class JournalWriter:
-    """Queue of changes, and the thread that writes them."""
+    """The queue of changes that wait to be written to the journal, and the thread that writes
+    them."""
 
     def __init__(
         self,
         transact: Callable[[Sequence[Change]], None],
         on_broken: Callable[[], object] = lambda: None,
     ) -> None:
-        """Create the queue and the thread. `transact` writes changes in one transaction.
+        """Create the queue and start the thread. `transact` is a function that writes changes in
+        one transaction.
 
         `on_broken` is called on the writer's thread when the thread stops because of an error.
         """
@@ -89,12 +91,13 @@ class JournalWriter:
 
     @property
     def last_position(self) -> int:
-        """Position of the change that was queued last. The first change has position 1."""
+        """Number of the change that was queued last. Changes are numbered from 1."""
         return self._num_put
 
     @property
     def written_position(self) -> int:
-        """Position up to which all changes are on disk."""
+        """Number of the newest change that is on disk. All changes that were queued before it are
+        on disk too."""
         return self._num_written
 
     @property
@@ -102,8 +105,7 @@ class JournalWriter:
         return self._num_written == self._num_put
 
     def put(self, change: Change) -> int:
-        """Queue a change. Return the position of the change, which can be passed to
-        `wait_written`."""
+        """Queue a change for writing. Return its number, for use with `wait_written`."""
         with self._wake:
             self._queue.append(change)
             self._num_put += 1
@@ -111,7 +113,7 @@ class JournalWriter:
             return self._num_put
 
     async def wait_written(self, position: int, limit_s: float | None = None) -> None:
-        """Wait until all changes up to `position` are on disk.
+        """Wait until the change with the number `position`, and all changes before it, are on disk.
 
         Raises JournalError after `limit_s` seconds, or if the writer has stopped.
         """
@@ -129,14 +131,14 @@ class JournalWriter:
             raise JournalError(self.error or "the disk is slow") from None
 
     def drain(self, limit_s: float) -> bool:
-        """Block until all changes put so far are on disk, and return True. Return False if this
-        takes longer than `limit_s` seconds."""
+        """Block until all changes that are queued now are on disk, and return True. Return False if
+        this takes longer than `limit_s` seconds."""
         with self._wake:
             position = self._num_put
             return self._wake.wait_for(lambda: self._num_written >= position, limit_s)
 
     def close(self, limit_s: float) -> bool:
-        """Write the queued changes and end the thread. Return True if all changes were written
+        """Write the queued changes, and end the thread. Return True if all of them were written
         within `limit_s` seconds."""
         with self._wake:
             self._is_closing = True
@@ -208,7 +210,7 @@ class JournalWriter:
 
 def _resolve(waiters: Sequence[_Waiter], failure: Exception | None = None) -> None:
     """Wake the asyncio tasks that wait for a write. The tasks may belong to several event loops.
-    Each event loop gets one call, which wakes all of its tasks."""
+    Each event loop gets one callback, which wakes all tasks of this loop."""
     futures = [waiter.written for waiter in waiters]
     for loop in {future.get_loop() for future in futures}:
         own = [future for future in futures if future.get_loop() is loop]

@@ -14,18 +14,20 @@ def m001_tables(db: Connection) -> None:
 
 
 def m002_drops(db: Connection) -> None:
-    """Count dropped groups with triggers, so that the counts remain when rows are deleted."""
+    """Count dropped groups in a table of their own, by SQL triggers. The counts remain when the
+    rows of the groups are deleted."""
     for statement in _M002:
         db.exec_driver_sql(statement)
 
 
 def m003_owner(db: Connection) -> None:
-    """Add the owners of claims. Earlier claims have no owner."""
+    """Add the owner of each claim of an episode, which is the owner id of the API key. Earlier
+    claims have no owner."""
     db.exec_driver_sql("ALTER TABLE episodes ADD COLUMN owner VARCHAR NOT NULL DEFAULT ''")
 
 
 def m004_idempotency(db: Connection) -> None:
-    """Add the idempotency keys of claims. Earlier claims have no key."""
+    """Add idempotency keys to claims of episodes. Earlier claims have no key."""
     for column in (
         "idempotency_key VARCHAR NOT NULL DEFAULT ''",
         "body_hash BLOB NOT NULL DEFAULT x''",
@@ -34,7 +36,7 @@ def m004_idempotency(db: Connection) -> None:
 
 
 def m005_hook_hash(db: Connection) -> None:
-    """Add the digest of the hooks to groups. The digest of earlier groups is unknown."""
+    """Add the digest of the reward hooks to groups. The digest of earlier groups is unknown."""
     db.exec_driver_sql("ALTER TABLE groups ADD COLUMN hook_hash VARCHAR NOT NULL DEFAULT ''")
 
 

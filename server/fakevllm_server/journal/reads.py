@@ -28,23 +28,25 @@ from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpiso
 log = logging.getLogger("fakevllm.server")
 
 CORRUPT = "corrupt"
-"""Reason for dropping a group when the digest of one of its calls does not match."""
+"""Reason for dropping a group because the digest of one of its calls does not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedBatch:
-    """The groups that a step trains, in order, and the version of the weights before the step."""
+    """The groups that a training step uses, in order, and the version of the weights before the
+    step."""
 
     step: int
     version: int
     groups: Sequence[FinishedGroup]
     is_whole: bool = True
-    """Whether `groups` are all groups that were planned. Corrupt groups are left out."""
+    """Whether `groups` has all groups of the plan. Corrupt groups are left out."""
 
 
 @dataclass(slots=True)
 class PendingWork:
-    """All claims, calls, samples and groups that are not trained yet."""
+    """Everything that the server had acknowledged and not trained before a restart: claimed
+    episodes, open groups, samples and pooled groups, with their captured calls."""
 
     claimed: list[Episode] = field(default_factory=list[Episode])
     """Claimed episodes, with their calls."""
@@ -70,7 +72,8 @@ class PendingWork:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The end of the run log: the last entry, the last step and the highest weight version."""
+    """The end of the run log (the log of trained steps and dropped groups): number of the last
+    entry, number of the last step, and highest weight version."""
 
     last_seq: int
     version: int
@@ -80,7 +83,7 @@ class LogPosition:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """The step and the version of the weights that the rollout engine serves."""
+    """The training step and the version of the weights that the rollout engine serves."""
 
     version: int = 0
     step: int = 0
@@ -88,9 +91,10 @@ class ServedWeights:
 
 
 def pending_work(db: Connection, now: float) -> PendingWork:
-    """Read all work that is not trained yet.
+    """Read all acknowledged work that is not trained yet.
 
-    Claims from before a restart count as active at `now`, so that they do not expire at once.
+    Claims of episodes from before a restart count as active at `now`, so that they do not expire at
+    once.
     """
     pending = PendingWork()
     claimed = (
@@ -125,9 +129,9 @@ def pending_work(db: Connection, now: float) -> PendingWork:
 
 
 def waiting_clients(db: Connection) -> list[str]:
-    """Return the uuids of clients whose episodes wait to be trained.
+    """Return the uuids of clients with ended episodes that wait to be trained.
 
-    Clients that only aborted episodes, and clients whose groups were all dropped, are not included.
+    A client is not included if it only aborted episodes, or if all of its groups were dropped.
     """
     ended_by = f"JOIN episodes e ON e.episode_id = substr(s.owner, 1, {ID_CHARS})"
     query = (
@@ -139,9 +143,11 @@ def waiting_clients(db: Connection) -> list[str]:
 
 
 def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
-    """Return the batches that were chosen for a step and are not trained yet, oldest first.
+    """Return the batches that were planned for a training step and are not trained yet, oldest
+    first.
 
-    Groups with a corrupt call are left out. The ids of these groups are added to `corrupt`.
+    Groups with a corrupt call are left out of the batches. Their ids are appended to the list
+    `corrupt`.
     """
     batches: list[PlannedBatch] = []
     query = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
@@ -157,8 +163,8 @@ def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
 
 
 def log_position(db: Connection) -> LogPosition:
-    """Return the numbers of the last entry and the last step, and the highest weight version. For a
-    new run, all of them are 0."""
+    """Return the position at the end of the run log: the numbers of the last entry and of the last
+    step, and the highest weight version. For a new run, all three are 0."""
     seq, version = db.exec_driver_sql(
         "SELECT COALESCE(MAX(seq), 0), COALESCE(MAX(version), 0) FROM entries"
     ).one()
@@ -169,8 +175,8 @@ def log_position(db: Connection) -> LogPosition:
 
 
 def served_weights(db: Connection) -> ServedWeights | None:
-    """Return the step and the version of the weights that were served last. For a new run, both are
-    0.
+    """Return the training step and the version of the weights that were served last. For a new run,
+    both are 0.
 
     Return None if a rollback has discarded the step of these weights for good, and no other weights
     have been served since.
@@ -185,23 +191,23 @@ def served_weights(db: Connection) -> ServedWeights | None:
 
 
 def entries(db: Connection, after: int, limit: int) -> list[LogEntry]:
-    """Return up to `limit` entries of the run log with a number above `after`."""
+    """Return up to `limit` entries of the run log, namely those whose number is above `after`."""
     query = "SELECT entry_json FROM entries WHERE seq > ? ORDER BY seq LIMIT ?"
     return [LogEntry.model_validate_json(row[0]) for row in _rows(db, query, after, limit)]
 
 
 def drop_counts(db: Connection) -> dict[str, int]:
-    """Return the number of groups ever dropped for each reason, most frequent reason first. A
+    """Return the number of groups that were ever dropped, by reason, most frequent reason first. A
     reason is shortened to the part before its first colon."""
     query = "SELECT reason, num FROM drops ORDER BY num DESC, reason"
     return {reason: num for reason, num in _rows(db, query)}
 
 
 def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
-    """Return the `step` entries of the run log after its latest `stopped` entry, for steps up to
-    `last`.
+    """Return the entries of the run log for the steps that were trained since training last
+    stopped. Steps after `last` are left out.
 
-    The entries are ordered by step. For a step that was trained again, only the latest entry is
+    The entries are ordered by step. If a step was trained more than once, only its latest entry is
     returned.
     """
     query = (
@@ -214,8 +220,8 @@ def steps_since_stop(db: Connection, last: int) -> list[LogEntry]:
 
 
 def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
-    """Return the metrics of each step up to `last`. For a step that was trained again, only the
-    latest metrics are returned."""
+    """Return the metrics of each training step up to `last`. If a step was trained more than once,
+    only its latest metrics are returned."""
     query = (
         "SELECT entry_json FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step)"
@@ -225,8 +231,9 @@ def step_metrics(db: Connection, last: int) -> list[dict[str, float]]:
 
 
 def step_sources(db: Connection, last: int) -> list[tuple[list[str], str]]:
-    """Return the digests of the hooks and of the job of each step up to `last`, in the order of the
-    steps. For a step that was trained again, only the latest entry counts."""
+    """Return, for each training step up to `last`, the digests of the reward hooks and the digest
+    of the job. The list is in the order of the steps. If a step was trained more than once, its
+    latest entry is used."""
     query = (
         "SELECT json_extract(entry_json, '$.hooks'), json_extract(entry_json, '$.job') "
         "FROM entries WHERE seq IN "
@@ -237,8 +244,8 @@ def step_sources(db: Connection, last: int) -> list[tuple[list[str], str]]:
 
 
 def reward_changes(db: Connection) -> list[tuple[int, str]]:
-    """Return the steps at which the rewards changed their meaning, oldest first, each with what
-    changed. Steps that were rolled back are left out."""
+    """Return the steps whose rewards cannot be compared with earlier rewards, oldest first. Each
+    step comes with a text that says what changed. Steps that were rolled back are left out."""
     query = (
         "SELECT step, json_extract(entry_json, '$.changed') FROM entries WHERE seq IN "
         "(SELECT MAX(seq) FROM entries WHERE kind = 'step' AND step <= ? GROUP BY step) "
@@ -254,15 +261,15 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
 
 
 def submission(db: Connection, key: str) -> Submission | None:
-    """Return the acknowledged request with this key, together with its reply. Return None for an
-    unknown key."""
+    """Return the acknowledged request with this idempotency key, together with its reply. Return
+    None if there is no such request."""
     query = 'SELECT "key", body_hash, reply_json FROM submissions WHERE "key" = ?'
     row = db.exec_driver_sql(query, (key,)).one_or_none()
     return None if row is None else Submission(*row)
 
 
 def ended_reason(db: Connection, group_id: str) -> str | None:
-    """Return the reason why the id of an ended group is refused, or None if the id is new."""
+    """Return the reason why no new group may use this group id, or None if the id is new."""
     query = "SELECT state, reason FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (group_id,)).one_or_none()
     if row is None:
@@ -272,7 +279,7 @@ def ended_reason(db: Connection, group_id: str) -> str | None:
 
 
 def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[RecordedCall]]:
-    """Return the calls of each sibling of a group.
+    """Return the captured calls of each sibling (answer) of a group.
 
     `num` is the number of siblings. A sibling whose calls were deleted has an empty list. If any
     call of the group is corrupt, return [].
@@ -284,9 +291,9 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
 
 
 def groups_trained_after(db: Connection, step: int) -> list[str]:
-    """Return the ids of groups that were trained in, or planned for, steps after `step`.
+    """Return the ids of the groups that were trained in steps after `step` or are planned for them.
 
-    Trained groups are read from the run log, because old rows of the table of groups are deleted.
+    Trained groups are read from the run log, because old rows of the table `groups` are deleted.
     """
     trained: dict[int, LogEntry] = {}
     query = (
@@ -305,13 +312,14 @@ def groups_trained_after(db: Connection, step: int) -> list[str]:
 
 
 def last_pruned(db: Connection) -> int:
-    """Return the last step whose captured calls were deleted, or 0 if no calls were deleted."""
+    """Return the number of the last step whose captured calls were deleted, or 0 if none were
+    deleted."""
     return int(meta(db, PRUNED) or 0)
 
 
 def meta(db: Connection, key: str) -> str | None:
-    """Return the value of a stored fact about the run by the key of the fact, or None if the fact
-    is not stored."""
+    """Return the value that is stored under a key in the table `meta` (facts about the run), or
+    None if there is none."""
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 

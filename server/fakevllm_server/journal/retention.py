@@ -1,5 +1,5 @@
-"""Delete old rows: replies to old requests, and groups that neither a checkpoint nor a client will
-need again.
+"""Delete old rows of the journal: replies to old requests, and groups that no checkpoint and no
+client will need again.
 
 The run log stays complete. Rows are deleted in small rounds, so that no request has to wait long
 for a round. Each round examines more rows than were added since the previous round, so the deletion
@@ -18,8 +18,8 @@ KEEP_NEWEST = 100_000
 """Number of newest replies to keep, and of newest groups with their samples. A row has about 250
 bytes."""
 KEEP_REPLIES_S = 3600.0
-"""Seconds for which every reply is kept. Clients repeat requests for minutes. The replies to a
-proxy that was stopped for longer are among the newest replies."""
+"""Seconds for which every reply is kept. Clients repeat requests for minutes. For a proxy that was
+stopped for longer, the KEEP_NEWEST newest replies are kept in any case."""
 CHANGES_PER_ROUND = 100
 """Number of changes between two rounds of deletion."""
 ROWS_PER_ROUND = 400
@@ -37,9 +37,10 @@ class Retention:
         so that groups that must be kept are not examined in each round."""
 
     def run_after(self, db: Connection, num_changes: int, now: float) -> None:
-        """Count the changes of a transaction, and delete old rows if a round of deletion is due.
+        """Count the changes of a transaction. If enough changes have accumulated, delete old rows
+        in the same transaction.
 
-        The deletion is part of the same transaction as the changes. `now` is in Unix seconds.
+        `now` is in Unix seconds.
         """
         self._num_changes += num_changes
         while self._num_changes >= CHANGES_PER_ROUND:

@@ -1,8 +1,9 @@
-"""All kinds of changes to the journal. One function per kind returns a `Change`.
+"""All kinds of changes to the journal. There is one function for each kind, which returns a
+`Change`.
 
-A function's docstring describes the effect that the change has when the writer applies it. Each
-change is applied within a single transaction. The label of a change is also the name of a crash
-point, at which tests end the server.
+The docstring of a function describes what happens when the writer thread applies the change. Each
+change is applied within a single transaction. The label of a change also names a crash point, at
+which tests end the server.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fakevllm_server.types.calls import RecordedCall
 
 
 def claimed(episode: Episode) -> Change:
-    """Store an episode's new claim, which replaces the episode's earlier claim."""
+    """Store a new claim of an episode. It replaces the earlier claim of the same episode."""
     idempotency = episode.idempotency
     row = (
         episode.episode_id,
@@ -56,8 +57,8 @@ def claimed(episode: Episode) -> Change:
 
 
 def reopened(episodes: Sequence[Episode]) -> Change:
-    """Reopen episodes whose claims were aborted, given up or expired, and delete the calls of these
-    claims."""
+    """Return episodes to the open state, in which clients can claim them, because their claims were
+    aborted, given up or expired. Delete the captured calls of these claims."""
 
     def apply(db: Connection) -> None:
         for episode in episodes:
@@ -68,7 +69,8 @@ def reopened(episodes: Sequence[Episode]) -> Change:
 
 
 def call_recorded(owner: str, seq: int, call: RecordedCall, group_id: str | None = None) -> Change:
-    """Store a captured call as call number `seq` of its owner, which is a sibling or an episode."""
+    """Store a captured model call as call number `seq` of its owner, which is a sibling or an
+    episode."""
     return Change("call", lambda db: put_call(db, owner, seq, call, group_id))
 
 
@@ -80,10 +82,11 @@ def episode_ended(
     submission: Submission,
     evaluated: LogEntry | None = None,
 ) -> Change:
-    """End an episode with its reward.
+    """Store the end of a claimed episode, with its reward.
 
-    If the episode completed a group, `group` is this group and `members` are all samples of the
-    group, including this episode. If the episode was an evaluation, `evaluated` is its log entry.
+    If the episode completed the group of its task, `group` is this group, and `members` are all
+    samples of the group, including this episode. If the episode was an evaluation, `evaluated` is
+    the entry for the run log.
     """
 
     def apply(db: Connection) -> None:
@@ -99,7 +102,7 @@ def episode_ended(
 
 
 def task_completed(group: PooledGroup, members: Sequence[ScoredSample]) -> Change:
-    """Store the group of a task that gets no more episodes."""
+    """Store the group of a task for which no more episodes are expected."""
     return Change("complete", lambda db: complete_group(db, group, members))
 
 
@@ -112,8 +115,8 @@ def group_ended(
     submission: Submission,
     calls: Sequence[RecordedCall] = (),
 ) -> Change:
-    """End a passive group (the answers to one request of an app). Or store a feedback sample (an
-    answer of an earlier group) with the `calls` that the sample carries."""
+    """Store one of two things: the end of a passive group (the answers to one request of an app),
+    or a feedback sample (an answer of an earlier group that is trained again) with its `calls`."""
 
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
@@ -130,7 +133,7 @@ def group_ended(
 
 
 def group_aborted(group_id: str) -> Change:
-    """Drop an open group with the reason `aborted`, and delete its calls."""
+    """Mark an open group as dropped with the reason `aborted`, and delete its captured calls."""
     group = PooledGroup(group_id, GroupState.DROPPED, "aborted")
 
     def apply(db: Connection) -> None:
@@ -141,7 +144,8 @@ def group_aborted(group_id: str) -> Change:
 
 
 def dropped(entry: LogEntry) -> Change:
-    """Drop the groups that a log entry lists with reasons, and store the log entry."""
+    """Mark the groups that a log entry lists as dropped, each with its reason. Delete their
+    captured calls, and store the log entry."""
 
     def apply(db: Connection) -> None:
         for group_id, reason in entry.reasons.items():
@@ -172,9 +176,9 @@ def planned(step: int, version: int, group_ids: Sequence[str]) -> Change:
 
 
 def unplanned(step: int) -> Change:
-    """Delete the batch of a step that could not be trained.
+    """Delete the stored batch of a step that could not be trained.
 
-    A separate change drops the groups of the batch.
+    Another change, `dropped`, drops the groups of the batch.
     """
     return Change(
         "unplan", lambda db: db.exec_driver_sql("DELETE FROM batches WHERE step = ?", (step,))
@@ -182,8 +186,8 @@ def unplanned(step: int) -> Change:
 
 
 def trained(entry: LogEntry, checkpoint: SavedCheckpoint | None) -> Change:
-    """Store in one transaction that a step and its groups were trained. If the step saved a
-    checkpoint, the checkpoint is stored too."""
+    """Store that a step and its groups were trained, together with the step's checkpoint if it
+    saved one."""
 
     def apply(db: Connection) -> None:
         update_batch = "UPDATE batches SET state = ? WHERE step = ?"
@@ -203,8 +207,9 @@ def saved(checkpoint: SavedCheckpoint) -> Change:
 
 
 def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
-    """Delete the checkpoints of `steps`. Also delete the calls of the steps up to `oldest_kept`,
-    because a run that continues from a kept checkpoint does not train these steps again."""
+    """Delete the rows of the checkpoints of `steps`. Also delete the captured calls of the steps up
+    to `oldest_kept`. They are not needed any more, because a run that continues from a kept
+    checkpoint does not train these steps again."""
     rows = [(step,) for step in steps]
 
     def apply(db: Connection) -> None:
@@ -222,10 +227,10 @@ def pruned(steps: Iterable[int], oldest_kept: int) -> Change:
 
 
 def rolled_back(entry: LogEntry) -> Change:
-    """Return the run to the end of the step in `entry`. The batches and groups of later steps
+    """Roll the run back to the end of the step in `entry`. The batches and groups of later steps
     become planned again, because they will be trained again.
 
-    Checkpoints of later steps are deleted.
+    The checkpoints of later steps are deleted.
     """
 
     def apply(db: Connection) -> None:
@@ -243,8 +248,8 @@ def rolled_back(entry: LogEntry) -> Change:
 
 
 def abandoned(entry: LogEntry) -> Change:
-    """Return the run to the end of the step in `entry`, and discard all later steps for good. The
-    batches and checkpoints of later steps are deleted.
+    """Roll the run back to the end of the step in `entry`, and discard all later steps for good.
+    Their batches and checkpoints are deleted.
 
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
@@ -263,7 +268,7 @@ def abandoned(entry: LogEntry) -> Change:
 
 
 def published(version: int, step: int) -> Change:
-    """Store that the weights of a step are served under the version number `version`."""
+    """Store that the weights of a training step are served under the version number `version`."""
     row = (version, step, time.time())
     insert = "INSERT OR IGNORE INTO publications VALUES (?, ?, ?)"
     return Change("publish", lambda db: db.exec_driver_sql(insert, row))
@@ -275,7 +280,8 @@ def entry_logged(entry: LogEntry) -> Change:
 
 
 def meta_set(key: str, value: str | None) -> Change:
-    """Store a fact about the run under a key. The value None deletes the fact."""
+    """Store a fact about the run under a key of the table `meta`. The value None deletes the
+    fact."""
     return Change("meta", lambda db: put_meta(db, key, value))
 
 
@@ -310,7 +316,8 @@ def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> No
 
 
 def put_group(db: Connection, group: PooledGroup) -> None:
-    """Insert a group. If a row with its id exists, change only the row's state and reason."""
+    """Insert a row for a group. If the group already has a row, change only the row's state and
+    reason."""
     put = (
         "INSERT INTO groups (group_id, state, reason, advantage, hook_hash) VALUES (?, ?, ?, ?, ?) "
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
@@ -322,7 +329,7 @@ def put_group(db: Connection, group: PooledGroup) -> None:
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
     """Store the group of a task, and assign the samples in `members` to the group.
 
-    The calls of a group that is not pooled are deleted.
+    If the group is not pooled (not kept for training), its captured calls are deleted.
     """
     put_group(db, group)
     for sample in members:
@@ -342,7 +349,8 @@ def delete_calls(db: Connection, group_ids: Iterable[str]) -> None:
 
 
 def delete_unscored(db: Connection, group_id: str) -> None:
-    """Delete the calls of siblings that are not among the group's samples."""
+    """Delete the captured calls of a group that belong to none of the group's samples, because the
+    request that ended the group does not mention the sibling."""
     db.exec_driver_sql(
         "DELETE FROM calls WHERE group_id = ? AND owner NOT IN "
         "(SELECT owner FROM samples WHERE group_id = ?)",

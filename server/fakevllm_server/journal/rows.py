@@ -26,7 +26,7 @@ class CorruptCall(Exception):
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return the values of the columns CALL_COLUMNS for a call."""
+    """Return a captured call as values for the columns CALL_COLUMNS."""
     logprobs = None if call.logprobs is None else array("d", call.logprobs).tobytes()
     facts = orjson.dumps(
         {
@@ -47,8 +47,8 @@ def call_row(call: RecordedCall) -> CallRow:
 
 
 def parse_call_row(row: CallRow) -> RecordedCall:
-    """Return the call that `call_row` converted to this row. Raises CorruptCall if the digest in
-    the row does not match."""
+    """Return the captured call that `call_row` converted to this row. Raises CorruptCall if the
+    digest in the row does not match."""
     prompt_ids, response_ids, logprobs, facts_json, digest = row
     if _digest(prompt_ids, response_ids, logprobs, facts_json) != digest:
         raise CorruptCall
@@ -76,7 +76,7 @@ def _digest(*parts: bytes | str | None) -> bytes:
 
 
 PRUNED = "pruned_to_step"
-"""Key in the table `meta`. The value is the last step whose calls were deleted."""
+"""Key in the table `meta`. The value is the number of the last step whose calls were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +91,8 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class ScoredSample:
-    """A sibling or an episode with its reward. The calls of the sample have the same `owner` as the
-    sample."""
+    """A sibling (one answer of a group) or an episode with its reward. The captured calls of the
+    sample are stored under the same `owner`."""
 
     owner: str
     index: int
@@ -102,7 +102,8 @@ class ScoredSample:
 
 @dataclass(frozen=True, slots=True)
 class PooledGroup:
-    """A group that has ended, with its state. A group that is not pooled also has the reason."""
+    """A group that has ended, with its state. If it is not pooled (not kept for training), it also
+    has the reason."""
 
     group_id: str
     state: GroupState
@@ -133,5 +134,6 @@ class SavedCheckpoint:
 
 
 def groups_hash(group_ids: Sequence[str]) -> str:
-    """Return a hash of the ids of a batch's groups. The hash depends on the order of the groups."""
+    """Return a hash of the ids of the groups in a batch. The order of the groups changes the
+    hash."""
     return hashlib.sha256("\n".join(group_ids).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """The server's journal, a SQLite file: queue changes, wait until they are on disk, and read rows.
 
-`put` never blocks. It gives each change a position in the queue of the writer thread. A caller that
-acknowledges a request waits until the change of this request is on disk. A read returns only
+`put` never blocks. It gives each change a position in the queue of the writer thread. Before the
+server acknowledges a request, it waits until the request's change is on disk. A read returns only
 changes that are on disk.
 """
 
@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 BUSY_TIMEOUT_S = 5.0
 ACK_LIMIT_S = 8.0
-"""Seconds that an acknowledgement waits for the disk. Clients wait longer for their reply."""
+"""Maximum number of seconds that an acknowledgement waits for the disk. Clients wait longer for a
+reply."""
 CLOSE_LIMIT_S = 10.0
 
 
@@ -41,15 +42,15 @@ JOB = "job"
 """Key of the table `meta`. Its value is the YAML of the job with which the engine was started
 last."""
 JOB_IDENTITY = "job_identity"
-"""Key of the table `meta`. Its value is the JSON of the identity of this job. Journals of older
-servers have none."""
+"""Key of the table `meta`. Its value is the identity of this job in JSON: the settings by which it
+is recognized as the same job. Journals of older servers have none."""
 GROUPS_OF_OTHER_RUNS = "groups_of_other_runs"
-"""Key of the table `meta`. Its value is the JSON list of the groups that were begun in other runs
-of the server."""
+"""Key of the table `meta`. Its value is the JSON list of the ids of groups that were begun in other
+runs of the server."""
 
 
 class Journal:
-    """One run's journal, with its writer thread and connections.
+    """The journal of one run, with its writer thread and its database connections.
 
     Call `close` when the journal is no longer used.
     """
@@ -78,10 +79,10 @@ class Journal:
         self._writer = JournalWriter(self._transact, _end_process)
 
     def put(self, *changes: Change) -> int:
-        """Put changes into the writer's queue, and return the queue position of the last change.
+        """Queue changes for the writer thread, and return the queue position of the last of them.
 
-        The changes are written in the given order, possibly in separate transactions. Without
-        changes, return the position of the newest change that any caller has queued.
+        The changes are written in the given order, possibly in separate transactions. Without any
+        changes, return the position of the newest change in the queue.
         """
         position = self._writer.last_position
         for change in changes:
@@ -90,7 +91,8 @@ class Journal:
 
     @property
     def written_position(self) -> int:
-        """Position in the writer's queue up to which all changes are on disk."""
+        """Position of the newest change on disk. All changes that were queued before it are on disk
+        too."""
         return self._writer.written_position
 
     async def wait_written(self, position: int, limit_s: float | None = ACK_LIMIT_S) -> None:
@@ -127,12 +129,11 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """Whether callers must put no new change, because too many changes wait for the disk."""
+        """Whether the queue is full. Callers must then queue no new change."""
         return self._writer.is_full
 
     def check_capacity(self) -> None:
-        """Raise JournalError if too many changes wait for the disk, so that no change may be
-        added."""
+        """Raise JournalError if the queue is full, because too many changes wait for the disk."""
         if self.is_full:
             raise JournalError(self.error or "too many changes wait to be written")
 
@@ -141,19 +142,15 @@ class Journal:
     ) -> T:
         """Run a query function of `journal/reads.py`, and return its result.
 
-        The call blocks the thread until the query ends. Reading one row by its key takes
-        microseconds.
+        The thread is blocked until the query ends. Reading one row by its key takes microseconds.
         """
         with self._read_lock, self._read_engine.begin() as db:
             return query(db, *arguments, **named)
 
     @contextmanager
     def opening(self) -> Generator[None]:
-        """Check the journal file when the `with` block begins, and convert read errors in the block
-        to ConfigError.
-
-        If the file is damaged, the journal is closed and ConfigError is raised.
-        """
+        """Check the journal file when the `with` block begins. If the file is damaged, or if a read
+        in the block fails, close the journal and raise ConfigError."""
         try:
             damage = self.read(lambda db: db.exec_driver_sql("PRAGMA quick_check").scalar())
             if damage != "ok":
@@ -165,8 +162,8 @@ class Journal:
             raise self._config_error(f"is damaged ({cause})") from error
 
     def drain(self) -> bool:
-        """Block until all changes put so far are on disk, and return True. Return False if this
-        takes longer than CLOSE_LIMIT_S seconds."""
+        """Block until all changes that are queued now are on disk, and return True. Return False if
+        this takes longer than CLOSE_LIMIT_S seconds."""
         return self._writer.drain(CLOSE_LIMIT_S)
 
     def close(self) -> None:
@@ -187,7 +184,8 @@ class Journal:
             crash_point(f"{change.label}.after_commit")
 
     def _config_error(self, problem: str) -> ConfigError:
-        """Close both database connections, and return a ConfigError that the caller raises."""
+        """Close the database connections, and return the ConfigError that the caller is to
+        raise."""
         self._write_engine.dispose()
         self._read_engine.dispose()
         return ConfigError(
@@ -196,9 +194,10 @@ class Journal:
 
 
 def _end_process() -> None:
-    """End the server process, because changes that are only in its memory can never be written.
+    """End the server process. This function is called when changes in the server's memory can never
+    be written.
 
-    A restarted server continues with the state in the journal file.
+    After a restart, the server continues with the state in the journal file.
     """
     os.kill(os.getpid(), signal.SIGTERM)
 

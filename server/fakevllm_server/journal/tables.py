@@ -1,4 +1,4 @@
-"""The journal's SQL tables, named after the classes of this module.
+"""The journal's SQL tables. Each class of this module describes the table with the same name.
 
 `migrations.py` creates the tables. A test checks that the classes and the created tables agree.
 Rows of four tables change their state as follows:
@@ -43,7 +43,7 @@ class _Row(SQLModel):
 
 
 class Episodes(_Row, table=True):
-    """An episode that an agent has claimed at least once."""
+    """An episode that a client has claimed at least once."""
 
     episode_id: str = Field(primary_key=True)
     epoch: int
@@ -54,7 +54,8 @@ class Episodes(_Row, table=True):
     key: str
     idle_limit_s: float
     owner: str = Field(default="", sa_column_kwargs={"server_default": ""})
-    """Name of the API key that claimed the episode; "" if the server requires no key."""
+    """Owner id of the API key that claimed the episode: the key's name or, without a name, its
+    fingerprint. "" if the server requires no key."""
     idempotency_key: str = Field(default="", sa_column_kwargs={"server_default": ""})
     """Idempotency key of the claim request; "" if the client sent none."""
     body_hash: bytes = Field(default=b"", sa_column_kwargs={"server_default": text("x''")})
@@ -62,8 +63,8 @@ class Episodes(_Row, table=True):
 
 
 class Calls(_Row, table=True):
-    """A captured LLM call with its tokens. The row is deleted when no kept checkpoint can need the
-    call for training again."""
+    """A captured LLM call with its tokens. After training, the row is kept while the call may have
+    to be trained again, which ends when a few newer checkpoints exist."""
 
     __table_args__ = (UniqueConstraint("owner", "seq"),)
 
@@ -88,7 +89,7 @@ class Calls(_Row, table=True):
 
 
 class Samples(_Row, table=True):
-    """An ended episode, or one sibling of an ended group, with its reward."""
+    """An ended episode, or one sibling (answer) of an ended group, with its reward."""
 
     owner: str = Field(primary_key=True)
     group_id: str | None = Field(default=None, index=True)
@@ -100,7 +101,7 @@ class Samples(_Row, table=True):
 
 
 class Groups(_Row, table=True):
-    """A group of samples that are compared with each other, or a feedback sample, which is one
+    """A group of samples whose rewards are compared, or a feedback sample. A feedback sample is one
     answer that is trained again because of later feedback."""
 
     seq: int | None = Field(default=None, primary_key=True)
@@ -120,7 +121,7 @@ class Groups(_Row, table=True):
 
 
 class Drops(_Row, table=True):
-    """Number of groups that were ever dropped, by reason. SQL triggers update the numbers."""
+    """Number of groups that were ever dropped for each reason. SQL triggers update the numbers."""
 
     reason: str = Field(primary_key=True)
     """Slug of the reason: the text before the first colon."""
@@ -138,7 +139,7 @@ class Submissions(_Row, table=True):
 
 
 class Batches(_Row, table=True):
-    """The batch of one step, decided before the step is trained."""
+    """The batch of one training step, planned before the step is trained."""
 
     step: int = Field(primary_key=True)
     version: int
@@ -163,7 +164,8 @@ class Checkpoints(_Row, table=True):
 
 
 class Publications(_Row, table=True):
-    """Weights that the rollout engine served, with their step and their version."""
+    """Weights that the rollout engine has served, with the step that made them and their
+    version."""
 
     version: int = Field(primary_key=True)
     step: int

@@ -1,4 +1,4 @@
-"""HTTP client with which the server forwards calls to its engine.
+"""HTTP client with which the server forwards model calls to its rollout engine.
 
 `EngineClient.relay` forwards a call without recording it. `EngineClient.capture` also records the
 call's tokens for training.
@@ -71,13 +71,13 @@ vLLM."""
 
 
 class EngineFailed(Exception):
-    """Error for a call that the engine did not answer. No bytes of an answer were sent to the
-    client, so the call may be retried."""
+    """Error for a call that the engine did not answer. Nothing was sent to the client, so the call
+    may be retried."""
 
 
 class Refused(Exception):
-    """An HTTP error response to a call, raised so that the caller can handle it. Nothing was sent
-    to the client yet."""
+    """Error for a call that the engine answered with an HTTP error. Nothing was sent to the client
+    yet, so the caller decides what the client gets."""
 
     def __init__(self, status: int, raw: bytes, headers: Headers) -> None:
         super().__init__(f"{status}: {raw[:200]!r}")
@@ -123,12 +123,12 @@ class EngineClient:
     @property
     def info(self) -> EngineInfo:
         """Model name, context length and software version of the engine. The version is None until
-        `fetch_version` has fetched it."""
+        `fetch_version` has succeeded."""
         return EngineInfo(self.endpoint.model_name, self.endpoint.max_model_len, self._version)
 
     async def fetch_version(self) -> None:
-        """Fetch the engine's software version, and store it for `info`. If the request fails, store
-        None."""
+        """Fetch the engine's software version, which `info` then returns. If the request fails, the
+        version is None."""
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
         try:
             async with self._http.get("/version", timeout=timeout) as response:
@@ -138,7 +138,8 @@ class EngineClient:
         self.forms = AnswerForms(self._version)
 
     async def is_healthy(self) -> bool:
-        """Return True if the engine's `/health` reports that the engine can answer calls."""
+        """Return True if the engine answers `/health` with a status below 500, so that it can
+        answer calls."""
         if self._http.closed:
             return False
         timeout = aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)
@@ -161,9 +162,9 @@ class EngineClient:
         """Forward a call to the engine and send the engine's answer to the client.
 
         `exchange` translates the answer into the client's format. Without `exchange`, the answer is
-        sent unchanged. `raises_refused` is a function that decides which error responses of the
-        engine are raised as Refused instead of being sent to the client. Raises EngineFailed if the
-        engine fails before anything was sent to the client.
+        sent unchanged. `raises_refused` is a function that decides, for each error response of the
+        engine, whether to raise Refused. Other error responses are sent to the client. Raises
+        EngineFailed if the engine fails before anything was sent to the client.
         """
         async with self._request(method, path, body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
@@ -181,14 +182,14 @@ class EngineClient:
     ) -> None:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
-        The answer fields that only the capture requested are hidden from the client. `on_finished`
-        runs before the last byte is sent, so that the call is recorded before the client can react
-        to the end of the answer. `exchange`, `raises_refused` and the raised errors have the same
-        meaning as for `relay`.
+        Answer fields that only the capture requested are hidden from the client. `on_finished` runs
+        before the last byte is sent, so that the call is recorded before the client sees the end of
+        the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
+        same errors are raised.
 
         `plain` is the request body without the fields that the capture adds. If the engine refuses
-        the request with these fields, `plain` is sent instead. If the engine answers `plain`, the
-        call is recorded as untrainable.
+        the body with these fields (status 400), `plain` is sent instead. If the engine answers
+        `plain`, the call is recorded as untrainable.
         """
         body = orjson.dumps(capture.upstream_body())
         async with self._request("POST", path, body, headers) as response:
@@ -306,10 +307,10 @@ class EngineClient:
     async def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
     ) -> AsyncGenerator[aiohttp.ClientResponse]:
-        """Send a request to the engine and yield the response.
+        """Send a request to the engine, and yield the response.
 
-        Raises EngineFailed if the connection fails, or if an unhealthy engine answers with an
-        error.
+        Raises EngineFailed in three cases: the connection fails, the status is not a final HTTP
+        status, or the engine answers with an error and its health check fails.
         """
         if self._http.closed:
             raise EngineFailed("the connection to the engine is closed")
@@ -331,8 +332,8 @@ class EngineClient:
         """Wait for the first bytes of a stream. Return an iterator over the whole stream.
 
         Until the first bytes arrive, nothing is sent to the client, so the call can be retried.
-        Raises EngineFailed if the engine is not healthy and its stream is empty or begins with an
-        error. Raises aiohttp.ClientError if the connection breaks.
+        Raises EngineFailed if the stream is empty or begins with an error, and the engine's health
+        check fails. Raises aiohttp.ClientError if the connection breaks.
         """
         chunks = _chunks(response)
         first = await anext(chunks, b"")
@@ -360,11 +361,11 @@ def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Hea
 
 
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:
-    """Return the reason why the engine did not answer a call. The reason is taken from the engine's
-    response header or, without the header, from the HTTP status.
+    """Return the reason why the engine did not answer a call: the reason in the engine's response
+    header or, without this header, a reason derived from the HTTP status.
 
-    Status 503 means that the engine is overloaded. If an unhealthy engine sends 503, EngineFailed
-    was raised before this function is called.
+    Status 503 means here that the engine is overloaded. If the engine's health check also fails,
+    EngineFailed is raised before this function is called.
     """
     reason = reason_from_header(response.headers.get(REASON_HEADER))
     return reason or _REASON_OF_STATUS.get(response.status)
@@ -378,8 +379,8 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
     """Yield the chunks of a response's body.
 
-    Raises aiohttp.ClientError if the connection is closed before the end of the body, either by the
-    engine or by this process.
+    Raises aiohttp.ClientError if the engine or this process closes the connection before the end of
+    the body.
     """
     try:
         async for chunk in response.content.iter_any():
@@ -434,8 +435,8 @@ async def _send_stream(
 ) -> None:
     """Send a stream to the client.
 
-    If the engine fails after the HTTP status was sent, the stream ends with an error event, so that
-    the client cannot mistake a cut-off answer for a complete answer.
+    If the engine fails during the stream, the stream ends with an error event, so that the client
+    does not take the incomplete answer for a complete one.
     """
     await start_stream(send, status, headers)
     error = internal_error().body
@@ -449,11 +450,11 @@ async def _send_stream(
 
 
 def _translated(raw: bytes, exchange: Exchange | None) -> bytes:
-    """Return an answer, translated into the client's format by `exchange`. If `exchange` is None,
-    the answer is unchanged.
+    """Return an answer in the client's format: translated by `exchange`, or unchanged if `exchange`
+    is None.
 
-    Raises Refused if the answer cannot be translated. EngineFailed would be wrong, because it
-    causes a retry, which would sample a second answer.
+    Raises Refused if the answer cannot be translated. EngineFailed is not raised, because it would
+    cause a retry, which would sample a second answer.
     """
     try:
         return raw if exchange is None else exchange.answer(raw)
@@ -467,8 +468,8 @@ async def _translated_stream(
 ) -> AsyncIterator[bytes]:
     """Translate the engine's event stream into the client's format.
 
-    If the engine's stream ends without `[DONE]`, the translated stream still gets the final events
-    of its format.
+    If the engine's stream ends without `[DONE]`, the events that end a stream in the client's
+    format are added.
     """
     decoder = SseDecoder()
     received: list[bytes] = []

@@ -1,11 +1,12 @@
 """Decide from a call's sampling parameters whether the call may be trained on.
 
-The trainer computes the probability of a token as the softmax at the call's temperature, over the
+The trainer computes the probability of a token with a softmax at the call's temperature, over the
 whole vocabulary or over a set of tokens that the engine reports. A call must not be trained on if
-its tokens were sampled from any other distribution, such as:
+its tokens were sampled from another distribution. This happens in two cases:
 
-* a distribution in which proportions between tokens were changed (penalties, logit bias, ...);
-* a part of the vocabulary that the engine does not report (top-p, grammars, ...).
+* a parameter changed the proportions between tokens (penalties, logit bias, ...);
+* a parameter restricted the vocabulary, and the engine does not report the remaining set (top-p,
+  grammars, ...).
 
 The module does no I/O.
 """
@@ -20,7 +21,7 @@ from fakevllm_server.types.sampling import effective_temperature
 Json = dict[str, Any]
 
 _NeutralValues = dict[str, tuple[Any, ...]]
-"""Names of request fields, with the values that leave sampling unchanged."""
+"""Names of request fields, each with the values that leave sampling unchanged."""
 _TRUNCATING: _NeutralValues = {
     "top_p": (None, 1),
     "top_k": (None, 0, -1),
@@ -43,13 +44,13 @@ _DISTORTING: _NeutralValues = {
     "watermarking": (None, False),
     "n": (None, 1),
 }
-"""Fields that change the proportions between tokens, or with which the answer is not one plain
-sample."""
+"""Fields that change the proportions between tokens, or that make the answer something other than
+one plain sample."""
 
 
 def sampling_temperature(sampling: Json) -> float:
-    """Return the temperature with which the engine samples. Return 0 if the engine refuses the
-    requested temperature."""
+    """Return the temperature with which the engine samples. Return 0 if the requested temperature
+    is not a finite number, because the engine then refuses the request."""
     try:
         temperature = float(sampling.get("temperature", 1.0))
     except (TypeError, ValueError):
@@ -58,11 +59,12 @@ def sampling_temperature(sampling: Json) -> float:
 
 
 def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> str | None:
-    """Return the reason why calls with these sampling parameters must not be trained on, or None if
-    they may be.
+    """Return the reason why calls with these sampling parameters must not be trained on. Return
+    None if they may be trained on.
 
     `sampling` contains the engine's defaults, overridden by the request's parameters that are not
-    null. `reports_allowed` is True if the engine reports the set that each token was sampled from.
+    null. `reports_allowed` is True if the engine reports, for each token, the set that it was
+    sampled from.
     """
     if sampling_temperature(sampling) == 0:
         return "sampling_not_trainable: temperature 0"
@@ -72,7 +74,7 @@ def untrainable_sampling(sampling: Json, *, reports_allowed: bool = False) -> st
 
 
 def truncations(sampling: Json) -> list[str]:
-    """Return the names of the request's fields that exclude tokens from sampling, such as
+    """Return the names of the sampling parameters in use that exclude tokens from sampling, such as
     `top_p`."""
     fields = _active_fields(sampling, _TRUNCATING)
     if _object(sampling.get("response_format")).get("type", "text") != "text":
@@ -91,8 +93,8 @@ def _is_strict(tool: object) -> bool:
 
 
 def _object(value: object) -> Json:
-    """Return the value if it is a JSON object, else {}. A request may have a value of any type in
-    any field."""
+    """Return `value` if it is a JSON object, else {}. The value comes from a client's request, so
+    it may be any JSON value."""
     return cast(Json, value) if isinstance(value, dict) else {}
 
 

@@ -1,8 +1,9 @@
 """The folders of a run's checkpoints.
 
-A checkpoint is written to a folder with a temporary name, flushed to disk and renamed. Then it is
-recorded in the journal. A folder that is not in the journal is incomplete and is deleted at the
-next start. A folder named `*.tmp` is a checkpoint that is being written or deleted.
+A checkpoint is written to a folder with a temporary name, flushed to disk, renamed, and then
+recorded in the journal (the run's SQLite file). A folder that is not in the journal is incomplete
+and is deleted at the next start. A folder named `*.tmp` is a checkpoint that is being written or
+deleted.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ class CheckpointFolders:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the folder contains no checkpoint, not even an incomplete checkpoint."""
+        """Whether the folder contains no checkpoint. Even an incomplete checkpoint counts as
+        one."""
         return not any(self._folder.glob("step-*"))
 
     def delete_except(self, names: Collection[str]) -> None:
-        """Delete everything in the folder `checkpoints` except the entries with the given names."""
+        """Delete everything in the folder `checkpoints` except the entries with these names."""
         for folder in self._folder.iterdir():
             if folder.name not in names:
                 self.delete(folder.name)
@@ -79,7 +81,7 @@ class CheckpointFolders:
 
         The entry is renamed first, so that a crash leaves no partly deleted checkpoint under the
         original name. If the deletion fails, an error is logged, and the next start of the server
-        tries again.
+        deletes the entry.
         """
         renamed = self._folder / f"{name.removesuffix('.tmp').removesuffix('.old')}.old.tmp"
         try:
@@ -91,7 +93,8 @@ class CheckpointFolders:
             log.error("%s cannot be removed: %s", self._folder / name, error.strerror)
 
     def _sync_and_rename(self, temporary: Path) -> str:
-        """Flush a checkpoint to disk, rename it to its final name, and return its digest."""
+        """Flush a new checkpoint to disk, rename its folder to the final name, and return the
+        digest of its files."""
         for path in [*temporary.rglob("*"), temporary]:
             _sync(path)
         folder_digest = digest(temporary)

@@ -1,8 +1,8 @@
-"""Collect the metrics that clients send with their ended episodes (field `log_metrics`).
+"""The metrics that clients send when they end an episode (field `log_metrics`).
 
-Each metric is averaged over the episodes that end while a step is collected, and is logged with
-that step. Until then the values are kept in memory. If the server dies, the values of the current
-step are lost. The module does no I/O.
+Each metric is averaged over the episodes that end between two training steps, and is logged with
+the later step. Until then the values are kept in memory only: if the server dies, they are lost.
+The module does no I/O.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_NAME_CHARS = 100
 
 
 class ClientMetrics:
-    """Collects the clients' metrics of one step."""
+    """The metrics that clients have sent for the next training step."""
 
     def __init__(self) -> None:
         self._values: dict[str, list[float]] = {}
@@ -27,8 +27,8 @@ class ClientMetrics:
     def add(self, metrics: Mapping[str, float | Sequence[float]]) -> list[str]:
         """Add the metrics of one episode, and return the names of the metrics that were refused.
 
-        A list of values counts as the mean of the list. A metric is refused if its name is too
-        long, or if the step has too many metrics already.
+        If a metric is a list of values, its mean is used. A metric is refused if its name is too
+        long, or if there are MAX_NAMES other metrics already.
         """
         refused: list[str] = []
         for name, value in metrics.items():
@@ -42,7 +42,8 @@ class ClientMetrics:
         return refused
 
     def take(self) -> dict[str, float]:
-        """Return the mean of each metric, and remove all values so that the next step starts empty.
+        """Return the mean of each metric, and remove all values, so that the next step starts
+        without any.
 
         >>> metrics = ClientMetrics()
         >>> _ = metrics.add({"tools": 1.0}), metrics.add({"tools": [2.0, 4.0]})

@@ -1,4 +1,5 @@
-"""The run directory, which only its user can read and only one server at a time can use."""
+"""The run directory. Only the user who runs the server can read it, and only one server at a time
+can use it."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class RunInUse(ConfigError):
 
 
 class RunFolder:
-    """A locked run directory. `close` releases the lock. If the process dies, the kernel releases
-    the lock."""
+    """A run directory that this process has locked. `close` releases the lock. If the process dies,
+    the kernel releases the lock."""
 
     def __init__(self, path: Path) -> None:
         """Create the directory if it does not exist, and lock it.
@@ -53,8 +54,8 @@ class RunFolder:
     def check_model(self, trainer: str, model: ModelIdentity) -> None:
         """Raise ConfigError if the run was started with another trainer or model.
 
-        With another trainer or model, the run's checkpoints would be served under the wrong name,
-        or could not be loaded.
+        With another trainer or model, the run's checkpoints might be served under the name of the
+        wrong model, or might fail to load.
         """
         recorded = read_recorded_model(self.path)
         if recorded is None or (recorded.trainer == trainer and recorded.is_same_model(model)):
@@ -67,12 +68,12 @@ class RunFolder:
         )
 
     def record_model(self, trainer: str, model: ModelIdentity) -> None:
-        """Write trainer and model to `model.json`, which `check_model` reads at later starts. An
-        existing file is kept, except for the file of an older server, whose fingerprint does not
-        include the weights.
+        """Write the trainer and the model to `model.json`. `check_model` compares them at later
+        starts. An existing file is kept, unless an older server wrote it with a fingerprint that
+        does not include the weights.
 
         Call this method only after the engine has started. Otherwise a model that cannot be loaded
-        would make the directory unusable for other models.
+        would be recorded, and the directory could not be used for another model.
         """
         recorded = read_recorded_model(self.path)
         if recorded is None or model.fingerprint != recorded.fingerprint == model.shape:
@@ -80,9 +81,9 @@ class RunFolder:
             write_atomically(self._model_file, json.dumps(content))
 
     def run_id(self) -> str:
-        """Return the id by which proxies recognize this run. The first call creates the id.
+        """Return the id by which proxies recognize this run. If the run has no id yet, create one.
 
-        Raises ConfigError if the file of the id is damaged.
+        Raises ConfigError if the file with the id is damaged.
         """
         file = self.path / "run_id"
         try:
@@ -100,7 +101,8 @@ class RunFolder:
         return run_id
 
     def record_engine_start(self, start: EngineStart) -> None:
-        """Add an engine start to `run.json`. If the file cannot be written, log a warning."""
+        """Add an entry for an engine start to `run.json`. If the file cannot be written, log a
+        warning."""
         file = self.path / "run.json"
         try:
             text = file.read_text(errors="replace") if file.exists() else None
@@ -113,11 +115,10 @@ class RunFolder:
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Replace the text of a file in one step. After a crash or on a full disk, the old text
-    remains.
+    """Replace the text of a file atomically: after a crash or on a full disk, the file has either
+    the old or the new text.
 
-    A plain write could leave a partly written file, which a later server would read. Raises OSError
-    if the file cannot be written.
+    Raises OSError if the file cannot be written.
     """
     temporary = file.with_name(f"{file.name}.tmp")
     with temporary.open("w") as out:

@@ -1,7 +1,8 @@
-"""Reads a group with its tokens from the journal, for display.
+"""Reads a group with its tokens from the journal (the server's SQLite file), for display.
 
-The journal keeps a call as long as a checkpoint needs the call. The journal does not keep the calls
-of evaluations and of dropped groups.
+The captured calls of a group stay in the journal while the group may have to be trained again,
+which ends when a few newer checkpoints exist. The calls of evaluations and of dropped groups are
+not kept.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ _STEP_ENTRY = (
 
 
 def read_group_view(db: Connection, name: str) -> GroupView | None:
-    """Return the group with this name, or None if the journal has no such group.
+    """Return the group with this name, for display. Return None if the journal has no such group.
 
-    `name` is the id of a group, a sibling or an episode. For the id of a sibling or an episode, the
-    view of the group contains only this sibling or episode. Raises CorruptCall if a call cannot be
-    read.
+    `name` is the id of a group, of a sibling (one answer of a group) or of an episode. For a
+    sibling or an episode, the returned view contains only this sibling or episode. Raises
+    CorruptCall if a call cannot be read.
     """
     rows = db.exec_driver_sql(_SAMPLES_OF_GROUP, (name,)).all()
     rows = rows or db.exec_driver_sql(_SAMPLES_OF_OWNER, (name,)).all()
@@ -50,8 +51,8 @@ def read_group_view(db: Connection, name: str) -> GroupView | None:
 
 
 def _add_outcome(db: Connection, view: GroupView) -> None:
-    """Add the state of a group to its view. If a step trained the group, also add the weight
-    version and the advantages."""
+    """Add the outcome of a group to its view: the state and, if a training step used the group, the
+    version of the step's weights and the advantages."""
     query = "SELECT state, reason, step FROM groups WHERE group_id = ?"
     row = db.exec_driver_sql(query, (view.group_id,)).one_or_none()
     if row is None:
@@ -71,7 +72,7 @@ def _add_outcome(db: Connection, view: GroupView) -> None:
 
 
 def _read_calls(db: Connection, owner: str) -> list[CallView]:
-    """Return the calls of a sibling or episode, oldest first."""
+    """Return the captured calls of a sibling or an episode, oldest first, for display."""
     query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
     return [_call_view(parse_call_row(tuple(row))) for row in db.exec_driver_sql(query, (owner,))]
 

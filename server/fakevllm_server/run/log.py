@@ -1,6 +1,6 @@
-"""The run log: steps that were planned, trained or rolled back, dropped groups, and evaluations.
+"""The run log: steps that were trained or rolled back, dropped groups, and evaluations.
 
-Every change of a group's state during training is made here and written to the journal. Proxies
+Every change of a group's state during training is recorded here and written to the journal. Proxies
 read the entries of the log. A proxy keeps a cursor: the number of the last entry that it has read.
 """
 
@@ -29,7 +29,7 @@ MAX_ENTRIES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RewardSource:
-    """The hooks and the job that the rewards of a step come from."""
+    """The origin of a training step's rewards: the reward hooks that gave them, and the job."""
 
     hooks: list[str]
     """Digests of the hook files; empty if none is known."""
@@ -40,12 +40,12 @@ class RewardSource:
 
 
 UNKNOWN_SOURCE = RewardSource([], "", "")
-"""Source of rewards of which nothing is known."""
+"""Source of rewards whose hooks and job are unknown."""
 
 
 class RunLog:
-    """Writes the entries of the run log, and keeps the run's totals, which are metrics summed over
-    all steps."""
+    """Writes the entries of the run log, and keeps the run's totals. The totals are metrics summed
+    over all training steps."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -67,8 +67,8 @@ class RunLog:
         self._update_totals()
 
     def record_client_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
-        """Add the metrics that a client sent with an ended episode to the metrics of the next
-        step."""
+        """Keep the metrics that a client sent with an ended episode. They are logged with the next
+        training step."""
         refused = self._client_metrics.add(metrics)
         if refused:
             log.warning(
@@ -79,19 +79,19 @@ class RunLog:
             )
 
     def discard_client_metrics(self) -> None:
-        """Discard the clients' metrics that were not logged with a step yet."""
+        """Discard those metrics of clients that were not logged with a training step yet."""
         self._client_metrics.take()
 
     async def record_plan(self, batch: PlannedBatch) -> None:
-        """Record the batch that the next step trains on."""
+        """Record the batch that the next training step uses."""
         await self._journal.write(_plan_change(batch))
 
     def observe_source(self, hooks: Iterable[str], job: str) -> RewardSource:
-        """Return where the rewards of the next step come from, and whether that has changed. Call
-        this method once for each step, before `record_step`.
+        """Return the origin of the rewards of the next step (reward hooks and job), and whether it
+        has changed. Call this method once for each step, before `record_step`.
 
-        `hooks` has the digest of the hooks of each group. An empty digest is unknown. `job` is the
-        digest of the job.
+        `hooks` are the digests of the hooks that gave the rewards, one for each group. An empty
+        digest means that the hooks are unknown. `job` is the digest of the job.
         """
         known = sorted(set(filter(None, hooks)))
         return RewardSource(known, job, self._reward_changes.observe(known, [job]))
@@ -130,7 +130,7 @@ class RunLog:
         await self._journal.write(row_changes.trained(entry, checkpoint))
 
     async def record_checkpoint(self, checkpoint: SavedCheckpoint) -> None:
-        """Record a checkpoint that is complete on disk."""
+        """Record a checkpoint whose files are complete on disk."""
         await self._journal.write(row_changes.saved(checkpoint))
 
     async def record_publication(self, version: int, step: int) -> None:
@@ -140,8 +140,8 @@ class RunLog:
         await self._journal.write(row_changes.published(version, step))
 
     async def record_rollback(self, step: int, version: int) -> list[PlannedBatch]:
-        """Record that the trainer was restored to the end of `step`. Its weights will be served as
-        `version`.
+        """Record that the trainer was restored to the state at the end of `step`. Its weights will
+        be served as `version`.
 
         Return the planned batches of the later steps, which must be trained again.
         """
@@ -158,10 +158,10 @@ class RunLog:
         return self._read_batches(step)
 
     def record_abandoned(self, step: int, version: int, reason: str) -> None:
-        """Record that the run continues from `step`, and that the batches of later steps are
-        discarded.
+        """Record that the run continues from the end of `step`, and that the batches of later steps
+        are discarded for good.
 
-        Groups that were trained or planned after `step` will not be trained again.
+        Groups that were trained in later steps or planned for them are not trained again.
         """
         if self._served is not None and self._served.step > step:
             self._served = None
@@ -170,13 +170,14 @@ class RunLog:
         self._put(row_changes.abandoned, entry)
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
-        """Drop a planned batch that the trainer could not train."""
+        """Drop the groups of a planned batch that the trainer could not train, and delete the
+        batch."""
         self.record_drops(batch.step, {group.group_id: reason for group in batch.groups})
         await self._journal.write(row_changes.unplanned(batch.step))
 
     def unplan_batches(self) -> list[str]:
-        """Delete the batches that were planned and are not trained yet. Return the ids of their
-        groups, which the caller must drop."""
+        """Delete all batches that were planned and are not trained yet. Return the ids of their
+        groups. The caller must drop these groups."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         for batch in batches:
@@ -184,17 +185,18 @@ class RunLog:
         return [group.group_id for batch in batches for group in batch.groups] + corrupt
 
     def record_drops(self, step: int, reasons: Mapping[str, str]) -> None:
-        """Record dropped groups. `reasons` has the reason for each group id."""
+        """Record that groups were dropped. `reasons` has the reason by group id."""
         if reasons:
             entry = LogEntry(seq=0, kind="dropped", step=step, reasons=dict(reasons))
             self._put(row_changes.dropped, entry)
 
     def record_evaluation(self, reward: float, now: float) -> LogEntry | None:
-        """Return the log entry for an evaluation that ends now. `now` is in Unix seconds.
+        """Return a log entry for an evaluation (an episode that is not trained) that ends now.
+        `now` is in Unix seconds.
 
-        The evaluation counts for the step whose weights are served. The caller must write the entry
-        to the journal together with the end of the episode, before any later entry. Return None if
-        the step of the served weights was rolled back for good.
+        The entry belongs to the training step whose weights are served. The caller must write the
+        entry to the journal together with the end of the episode, before any later entry. Return
+        None if the step of the served weights was rolled back for good.
         """
         if self._served is None:
             return None
@@ -210,13 +212,13 @@ class RunLog:
         )
 
     def record_stop(self, step: int, reason: str) -> None:
-        """Record that training stops. Training continues when the engine is started again."""
+        """Record that training stops. It continues when the engine is started again."""
         self._put(
             row_changes.entry_logged, LogEntry(seq=0, kind="stopped", step=step, reason=reason)
         )
 
     def steps_since_stop(self) -> list[LogEntry]:
-        """Return the entries of the steps that were trained since training last stopped."""
+        """Return the log entries of the steps that were trained since training last stopped."""
         return self._journal.read(reads.steps_since_stop, self.last_step)
 
     @property
@@ -224,8 +226,8 @@ class RunLog:
         """Number of groups that were dropped during the run, by the short name of the reason (the
         part before the first colon).
 
-        Only drops that are on disk are counted. Clients poll these numbers several times a second,
-        so the numbers are read again only if the journal was written since the last read.
+        Only drops that are on disk are counted. The numbers are read from the journal only if it
+        was written since the last read, because clients poll them several times a second.
         """
         position = self._journal.written_position
         if self._drops is None or self._drops[0] != position:
@@ -237,8 +239,7 @@ class RunLog:
         return self._journal.read(reads.entries, seq, MAX_ENTRIES) if seq < self._seq else []
 
     def _read_batches(self, step: int) -> list[PlannedBatch]:
-        """Return the planned batches that must be trained. Corrupt groups are removed from the
-        batches."""
+        """Return the planned batches that must be trained, without their corrupt groups."""
         corrupt: list[str] = []
         batches = self._journal.read(reads.planned_batches, corrupt)
         self.record_drops(step, dict.fromkeys(corrupt, reads.CORRUPT))
@@ -248,7 +249,7 @@ class RunLog:
         return [batch for batch in batches if batch.groups]
 
     def _update_totals(self) -> None:
-        """Recompute the totals of the run, and the source of its rewards, from all steps up to
+        """Recompute the run's totals, and the known origins of its rewards, from all steps up to
         `last_step`."""
         self.totals.clear()
         for metrics in self._journal.read(reads.step_metrics, self.last_step):
@@ -278,9 +279,9 @@ def _plan_change(batch: PlannedBatch) -> Change:
 
 
 def _replan_change(batch: PlannedBatch) -> Change:
-    """Return the journal change for a planned batch from which corrupt groups were removed.
+    """Return the journal change for a planned batch whose corrupt groups were removed.
 
-    The change plans the batch again with the remaining groups. If no group remains, the change
-    deletes the batch.
+    The change plans the batch with the remaining groups. If no group remains, the change deletes
+    the batch.
     """
     return _plan_change(batch) if batch.groups else row_changes.unplanned(batch.step)

@@ -1,7 +1,7 @@
 """The file `run.json` in a run directory: engines, model, job and package versions of the run.
 
-The file is for people to read. The server adds entries to the file and reads only names from it,
-because a restarted server reads its job from the journal. To make runs on different machines
+The file is for people to read. The server adds entries to it, and reads only names from it. A
+restarted server reads its job from the journal instead. To make runs on different machines
 comparable, the file has no addresses, no machine names and no keys.
 """
 
@@ -35,7 +35,7 @@ _SECRET = re.compile(r"(key|token|secret|password)$")
 def engine_start(
     config: ServerConfig, job: TrainJob, model: str | None, fingerprint: str | None
 ) -> EngineStart:
-    """Return one entry of `run.json`: the settings and package versions of an engine start.
+    """Return an entry for `run.json` with the settings and package versions of one engine start.
 
     `model` is the folder or hub name from which the engine loads the model. `fingerprint` is the
     fingerprint of that model.
@@ -56,8 +56,8 @@ def engine_start(
 
 
 def versions() -> dict[str, str]:
-    """Return the installed version of each package in PACKAGES, by package name. The packages are
-    not imported, and packages that are not installed are left out."""
+    """Return the installed version of each package in PACKAGES, by package name. No package is
+    imported. A package that is not installed is left out."""
     installed: dict[str, str] = {}
     for name in PACKAGES:
         try:
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def without_secrets(arguments: Sequence[str]) -> list[str]:
-    """Return command-line arguments with the values of secret flags hidden.
+    """Return command-line arguments in which the values of secret flags are replaced by a mark.
 
     >>> without_secrets(["--hf-token", "abc", "--api-key=x", "--max-num-batched-tokens", "8192"])
     ['--hf-token', '…', '--api-key=…', '--max-num-batched-tokens', '8192']
@@ -91,8 +91,9 @@ def with_engine_start(text: str | None, run_id: str, start: EngineStart, now: fl
 
     `text` is the current text of the file, or None if there is no file. An unreadable text is
     replaced. `now` is in Unix seconds. If the settings equal those of the previous start, no entry
-    is added, and the time is added to the previous entry. The text names the experiment of the run:
-    the experiment name of its first start or, in a file of an older server, the newest name.
+    is added; the previous entry gets the time of the new start. The text also has the experiment
+    name of the run, which is that of its first start. If the file is from an older server, the name
+    is the newest name in the file.
     """
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     starts = _parse_starts(text)
@@ -114,7 +115,8 @@ def read_metadata(run_folder: Path) -> str | None:
 
 
 def model_of(text: str | None) -> str | None:
-    """Return the name of the model of the latest start in the text of `run.json`, or None."""
+    """Return the name of the model that the latest engine start used, from the text of `run.json`.
+    Return None if the text names no model."""
     starts = _parse_starts(text)
     model = starts[-1].get("model") if starts else None
     name = cast("dict[str, Any]", model).get("name") if isinstance(model, dict) else None
@@ -122,15 +124,16 @@ def model_of(text: str | None) -> str | None:
 
 
 def has_starts(text: str | None) -> bool:
-    """Return whether the text of `run.json` has an engine start."""
+    """Return whether the text of `run.json` has an entry of an engine start."""
     return bool(_parse_starts(text))
 
 
 def experiment_of(text: str | None) -> str | None:
-    """Return the experiment name of the run that the text of `run.json` describes; None for a run
+    """Return the experiment name of a run from the text of its `run.json`. Return None for a run
     without a name.
 
-    An older server wrote no name of the run, but the job of each start.
+    The file of an older server has no name of the run. It has the job of each engine start, which
+    may have a name.
     """
     starts = _parse_starts(text)
     if not starts:
@@ -144,9 +147,8 @@ def experiment_of(text: str | None) -> str | None:
 
 
 def _name(model: str | None) -> str | None:
-    """Return the model name to write to `run.json`. The name of a model folder is the folder's own
-    name without its path. The demo model has the name `demo`. Any other model keeps its hub
-    name."""
+    """Return the name of a model for `run.json`: the last part of the path of a model folder,
+    `demo` for the demo model, and the hub name for any other model."""
     if model == str(DEMO_MODEL_DIR):
         return "demo"
     if model is None or not Path(model).is_dir():
@@ -155,7 +157,7 @@ def _name(model: str | None) -> str | None:
 
 
 def _parse_starts(text: str | None) -> list[dict[str, Any]]:
-    """Return the list of engine starts in the text of `run.json`, or an empty list if the text is
+    """Return the list of engine starts in the text of `run.json`. Return [] if the text is
     unreadable."""
     try:
         starts = json.loads(text or "{}")["lives"]

@@ -1,8 +1,8 @@
 """Identify models: the fingerprints of a model, and the file `model.json`, which names the model of
 a run.
 
-A run continues only with the model with which it began. A copy of a model in another folder is the
-same model. A model of the same size with other weights is another model.
+A run continues only with the model with which it began. A copy of the model in another folder
+counts as the same model. A model with other weights does not, even if it has the same size.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any, BinaryIO, cast
 from fakevllm_server.config.model import ConfigError
 
 SAMPLE_BYTES = 4096
-"""Number of bytes of each tensor that enter a fingerprint, from the middle of the tensor. Reading
-all weights of a large model would take minutes at each start. Training changes values all over the
-tensors that it changes."""
+"""Number of bytes from the middle of each tensor that the fingerprint of a model covers. Reading
+all weights of a large model would take minutes at each start. Few bytes are enough, because
+training changes values all over a tensor."""
 MAX_HEADER_BYTES = 100_000_000
 """Longest header of a safetensors file, which is the limit of the format."""
 _DIGEST_CHARS = 16
@@ -32,10 +32,11 @@ class ModelIdentity:
     model: str | None
     """Model folder or hub name; None for the fake engine without a model."""
     fingerprint: str | None
-    """Hash of a model folder's config and of samples of its weights. For a hub name or None, the
-    name or None itself."""
+    """Hash of a model folder's config and of samples of its weights. If `model` is a hub name or
+    None, the fingerprint is equal to `model`."""
     shape: str | None
-    """Fingerprint of servers up to version 0.3, without the values of the weights."""
+    """Fingerprint as servers up to version 0.3 computed it. It does not cover the values of the
+    weights."""
 
 
 NO_MODEL = ModelIdentity(None, None, None)
@@ -51,12 +52,12 @@ class RecordedModel:
     fingerprint: str | None
 
     def is_same_model(self, other: ModelIdentity) -> bool:
-        """Return whether a model is the model of this run. Raises ConfigError if a model folder
+        """Return whether `other` is the model of this run. Raises ConfigError if a model folder
         cannot be read.
 
-        An older server recorded a fingerprint without the values of the weights. Then the values
-        are compared with those in the recorded folder. If the recorded folder does not exist any
-        more, the model may have been moved, and counts as the same.
+        An older server recorded a fingerprint that does not cover the values of the weights. In
+        this case, the weights in the recorded folder are compared. If this folder does not exist
+        any more, the model was probably moved, and the result is True.
         """
         if self.fingerprint == other.fingerprint:
             return True
@@ -110,7 +111,7 @@ def read_recorded_model(run_dir: Path) -> RecordedModel | None:
 
 
 def _describe_shape(folder: Path) -> bytes:
-    """Return the config of a model folder, and the names and sizes of its weight files."""
+    """Return the text of a model folder's config, and the names and sizes of its weight files."""
     config = folder / "config.json"
     parts = [config.read_text() if config.exists() else ""]
     weights = sorted(folder.glob("*.safetensors"))
@@ -119,8 +120,8 @@ def _describe_shape(folder: Path) -> bytes:
 
 
 def _samples(file: Path) -> Iterator[bytes]:
-    """Yield SAMPLE_BYTES from the middle of each tensor of a safetensors file. For a file that is
-    not in this format, yield its first and its last bytes."""
+    """Yield SAMPLE_BYTES from the middle of each tensor in a safetensors file. If the file is not
+    in this format, yield its first and its last bytes."""
     with file.open("rb") as weights:
         num_bytes = file.stat().st_size
         spans = sorted(_tensor_spans(weights, num_bytes)) or [
@@ -133,8 +134,8 @@ def _samples(file: Path) -> Iterator[bytes]:
 
 
 def _tensor_spans(weights: BinaryIO, num_bytes: int) -> list[tuple[int, int]]:
-    """Return the first byte and the end of each tensor in a safetensors file, or [] if the file is
-    not in this format."""
+    """Return the start and the end of each tensor in a safetensors file, as byte offsets. Return []
+    if the file is not in this format."""
     length = int.from_bytes(weights.read(8), "little")
     if length > min(MAX_HEADER_BYTES, num_bytes):
         return []

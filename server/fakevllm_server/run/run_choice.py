@@ -1,11 +1,12 @@
 """Decide in which folder of the server's run directory a job's run is. This module does no I/O.
 
-The files at the top of the run directory are one run. Each other run is in a folder of its own
-below `runs`. The run directory of an older server therefore stays valid: its files are at the top.
+The run directory itself is the folder of one run, called the run at the top. Each other run has a
+folder of its own below `runs`. The run directory of an older server, whose only run is the run at
+the top, therefore stays valid.
 
 A job without an experiment name belongs to the run at the top. A job with an experiment name
-belongs to the run of that name, and starts a new run if there is none. A run has one model: another
-model under the same name is another run.
+belongs to the run of that name. If there is no run of that name, a new run begins. A run has one
+model: a job with the same name and another model belongs to another run.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ TOP = "."
 RUNS = "runs"
 """Name of the folder with all other runs."""
 MAX_SLUG_CHARS = 60
-"""Longest part of an experiment name that is used as the name of a folder. File systems allow 255
-bytes, and a hash and a model's mark may follow."""
+"""Maximum number of characters of an experiment name that are used in the name of a folder. File
+systems allow 255 bytes. A hash of the name and a hash of the model may follow."""
 _NAMELESS = "unnamed"
 _HASH_CHARS = 8
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~@-]*")
@@ -29,7 +30,7 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~@-]*")
 
 @dataclass(frozen=True, slots=True)
 class TopRun:
-    """The run at the top of the run directory."""
+    """The run at the top: the run whose folder is the run directory itself."""
 
     experiment_name: str | None
     """Experiment name of the jobs with which the run was started; None if they had no name."""
@@ -37,7 +38,7 @@ class TopRun:
 
 @dataclass(frozen=True, slots=True)
 class ChosenRun:
-    """The run of a job."""
+    """The run to which a job belongs."""
 
     folder: str
     """Folder of the run, relative to the server's run directory."""
@@ -51,12 +52,13 @@ def choose_run(
     top: TopRun | None,
     trains_other_model: Callable[[str], bool],
 ) -> ChosenRun:
-    """Return the run of a job.
+    """Return the run to which a job belongs.
 
-    `fingerprint` is the fingerprint of the job's model. `top` is the run at the top, or None if no
-    run was started there yet. `trains_other_model` is called with a relative folder, and returns
-    whether the run in the folder trains another model than the job. It returns False if no run was
-    started there or the run has no model.
+    `fingerprint` is the fingerprint of the job's model. `top` is the run whose folder is the run
+    directory itself, or None if no run was started there yet. `trains_other_model` is a function
+    that gets the relative folder of a run, and returns whether the run trains another model than
+    the job. The function returns False if no run was started in the folder, or if the run has no
+    model.
 
     >>> choose_run("a", None, None, lambda folder: False).folder
     '.'
@@ -75,7 +77,8 @@ def choose_run(
 
 
 def slug(experiment_name: str) -> str:
-    """Return the name of the folder for an experiment name. Different names have different folders.
+    """Return a folder name for an experiment name. Different experiment names get different folder
+    names.
 
     >>> slug("grpo_lr-1e-6")
     'grpo_lr-1e-6'
@@ -89,7 +92,7 @@ def slug(experiment_name: str) -> str:
 
 
 def is_run_folder(relative: str) -> bool:
-    """Return whether a text is a relative path that `choose_run` could have returned."""
+    """Return whether `relative` has the form of a relative path that `choose_run` returns."""
     parent, _, name = relative.partition("/")
     return relative == TOP or (parent == RUNS and _FOLDER_NAME.fullmatch(name) is not None)
 

@@ -1,8 +1,8 @@
-"""The runs below one run directory of a server: which run is current, and where a job's run is.
+"""The runs in one run directory of a server: which run is current, and in which folder a job's run
+is.
 
-`run_choice` decides where a run is. The file `current_run` names the folder of the current run, so
-that a restarted server continues with it. A run directory without this file has only the run at the
-top.
+The file `current_run` names the folder of the current run, with which a restarted server continues.
+A run directory without this file has only one run, whose folder is the run directory itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger("fakevllm.server")
 
 
 class RunDirectory:
-    """The folders of all runs of one server."""
+    """The run directory of one server, which contains the folders of all its runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,7 +34,8 @@ class RunDirectory:
     def current(self) -> str:
         """Folder of the current run, relative to the run directory.
 
-        The run at the top is current if the folder of the recorded run was deleted.
+        If the folder that the file `current_run` names was deleted, the current run is the one
+        whose folder is the run directory itself.
         """
         try:
             recorded = (self._path / "current_run").read_text().strip()
@@ -46,7 +47,8 @@ class RunDirectory:
         return TOP
 
     def make_current(self, relative: str) -> None:
-        """Record that a run is current. Raises OSError if the disk is full."""
+        """Record that the run in this folder is the current run. Raises OSError if the disk is
+        full."""
         write_atomically(self._path / "current_run", f"{relative}\n")
 
     def folder(self, relative: str) -> Path:
@@ -60,10 +62,11 @@ class RunDirectory:
         return folder
 
     def choose(self, job: TrainJob, model: ModelIdentity) -> ChosenRun:
-        """Return the run of a job. `model` is the model that the engine loads for the job.
+        """Return the run to which a job belongs. `model` is the model that the engine loads for the
+        job.
 
-        Raises ConfigError if a symbolic link leads out of the run directory, or a file of a run is
-        damaged.
+        Raises ConfigError if a symbolic link leads out of the run directory, or if a file of a run
+        is damaged.
         """
 
         def trains_other_model(relative: str) -> bool:
@@ -76,10 +79,11 @@ class RunDirectory:
         return choose_run(job.experiment_name, model.fingerprint, top, trains_other_model)
 
     def _top_run(self) -> TopRun | None:
-        """Return the run at the top; None if no engine was started there.
+        """Return the run whose folder is the run directory itself. Return None if no engine was
+        started for such a run.
 
-        If `run.json` is missing or unreadable, the journal's job names the run. Raises ConfigError
-        if the journal is damaged.
+        If `run.json` is missing or unreadable, the experiment name is read from the job in the
+        journal. Raises ConfigError if the journal is damaged.
         """
         text = read_metadata(self._path)
         if has_starts(text):
@@ -94,8 +98,8 @@ class RunDirectory:
 
 
 def _run_of_journal(journal: Path) -> TopRun | None:
-    """Return the run to which a journal belongs; None if no engine was started with it. Raises
-    ConfigError or ValueError if the journal is damaged."""
+    """Return the run to which a journal belongs. Return None if no engine was started with the
+    journal. Raises ConfigError or ValueError if the journal is damaged."""
     identity = read_journal_file(journal, reads.meta, JOB_IDENTITY)
     if identity is not None:
         return TopRun(parse_identity(identity).experiment_name)

@@ -31,14 +31,20 @@ class RunSummary:
 
 
 def list_runs(run_dir: Path) -> list[RunSummary]:
-    """Return all runs below a run directory: first the run at the top, then the others by name."""
-    below = run_dir / RUNS
+    """Return all runs in a run directory. The run whose folder is the run directory itself comes
+    first; the others follow, sorted by name.
+
+    A symbolic link that leads out of the run directory is no run, because the server opens none.
+    """
+    root, below = run_dir.resolve(), run_dir / RUNS
     names = sorted(path.name for path in below.iterdir()) if below.is_dir() else []
     folders = [TOP, *(f"{RUNS}/{name}" for name in names)]
     return [
         _summary(run_dir, folder)
         for folder in folders
-        if is_run_folder(folder) and (run_dir / folder / "journal.sqlite").is_file()
+        if is_run_folder(folder)
+        and (run_dir / folder).resolve().is_relative_to(root)
+        and (run_dir / folder / "journal.sqlite").is_file()
     ]
 
 
@@ -55,8 +61,8 @@ def _summary(run_dir: Path, relative: str) -> RunSummary:
 
 
 def _sizes(folder: Path, skipped: Path | None) -> Iterator[int]:
-    """Yield the size of each file below a folder, except for the files below `skipped`. A server
-    may delete files meanwhile."""
+    """Yield the size of each file below a folder, except for the files below `skipped`. A file that
+    a running server deletes at the same time is left out."""
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if Path(parent, name) != skipped]
         for name in files:

@@ -1,13 +1,14 @@
-"""Metrics of the share of sampled tokens that is trained, and of the reasons why the other tokens
-are not trained.
+"""Metrics about the share of sampled tokens that is trained, and about the reasons why the other
+tokens are not trained.
 
     sample_coverage = tokens trained / tokens eligible
 
-* Eligible tokens belong to calls with complete ids and log-probabilities and with sampling
-  parameters that can be trained on.
+* Eligible tokens belong to calls with complete ids and log-probabilities, whose sampling parameters
+  allow training.
 * `untrainable` metrics count the calls and tokens that are not eligible, by reason.
 * `untrained` metrics count the eligible tokens that the step did not train on, by reason.
-* Forced tokens, for which a grammar allowed one token only, are not eligible.
+* Forced tokens, which were the only tokens that a grammar allowed at their position, are not
+  eligible.
 
 The functions do no I/O.
 """
@@ -30,10 +31,12 @@ _ADDITIVE = re.compile(
 
 
 def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[str, float]:
-    """Return the metrics of one step about the share of its tokens that is trained.
+    """Return the metrics of one training step about the share of its sampled tokens that is
+    trained.
 
     `groups` are the step's groups. `trained` are the calls that the step trains on. Feedback
-    samples are not counted, because their tokens were counted with their original groups.
+    samples (answers that are trained again after later feedback) are not counted, because their
+    tokens were counted with their original groups.
     """
     groups = [group for group in groups if not group.is_sample]
     ids = {group.group_id for group in groups}
@@ -62,10 +65,11 @@ def coverage(groups: Sequence[FinishedGroup], trained: Sequence[Call]) -> dict[s
 
 
 def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float]:
-    """Return a step's coverage metrics, corrected for a weight update that was not applied.
+    """Return the coverage metrics of a step whose weight update was not applied. `metrics` are the
+    metrics that the step would have if the update had been applied.
 
-    All tokens that the step should have trained count as untrained. `reason` is part of the
-    metric's name.
+    The tokens that the step should have trained count as untrained. `reason` is the last part of
+    the metric's name.
     """
     return {
         **metrics,
@@ -76,7 +80,7 @@ def without_update(metrics: Mapping[str, float], reason: str) -> dict[str, float
 
 
 def untrainable_reason(call: RecordedCall) -> str | None:
-    """Return a short name of the reason why a call must not be trained on, for use in a metric's
+    """Return the reason why a call must not be trained on, as a short name for use in a metric's
     name. Return None if the call may be trained on.
 
     `call.untrainable` has the full text of the reason.
@@ -98,8 +102,8 @@ def additive_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def run_totals(sums: Mapping[str, float]) -> dict[str, float]:
-    """Return a run's totals, which are the given sums of metrics and the ratios computed from these
-    sums, such as `sample_coverage`."""
+    """Return a run's totals: the given sums of metrics, and the ratios that are computed from them,
+    such as `sample_coverage`."""
     num_later = sum(value for name, value in sums.items() if name.startswith("branch_"))
     num_later -= sums.get("branch_first", 0.0)
     num_branched = num_later - sums.get("branch_extends", 0.0)
@@ -116,7 +120,7 @@ def share(part: float, whole: float) -> float:
 
 
 def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, RecordedCall]]:
-    """Yield (reason, call) for each call of the groups that must not be trained on."""
+    """Yield (reason, call) for each call in the groups that must not be trained on."""
     for group in groups:
         for episode in group.episodes:
             for call in episode.calls:
@@ -126,19 +130,21 @@ def _untrainable(groups: Sequence[FinishedGroup]) -> Iterator[tuple[str, Recorde
 
 
 def _num_unscored(groups: Sequence[FinishedGroup]) -> int:
-    """Return the number of eligible tokens in episodes without a reward."""
+    """Return the number of eligible tokens in the episodes without a reward. Eligible tokens are
+    those that could be trained on."""
     episodes = [episode for group in groups for episode in group.episodes]
     return sum(_num_eligible(episode) for episode in episodes if episode.reward is None)
 
 
 def _num_eligible(episode: ScoredEpisode) -> int:
-    """Return the number of eligible tokens in an episode."""
+    """Return the number of eligible tokens in an episode. Eligible tokens are those that could be
+    trained on."""
     return sum(call.num_trained for call in episode.calls if untrainable_reason(call) is None)
 
 
 def _metric_name_part(reason: str) -> str:
-    """Return the part of a reason before its first colon, in the characters that metric names may
-    have.
+    """Return the part of a reason before its first colon. Characters that a metric's name may not
+    have are replaced by underscores.
 
     >>> _metric_name_part("sampling_not_trainable: top_p, min_p")
     'sampling_not_trainable'

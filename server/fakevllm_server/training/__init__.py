@@ -2,10 +2,10 @@
 weights.
 
 `submission_intake` accepts calls, groups and episodes. `loop` moves the engine from state to state,
-and only `loop` does so. `step_plan` computes the advantages of a step, and `step` trains it.
+and no other module does. `step_plan` computes the advantages of a step, and `step` trains it.
 `checkpointing` saves the weights, and `publisher` serves them. Only this folder decides what is
 trained.
 
-A request is acknowledged only after its change is in the journal. No module here imports torch or
-an engine.
+A request is acknowledged only after its change is in the journal (the server's SQLite file). No
+module here imports torch or an engine.
 """

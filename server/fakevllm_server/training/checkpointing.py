@@ -21,12 +21,12 @@ from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
-"""Number of newest checkpoints to keep. The best checkpoint is also kept, and so is the best one
-from before the newest change of the hooks or the job."""
+"""Number of newest checkpoints to keep. Two older checkpoints are kept as well: the best one, and
+the best one from before the newest change of the reward hooks or the job."""
 
 
 class Checkpointer:
-    """Decides when the trainer saves, and which checkpoints of the run are kept."""
+    """Decides when the trainer saves a checkpoint, and which checkpoints of the run are kept."""
 
     def __init__(
         self, trainer: Trainer, folders: CheckpointFolders, journal: Journal, save_freq: int
@@ -47,9 +47,9 @@ class Checkpointer:
     async def restore(self) -> SavedCheckpoint | None:
         """Load the newest checkpoint that is complete and that the trainer can read.
 
-        Return the checkpoint, or None if the run has no checkpoint. Raises BackendRefused if the
-        run has checkpoints but none can be read, because starting from the initial weights would
-        discard the run.
+        Return the checkpoint, or None if the run has no checkpoint. If no checkpoint of the run can
+        be read, raise BackendRefused. Training from the initial weights instead would discard the
+        run.
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
@@ -73,12 +73,12 @@ class Checkpointer:
     async def save_if_due(
         self, step: int, version: int, metrics: Mapping[str, float], *, is_last: bool
     ) -> SavedCheckpoint | None:
-        """Save a checkpoint after every `save_freq` steps, after the last step, and after the
-        step that follows a failed save.
+        """Save a checkpoint if one is due: after every `save_freq` steps, after the last step, and
+        after the step that follows a failed save.
 
-        Return the checkpoint, or None if no checkpoint was saved. A full disk does not end the run,
-        because the save is tried again after the next step. If the trainer dies, the trainer's
-        error is raised.
+        Return the checkpoint, or None if none was saved. A full disk does not end the run, because
+        the save is tried again after the next step. If the trainer dies, the trainer's error is
+        raised.
         """
         if "reward_mean" in metrics:
             self._rewards.append(metrics["reward_mean"])
@@ -100,20 +100,21 @@ class Checkpointer:
         """Write a checkpoint folder, and return its record for the journal.
 
         The checkpoint becomes valid when the caller writes the record to the journal. Raises
-        OSError if the disk fails, or BackendError if the trainer fails.
+        OSError if the disk fails, and BackendError if the trainer fails.
         """
         folder, digest = await self._folders.write(step, self._trainer.save)
         mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
         return SavedCheckpoint(step, folder, version, digest, mean)
 
     def forget_rewards(self) -> None:
-        """Forget the rewards of the steps since the last checkpoint, because the rewards of the
-        next step cannot be compared with them."""
+        """Leave the steps so far out of the next checkpoint's mean reward. Call this method when
+        the reward hooks or the job changed, because the rewards of later steps cannot be compared
+        with earlier ones."""
         self._rewards = []
 
     async def prune(self) -> None:
-        """Delete old checkpoints, and the calls in the journal that only these checkpoints needed.
-        Call this method after a new checkpoint was recorded."""
+        """Delete old checkpoints, and the captured calls in the journal that only these checkpoints
+        needed. Call this method after a new checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         changes = [step for step, _ in self._journal.read(reads.reward_changes)]
@@ -129,12 +130,12 @@ class Checkpointer:
 def best_checkpoint(
     known: Sequence[SavedCheckpoint], changes: Sequence[int] = ()
 ) -> SavedCheckpoint | None:
-    """Return the checkpoint with the highest mean reward, or None without checkpoints. If several
-    checkpoints have the highest reward, return the newest of them.
+    """Return the checkpoint with the highest mean reward, or None if there are no checkpoints. If
+    several checkpoints have the highest reward, return the newest of them.
 
-    `changes` are the steps at which the hooks or the job changed. Only the checkpoints that were
-    saved since the same change as the newest checkpoint are compared, because the rewards of the
-    others may be on another scale.
+    `changes` are the steps at which the reward hooks or the job changed. Only checkpoints that were
+    saved after the latest of these changes are compared, because earlier rewards may be on another
+    scale.
     """
 
     def rank(saved: SavedCheckpoint) -> tuple[float, int]:
@@ -148,9 +149,11 @@ def best_checkpoint(
 def best_before_change(
     known: Sequence[SavedCheckpoint], changes: Sequence[int]
 ) -> SavedCheckpoint | None:
-    """Return the best checkpoint from before the newest change, or None without one.
+    """Return the best of the checkpoints from before the latest change of the reward hooks or the
+    job. Return None if there are none.
 
-    This checkpoint is kept, so that a change of the hooks does not delete the user's best weights.
+    This checkpoint is kept on disk, so that a change of the hooks does not delete the user's best
+    weights.
     """
     newest = max((saved.step for saved in known), default=0)
     since = last_change(changes, newest)
@@ -158,7 +161,7 @@ def best_before_change(
 
 
 def last_change(changes: Sequence[int], step: int) -> int:
-    """Return the newest of the steps `changes` that is not after `step`, or 0 without one.
+    """Return the latest of the steps in `changes` that is not after `step`, or 0 if there is none.
 
     >>> last_change([11, 31], 30), last_change([11, 31], 31), last_change([11, 31], 10)
     (11, 31, 0)

@@ -1,5 +1,5 @@
-"""Process each client request once. The change that a request causes is on disk before the request
-is acknowledged."""
+"""Process each client request exactly once. The change that a request causes is on disk before the
+request is acknowledged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ is None if there is no change."""
 
 
 class Acknowledger:
-    """Processes each request once, and answers a repeated request with the first reply."""
+    """Processes each client request once. A request that is sent again gets the reply to the first
+    one."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -42,15 +43,15 @@ class Acknowledger:
         *,
         is_new: bool = False,
     ) -> Reply:
-        """Return the reply to a request, and process the request only if it was not processed
-        before.
+        """Return the reply to a request. Process the request only if it was not processed before.
 
-        A repeated request gets the reply to the first one. For a new request, `decide` returns the
-        reply and the change to write, and the reply is returned when the change is on disk.
+        A request that is sent again gets the reply to the first one. For a new request, `decide`
+        returns the reply and the change to write, and the method returns when the change is on
+        disk.
 
-        Set `is_new` if the request ends an episode that has not ended yet. Such a request cannot
-        have an earlier reply, so the search for a reply is skipped. Raises IdempotencyConflict if
-        `key` was used with another body, and JournalError if the change is not written in time.
+        Set `is_new` if the request ends an episode that has not ended yet. No reply to such a
+        request can be stored, so no stored reply is looked up. Raises IdempotencyConflict if `key`
+        was used with another body, and JournalError if the change is not written in time.
         """
         body_hash = hash_of(request)
         known = None if is_new else await self._find(key, body_hash, reply_type)

@@ -1,7 +1,8 @@
-"""The training loop of one run: boot, collect, train, publish, save, and restart a dead engine.
+"""The training loop of one run: start the engines, collect groups, train, publish the weights,
+save, and restart a dead engine.
 
-Requests of apps (passive traffic) are served in all these phases. Only the loop changes the
-engine's status and decides when a step is made.
+Model calls of apps are served in all these phases. Only the loop changes the engine's status and
+decides when a training step is made.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class TrainLoop:
 
     @property
     def closed_reason(self) -> str | None:
-        """Slug (short name) of the reason why no more steps will be taken, or None while training
+        """Slug (short name) of the reason why no more steps will be taken. None while training
         continues.
 
         Clients get this slug in replies.
@@ -101,8 +102,8 @@ class TrainLoop:
         self._changed.set()
 
     async def run(self) -> None:
-        """Run the loop until it is stopped. If an engine fails, restart it after a pause. The
-        pauses become longer if failures continue."""
+        """Run the training loop until it is stopped. If an engine fails, restart it after a pause.
+        The pauses become longer if failures continue."""
         while not self._is_stopping:
             try:
                 await self._boot()
@@ -114,7 +115,7 @@ class TrainLoop:
                 await self._recover(failure)
 
     async def stop(self, running: asyncio.Task[None]) -> None:
-        """Stop the loop, save steps that no checkpoint contains, and close the engine.
+        """Stop the loop, save a checkpoint if the newest steps are in none, and close the engines.
 
         `running` is the task that executes `run`. A running step may finish within STEP_GRACE_S
         seconds, and the save may take SAVE_GRACE_S seconds. This method never raises an error.
@@ -141,11 +142,11 @@ class TrainLoop:
 
     @property
     def _end_reason(self) -> str | None:
-        """Slug (short name) of the reason why no more steps will be taken, or None while training
+        """Slug (short name) of the reason why no more steps will be taken. None while training
         continues.
 
-        The property `closed_reason` has one more reason: the trainer refuses the job. This reason
-        is not included here, because the user may fix its cause.
+        If the trainer refuses the job, the result is None, because the user may fix the cause. The
+        property `closed_reason` includes this case.
         """
         if self._steps.stop_reason is not None:
             return "training_stopped"
@@ -159,8 +160,8 @@ class TrainLoop:
             await self._checkpointer.prune()
 
     async def _give_up(self, refused: BackendRefused) -> None:
-        """Set the engine offline, because another start would fail too until the user fixes the
-        cause."""
+        """Set the engine offline and close it. Another start would fail too until the user fixes
+        the cause."""
         log.error("%s; the engine stays offline", refused)
         self._move(EngineStatus.OFFLINE, str(refused))
         await self._close()
@@ -189,9 +190,12 @@ class TrainLoop:
             await asyncio.sleep(pause_s)
 
     async def _close_uncertain(self, is_known: bool) -> None:
-        """Close the engines whose state is unknown. After an unexpected error (`is_known` is
-        false), these are all engines. Otherwise it is at most the trainer, if its weights may
-        differ from those that the run log expects. The next boot starts these engines again."""
+        """Close the engines whose state is unknown. The next start of the engines starts them
+        again.
+
+        After an unexpected error (`is_known` is false), these are all engines. After a known error,
+        it is the trainer, and only if its weights may differ from those that the run log expects.
+        """
         if not is_known:
             await self._backend.close()
         elif not self._steps.is_in_sync:
@@ -265,21 +269,19 @@ class TrainLoop:
             )
 
     def _drop_groups_if_ended(self) -> None:
-        """Drop the pooled groups if no more steps will be taken.
+        """Drop the groups that wait for training if no more steps will be taken.
 
-        If the trainer refuses the job, the groups stay in the pool, because the user may fix the
-        cause.
+        If the trainer refuses the job, the groups are kept, because the user may fix the cause.
         """
         if self._end_reason is not None:
             self._log.record_drops(self._log.last_step, self._pool.drop_all(self._end_reason))
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until the condition holds or the loop is stopped. Raises EngineLost if an engine
-        dies.
+        """Wait until `condition` holds or the loop is stopped. Raises EngineLost if an engine dies.
 
         The condition is checked after each change of the pool or the episodes, and at least once a
-        second. Once a second, expired claims of episodes are reopened for other clients, and
-        expired open groups are dropped.
+        second. Once a second, claims of episodes and open groups that have expired are also
+        removed.
         """
         while True:
             if (now := time.monotonic()) >= self._sweep_at:
@@ -298,8 +300,8 @@ class TrainLoop:
                     await self._changed.wait()
 
     async def _roll_until_lost(self) -> None:
-        """Collect groups and train until an engine dies. If only the rollout engine dies, the
-        running step is completed first."""
+        """Collect groups and train until an engine dies. If the rollout engine dies during a
+        training step, the step is completed first."""
         self._lost = asyncio.ensure_future(self._backend.lost())
         self._lost.add_done_callback(lambda _: self.notify())
         try:

@@ -1,4 +1,4 @@
-"""Serve the run's latest weights. A new engine gets the latest weights at its start, and each
+"""Serve the run's latest weights. A new engine loads the latest weights when it starts, and each
 step's new weights are published.
 
 If the trainer refuses the job, the engine serves the latest weights that are available, and nothing
@@ -58,8 +58,8 @@ class Publisher:
 
     @property
     def refusal_message(self) -> str | None:
-        """Message for users that says why the trainer refused the job and how to fix the cause.
-        None if the trainer has not refused the job."""
+        """Message for users: why the trainer refused the job, and how to fix the cause. None if the
+        trainer has not refused the job."""
         if self.refusal is None:
             return None
         return (
@@ -92,17 +92,16 @@ class Publisher:
             self.refusal = str(refused)
 
     async def _publish_latest(self) -> None:
-        """Publish the trainer's latest weights, because the rollout engine does not have them
-        yet."""
+        """Publish the trainer's latest weights to a rollout engine that does not have them yet."""
         self._engine.global_step = self._log.last_step + 1
         await self.publish(max(self._log.version, self._engine.version))
 
     async def _restore(self) -> None:
-        """Load the newest checkpoint into a new trainer. The steps after the checkpoint are trained
-        again.
+        """Load the newest checkpoint into a new trainer, and serve its weights. The steps after the
+        checkpoint are trained again.
 
-        The checkpoint is loaded before the trainer gets the job, because the checkpoint's weights
-        are served even if the trainer refuses the job.
+        The checkpoint is loaded before the trainer gets the job. The checkpoint's weights are
+        therefore served even if the trainer refuses the job.
         """
         checkpoint = await self._checkpointer.restore()
         try:

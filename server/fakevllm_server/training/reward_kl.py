@@ -1,5 +1,5 @@
 """KL in the reward: compute the penalties that are subtracted from the tokens' rewards. The trainer
-provides the log-probabilities for this."""
+computes the log-probabilities for them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ async def reward_penalties(
     """Return the KL penalties for the rewards of a step. The list has one row for each call of
     `trainable_calls`, and a row has one penalty for each trained token.
 
-    Return None if the job has no KL in its reward, or if the job's setting `control` is `frozen`,
-    so that nothing is trained. Errors of the trainer are raised unchanged.
+    Return None if the job has no KL in its reward. Also return None if the job's setting `control`
+    is `frozen`, because nothing is trained then. Errors of the trainer are raised unchanged.
     """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None

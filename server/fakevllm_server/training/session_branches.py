@@ -1,10 +1,11 @@
-"""Count the calls that branch, and why. A call branches if it does not continue where an earlier
-call of its session ended.
+"""Count the calls that branch, and find out why. A call branches if it does not continue where an
+earlier call of its session ended.
 
-A session is a sequence of calls of which each should continue the call before it. An active episode
-is one session, with its calls in the order in which they were made. The siblings of a passive group
-share one prompt, which is the next turn of a conversation. The proxy reports the call of the
-previous turn (`FinishedGroup.follows`). A group without this information is not examined.
+A session is a sequence of model calls, each of which should continue the call before. An episode
+that a client has claimed is one session, with its calls in the order in which they were made. In a
+passive group (the answers to one request of an app), all calls share one prompt, which is the next
+turn of a conversation. The proxy reports the previous turn, and its call is
+`FinishedGroup.follows`. A group without a known previous turn is not examined.
 
 The functions do no I/O.
 """
@@ -18,22 +19,23 @@ from fakevllm_server.forest.call_text_comparison import Vocabulary
 from fakevllm_server.types.calls import FinishedGroup
 
 MAX_TOKENS = 1_000_000
-"""Maximum number of tokens per step that are compared as text. The step is recorded only after the
-comparison."""
+"""Maximum number of tokens per step that are compared as text. Without a limit, the comparison
+would delay the record of the step."""
 
 
 def branch_metrics(
     groups: Sequence[FinishedGroup], vocabulary: Vocabulary | None = None
 ) -> dict[str, float]:
-    """Return metrics about calls that branch: `branch_<cause>`, which is the number of calls with a
-    cause, `drift_rate` and `branch_rate`.
+    """Return metrics about calls that branch, which means that they do not continue an earlier call
+    of their session (a sequence of model calls).
 
-    The module `forest.branch_causes` defines the causes and `drift_rate`. `branch_rate` is the
-    share of branching calls among the calls that are not the first of their session. A call
-    branches if it does not extend an earlier call. The rate is absent if no session has more than
-    one call. Without a vocabulary, causes that need text count as `unknown`. At most about
-    MAX_TOKENS tokens are compared as text. A call that needs such a comparison after this limit is
-    reached counts as `not_read`.
+    `branch_<cause>` is the number of calls with a cause. `branch_rate` is the share of branching
+    calls among all calls except the first of each session. It is absent if no session has more than
+    one call. The module `forest.branch_causes` defines the causes and the metric `drift_rate`.
+
+    Some causes are found only by a comparison of texts, which needs a vocabulary. Without a
+    vocabulary, such calls count as `unknown`. At most about MAX_TOKENS tokens are compared as text;
+    after this, such calls count as `not_read`.
     """
     causes = find_causes(_episode_calls(groups), vocabulary, MAX_TOKENS)
     # Skip the first call of each pair: it was counted with its own group, or never captured.
@@ -55,8 +57,8 @@ def _episode_calls(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
 
 
 def _turn_pairs(groups: Sequence[FinishedGroup]) -> list[SessionCall]:
-    """Return two calls for each group whose previous turn is known: the call of the previous turn,
-    and the group's own first call."""
+    """Return two calls for each group whose previous turn of the conversation is known: the call of
+    the previous turn, and the first call of the group."""
     pairs: list[SessionCall] = []
     for group in groups:
         own = [call for episode in group.episodes for call in episode.calls]

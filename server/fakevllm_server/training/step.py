@@ -34,8 +34,8 @@ log = logging.getLogger("fakevllm.server")
 MAX_FAILURES = 3
 """Attempts at one step before its groups are dropped."""
 RETRY_STEP_AFTER_S = 1.0
-"""Seconds between two attempts at a step. A crashing engine takes less time to exit, so that its
-death is not counted as failed steps."""
+"""Seconds between two attempts at a step. An engine that crashes exits within this time, so its
+death is not counted as a failed step."""
 
 
 CHANGED = (
@@ -64,9 +64,8 @@ class StepRunner:
     ) -> None:
         """Create a runner without planned steps. `job_hash` is the digest of the job's identity.
 
-        `load_vocabulary` returns the vocabulary that is needed to find out why calls do not
-        continue earlier calls of their session. The function may be slow, because it runs in a
-        thread.
+        `load_vocabulary` returns the vocabulary with which the causes of branching calls are found.
+        It runs in a thread, so it may be slow.
         """
         self._job = job
         self._job_hash = job_hash
@@ -88,11 +87,12 @@ class StepRunner:
         """Whether the trainer's weights are those of the steps in the run log."""
 
     def _count_earlier_steps(self, limit: float | None) -> None:
-        """Pass the steps of earlier server processes to the mismatch stop, which ends training if
-        trainer and engine disagree in several consecutive steps.
+        """Pass the steps of earlier server processes to the mismatch stop. The mismatch stop ends
+        training if the log-probabilities of trainer and engine differ too much in several
+        consecutive steps.
 
-        If the earlier steps reach the limit, record that training stopped. The earlier process may
-        have ended before it could record this.
+        If the earlier steps reach this limit, record that training stopped, because the earlier
+        process may have ended before it recorded this.
         """
         for entry in self._log.steps_since_stop():
             self._mismatch_stop.observe(entry.step, entry.metrics, limit)
@@ -106,8 +106,8 @@ class StepRunner:
 
     @property
     def has_planned(self) -> bool:
-        """Whether the groups of the next step are already chosen. If so, the step need not wait for
-        episodes."""
+        """Whether the groups of the next step are already chosen. If so, the step does not wait for
+        running episodes."""
         return bool(self._planned)
 
     def is_due(self, now: float) -> bool:
@@ -117,22 +117,25 @@ class StepRunner:
         return self.is_in_sync and now >= self._retry_at and has_groups
 
     def resume(self, batches: Sequence[PlannedBatch]) -> None:
-        """Set the batches that are trained before any other batch. Call this method after the
-        trainer was restored from a checkpoint."""
+        """Set the batches to train before any new batch is taken from the pool. Call this method
+        after the trainer was restored from a checkpoint."""
         self._planned = deque(self._without_stale_calls(batch) for batch in batches)
         self.is_in_sync = True
 
     def _without_stale_calls(self, batch: PlannedBatch) -> PlannedBatch:
         """Return a batch from the journal without its stale calls, which were sampled by weights
-        that are too old. The journal has the groups with all of their calls. The calls that were
-        removed when the batch was first taken from the pool must therefore be removed again."""
+        that are too old.
+
+        The journal stores the groups with all of their calls. When the batch was first taken from
+        the pool, the stale calls were removed, so they must be removed again.
+        """
         bound = self._job.max_staleness
         groups = [keep_fresh(group, batch.version, bound)[0] for group in batch.groups]
         return replace(batch, groups=groups)
 
     async def run(self) -> int | None:
-        """Make the next training step, and return the version of the new weights. The weights are
-        not yet published.
+        """Make the next training step, and return the version of the new weights, which are not
+        published yet.
 
         Return None if no step was made. If the trainer dies, the trainer's error is raised, and the
         batch stays planned.
@@ -157,9 +160,9 @@ class StepRunner:
         return version
 
     async def _next_batch(self) -> PlannedBatch | None:
-        """Return the next batch to train, or None if the pool has no groups for a batch.
+        """Return the next batch to train, or None if too few groups wait for training.
 
-        The batch is written to the journal before it is returned. If a process dies during the
+        A new batch is written to the journal before it is returned. If a process dies during the
         step, the next attempt trains the same batch.
         """
         if not self._planned:
@@ -175,8 +178,8 @@ class StepRunner:
     async def _train(self, batch: PlannedBatch) -> int:
         """Train a batch, record the step, and return the version of the new weights.
 
-        The version is recorded before the weights are published, and so before any call can be
-        sampled with this version.
+        The version is recorded before the weights are published. Therefore no call can be sampled
+        with a version that is not recorded.
         """
         groups = batch.groups
         plan = self._plan(batch, await self._penalties(groups))
@@ -230,7 +233,8 @@ class StepRunner:
     async def _record(
         self, plan: PlannedStep, measured: StepMetrics, version: int, source: RewardSource
     ) -> None:
-        """Save a checkpoint if one is due, write the step to the run log, and report problems."""
+        """Save a checkpoint if one is due, write the step to the run log, and log problems of the
+        step."""
         step = plan.batch.step
         metrics = with_excluded_counts(plan.metrics, self._pool.take_excluded_counts()) | measured
         metrics |= self._step_seconds() | self._new_drops()
@@ -260,8 +264,8 @@ class StepRunner:
         return {f"{DROPPED}{reason}": float(num) for reason, num in new.items()}
 
     def _step_seconds(self) -> StepMetrics:
-        """Return the seconds since the previous step as a metric. They include sampling and
-        waiting. Return {} at the first step of the process."""
+        """Return the metric `step_seconds`: the seconds since the previous step, including sampling
+        and waiting. Return {} at the first step of the process."""
         before, self._recorded_at = self._recorded_at, time.monotonic()
         return {} if before is None else {"step_seconds": self._recorded_at - before}
 
@@ -285,10 +289,11 @@ class StepRunner:
 
 
 def _coverage(plan: PlannedStep, groups: Sequence[FinishedGroup]) -> StepMetrics:
-    """Return metrics of the share of the groups' sampled tokens that is trained, and of the reasons
-    why the other tokens are not trained.
+    """Return metrics about the share of the groups' sampled tokens that is trained, and about the
+    reasons why the other tokens are not trained.
 
-    The trained tokens of feedback samples are counted separately, as `feedback_tokens`.
+    The trained tokens of feedback samples (answers that are trained again after later feedback) are
+    counted separately, as `feedback_tokens`.
     """
     metrics = coverage(groups, plan.batch.calls)
     if "feedback_samples" not in plan.metrics:

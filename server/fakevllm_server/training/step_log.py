@@ -69,7 +69,7 @@ def _feedback(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _dropped(metrics: Mapping[str, float]) -> list[str]:
-    """Return the part of the log line about the groups dropped since the previous step, by
+    """Return the part of the log line that counts the groups dropped since the previous step, by
     reason."""
     counts = [
         f"{num:.0f} {name.removeprefix(DROPPED)}"
@@ -85,7 +85,8 @@ def _coverage(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _forest(metrics: Mapping[str, float]) -> list[str]:
-    """Return the part of the log line about the computation that shared prefixes saved.
+    """Return the part of the log line about shared prefixes: how many tokens the trainer did not
+    have to compute again.
 
     The speed-up is measured only in some steps.
     """
@@ -98,8 +99,8 @@ def _forest(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _mismatch(metrics: Mapping[str, float]) -> list[str]:
-    """Return the parts of the log line about the mismatch between trainer and engine, and about an
-    update that was not made."""
+    """Return the parts of the log line about the difference between trainer and rollout engine, and
+    about an update that was not made."""
     parts: list[str] = []
     if "token_fidelity" in metrics:
         parts.append(f"fidelity {metrics['token_fidelity']:.6g}")

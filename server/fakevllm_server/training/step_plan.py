@@ -1,8 +1,8 @@
-"""Convert finished groups to the calls that a step trains on. Each call gets its advantage and its
-weight in the loss.
+"""Convert finished groups to the calls that a training step uses. Each call gets its advantage and
+its weight in the loss.
 
-The functions do no I/O. In a control run with shuffled rewards, the job's seed decides how the
-rewards are shuffled.
+The functions do no I/O. If the job shuffles rewards for a control run, the job's seed determines
+the shuffled order.
 """
 
 from __future__ import annotations
@@ -25,29 +25,30 @@ from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpiso
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """The batch of a step, with its groups and metrics."""
+    """The batch of a training step, with its groups and metrics."""
 
     batch: Batch
     trained: list[TrainedGroup]
-    """Every group of the step. Its field `siblings` lists the siblings in the loss. The list is
-    empty for control `frozen`, and for a feedback sample of control `shuffled`."""
+    """Every group of the step, with the indices of its siblings that are in the loss. There are
+    none if the job's `control` is `frozen`. If `control` is `shuffled`, a feedback sample has
+    none."""
     metrics: dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A scored episode of a step, whose advantage is not known yet."""
+    """An episode of a step that has a reward, and whose advantage is not computed yet."""
 
     index: int
     outcome: Outcome
     calls: Sequence[Call]
-    """The calls that may train."""
+    """The calls that may be trained on."""
 
 
 def trainable_calls(groups: Sequence[FinishedGroup], job: TrainJob) -> list[Call]:
     """Return the calls that a step of these groups may train on.
 
-    The function `plan_step` expects its `penalties` in the order of these calls.
+    The argument `penalties` of `plan_step` must be in the order of these calls.
     """
     return [
         call
@@ -66,9 +67,9 @@ def plan_step(
     """Compute the advantage and the weight of each call, and return the planned step.
 
     `penalties` has one row for each call of `trainable_calls`. A row has one number for each
-    trained token, which is subtracted from the token's reward. If `penalties` is None, nothing is
-    subtracted. Raises ValueError if the groups lack something that the job's algorithm needs, such
-    as a greedy answer.
+    trained token of the call. This number is subtracted from the token's reward. If `penalties` is
+    None, nothing is subtracted. Raises ValueError if the groups lack something that the job's
+    algorithm needs, such as a greedy answer.
     """
     rows = None if penalties is None else iter(penalties)
     entries = [
@@ -109,10 +110,11 @@ def _trained_group(group_id: str, by_sibling: Mapping[int, Sequence[Call]]) -> T
 def with_excluded_counts(
     metrics: Mapping[str, float], excluded: Mapping[str, int]
 ) -> dict[str, float]:
-    """Return the metrics of a step together with the numbers of groups and calls that the pool
-    excluded.
+    """Return the metrics of a training step, extended by the numbers of groups and calls that the
+    pool left out of training.
 
-    `tie_rate` includes the groups that the pool dropped because all their rewards were equal.
+    The metric `tie_rate` includes the groups that the pool dropped because all their rewards were
+    equal.
     """
     tied_before = excluded.get("tied_groups", 0)
     num_groups = metrics["groups"] + tied_before
@@ -124,7 +126,7 @@ def with_excluded_counts(
 def _advantages(
     group: FinishedGroup, entry: _Entry, estimated: Iterator[Sequence[float]]
 ) -> Sequence[float]:
-    """Return the advantage of each trained token of an episode."""
+    """Return one advantage for each trained token of an episode."""
     if group.advantage is None:
         return next(estimated)
     return [group.advantage] * sum(call.num_trained for call in entry.calls)
@@ -133,10 +135,10 @@ def _advantages(
 def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:
     """Return True if the calls of the group belong in the loss.
 
-    The calls of a tied group, in which all rewards are equal, normally have advantage 0. They count
-    in the denominators of the loss, as in verl. The control run `frozen` trains no group. A
-    feedback sample is trained in no control run: the control run `shuffled` shuffles the rewards
-    within each group, and a feedback sample is its group's only answer.
+    In a normal run, all do. A tied group, in which all rewards are equal, usually has advantage 0,
+    but counts in the denominators of the loss, as in verl. A control run with `frozen` trains
+    nothing. A control run with `shuffled` trains no feedback samples: it shuffles the rewards
+    within each group, and a feedback sample is the only answer of its group.
     """
     if job.control == "frozen":
         return False
@@ -149,9 +151,9 @@ def _entries(
     job: TrainJob,
     penalties: Iterator[Sequence[float]] | None,
 ) -> Iterator[_Entry]:
-    """Yield the scored episodes of a group, including episodes without trainable calls.
+    """Yield the episodes of a group that have a reward, even those without trainable calls.
 
-    The rewards of all scored episodes count in the group's baseline.
+    The rewards of all these episodes count in the group's baseline.
     """
     rewards = shaped_rewards(group, job)
     if job.control == "shuffled":
@@ -194,7 +196,8 @@ def _is_trainable(call: RecordedCall) -> bool:
 
 
 def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iterator[Call]:
-    """Yield each call of an episode with the call's part of the episode's advantages.
+    """Yield each call of an episode with its own advantages. `advantages` has the advantages of all
+    trained tokens of the episode, in order.
 
     A call with advantage 0 is kept, because it counts in the mean of the loss.
     """
@@ -206,8 +209,8 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
 
 
 def _compact(advantages: Sequence[float]) -> float | Sequence[float]:
-    """Return a single number if all advantages are equal, which is the case for most algorithms.
-    Otherwise return the list."""
+    """Return a single number if all advantages are equal, as with most algorithms. Otherwise return
+    them unchanged."""
     if not advantages:
         return 0.0
     are_equal = advantages.count(advantages[0]) == len(advantages)
@@ -240,7 +243,8 @@ def _metrics(
 
 
 def _lengths(groups: Sequence[FinishedGroup]) -> dict[str, float]:
-    """Return metrics of the lengths of all calls, including calls that are not trained.
+    """Return metrics of prompt and answer lengths over all calls, including calls that are not
+    trained.
 
     Each turn of a conversation is one call.
     """

@@ -12,13 +12,14 @@ from fakevllm_server.training.step_log import formatted
 
 MAX_TOO_FAR = 3
 """Number of consecutive steps above `max_mismatch_k3` after which training stops. Such a step makes
-no update, and its groups are lost. A single such step may be caused by a batch of unusual calls.
-Three such steps have a permanent cause, such as other weights, another tokenizer or another
+no update, and its groups are lost. One such step may be caused by a batch of unusual calls. Several
+consecutive ones have a permanent cause, such as wrong weights, another tokenizer or another
 temperature."""
 
 
 class MismatchStop:
-    """Stops training when trainer and engine disagree too much in MAX_TOO_FAR consecutive steps."""
+    """Stops training when the log-probabilities of trainer and rollout engine differ too much in
+    MAX_TOO_FAR consecutive steps."""
 
     def __init__(self) -> None:
         self._too_far: list[int] = []
@@ -27,12 +28,13 @@ class MismatchStop:
         """Reason why training has stopped; None while training continues."""
 
     def observe(self, step: int, metrics: Mapping[str, float], limit: float | None) -> None:
-        """Count a step if its metrics say that trainer and engine disagree too much. `limit` is the
-        job's `max_mismatch_k3`. Without a limit, no step is counted.
+        """Count a step if the log-probabilities of trainer and rollout engine differed too much in
+        it. `limit` is the job's `max_mismatch_k3`. If it is None, no step is counted.
 
-        A step without a measurement leaves the count unchanged. A step that has only feedback
-        samples leaves the count unchanged too, because its tokens were sampled by older weights. A
-        step that is trained again after a rollback counts once.
+        A step that trained tokens without problems resets the count to 0. Other steps leave the
+        count unchanged, such as a step without a measurement. So does a step that has only feedback
+        samples, because their tokens were sampled by older weights. A step that is trained again
+        after a rollback counts once.
         """
         self._too_far = [earlier for earlier in self._too_far if earlier < step]
         is_feedback = bool(metrics.get("feedback_samples")) and not metrics.get("groups")
@@ -55,8 +57,8 @@ class MismatchStop:
 
 
 def finish_reason(job: TrainJob, last_step: int) -> str | None:
-    """Return `training_finished` if `last_step` is the job's last step or a later step, else
-    None."""
+    """Return `training_finished` if the job's last step has been trained, else None. `last_step` is
+    the last step that was trained."""
     limit = job.total_training_steps
     return "training_finished" if limit is not None and last_step >= limit else None
 
@@ -72,8 +74,8 @@ problem, and the pauses start at FIRST_S again."""
 
 class RestartBackoff:
     """Pauses before restarts of a failed engine. Each pause is twice as long as the pause before,
-    up to MAX_S seconds. The pauses start at FIRST_S again after a completed step, or if an engine
-    ran for PROVEN_AFTER_S seconds before it failed.
+    up to MAX_S seconds. The pauses start at FIRST_S again in two cases: after a completed training
+    step, and if an engine ran for PROVEN_AFTER_S seconds before it failed.
 
     >>> backoff = RestartBackoff()
     >>> [backoff.next_pause(now) for now in (0.0, 1.0, 2.0)]
@@ -85,18 +87,18 @@ class RestartBackoff:
         self._up_since: float | None = None
 
     def engine_started(self, now: float) -> None:
-        """Record that an engine has started at `now`. A successful start does not make the pauses
-        short again, because the engine may die again at its first step."""
+        """Record that an engine has started at `now`. The start alone does not shorten the pauses,
+        because the engine may fail again at its first step."""
         self._up_since = now
 
     def reset(self) -> None:
-        """Make the next pause FIRST_S seconds long again. Call this method when the engine has
-        completed a step."""
+        """Set the next pause to FIRST_S seconds. Call this method when a training step was
+        completed."""
         self._next_s = FIRST_S
 
     def next_pause(self, now: float) -> float:
-        """Return the seconds to wait before a failed engine is started again. The next pause is
-        twice as long, up to MAX_S seconds."""
+        """Return the seconds to wait before a failed engine is started again. The pause after it
+        will be twice as long, up to MAX_S seconds."""
         if self._up_since is not None and now - self._up_since >= PROVEN_AFTER_S:
             self.reset()
         self._up_since = None

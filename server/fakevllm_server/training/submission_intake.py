@@ -1,8 +1,8 @@
 """Accept calls, groups, episodes and feedback samples from clients.
 
-Each request is decided in memory, then written to the journal, and only then acknowledged. Requests
-are accepted in every state of the engine, for example also while a step runs. This is possible
-because a call is not judged by the time at which it arrives. A call is too old for training if the
+Each request is decided in memory, then written to the journal (the server's SQLite file), and only
+then acknowledged. Requests are accepted in every state of the engine, even while a training step
+runs. The time at which a call arrives does not matter for training: a call is too old only if the
 weights that sampled it are too old.
 """
 
@@ -42,13 +42,13 @@ from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decis
 from fakevllm_server.types.calls import PromptPacker, RecordedCall
 
 CALL_LIMIT_S = 2.0
-"""Maximum seconds that the end of an answer is delayed until its call is on disk. The delay is too
-short for apps to notice."""
+"""Maximum number of seconds that the end of an answer is delayed until its call is on disk. Apps do
+not notice so short a delay."""
 
 
 class Intake:
-    """Owns the episodes and the pool of groups of one run, and writes every change of them to the
-    journal."""
+    """Owns the episodes and the pool of groups of one run. It writes every change of them to the
+    journal (the run's SQLite file)."""
 
     def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
         self._journal = journal
@@ -67,11 +67,11 @@ class Intake:
         self.participation = Participation(self.pool, engine)
 
     def resume(self, job: TrainJob | None, now: float, identity: JobIdentity | None = None) -> None:
-        """Restore the episodes and the pool of groups from the journal, for use with the given job.
-        `identity` is the identity of the job, or None if it is unknown.
+        """Restore the episodes and the pool of groups from the journal, for training by `job`.
+        `identity` says which job it is, or is None if that is unknown.
 
-        This method is called when the server starts and when an engine starts, while no request is
-        in progress.
+        This method is called when the server starts and when an engine starts. No request is in
+        progress then.
         """
         pending = self._journal.read(reads.pending_work, now)
         self.job_hash = "" if identity is None else identity.digest
@@ -91,28 +91,30 @@ class Intake:
 
     @property
     def known_groups(self) -> list[str]:
-        """Ids of the groups that are open, that ended since the engine's start, or that were begun
-        in other runs. There are at most MAX_REMEMBERED ids, and the open groups are the last."""
+        """Ids of the groups that the server knows: those begun in other runs, those that ended
+        since the engine's start, and the open groups. At most MAX_REMEMBERED ids are returned, with
+        the open groups at the end."""
         known = dict.fromkeys([*self._groups_of_other_runs, *self.pool.known_groups])
         return list(known)[-MAX_REMEMBERED:]
 
     def refuse_groups(self, group_ids: Sequence[str]) -> None:
-        """Refuse groups that were begun in another run, also after a restart. Only a group that is
-        open in this run can still be completed in this run.
+        """Refuse these groups, which were begun in another run, from now on and after a restart. A
+        group that is open in this run can still be completed.
 
-        A proxy may complete a group after the run has changed. Without this refusal, the group
-        would be trained with answers of two models.
+        A proxy may complete a group after the run has changed. Without the refusal, answers of two
+        models would be trained as one group.
         """
         self._groups_of_other_runs = dict.fromkeys(group_ids)
         value = json.dumps(list(group_ids))
         self._journal.put(row_changes.meta_set(GROUPS_OF_OTHER_RUNS, value))
 
     def drop_waiting(self, reason: str) -> int:
-        """Drop everything that waits to be trained, and reopen every claimed episode. Return the
-        number of dropped groups, where each episode of an incomplete task counts as one group.
+        """Drop everything that waits to be trained, and reopen every claimed episode for other
+        clients. Return the number of dropped groups. Each episode of an incomplete task counts as
+        one group.
 
         Call this method while no engine runs, before another job is started. The caller must flush
-        the journal before and after, and then call `resume`.
+        the journal before and after the call, and then call `resume`.
         """
         pending = self._journal.read(reads.pending_work, time.monotonic())
         if claims := pending.claimed + pending.corrupt_claims:
@@ -156,11 +158,11 @@ class Intake:
         idempotency: Idempotency,
         policy: ThrottlePolicy | None = None,
     ) -> Episode | None:
-        """Return the episode that the same request claimed when it was sent before, or None if
-        there is no such claim or it is no longer valid.
+        """Find the claim that an identical earlier request has made, and return its episode. Return
+        None if there is no such claim, or if it is no longer valid.
 
         The time until the claim expires starts again. Raises IdempotencyConflict if the idempotency
-        key was used with another request, and JournalError if the journal cannot be written.
+        key was used with a different request, and JournalError if the journal cannot be written.
         """
         episode = self.episodes.find_claim(client_uuid, owner, idempotency)
         if episode is None:
@@ -180,9 +182,9 @@ class Intake:
         episodes of the task become a group.
 
         `closed_reason` is the reason why training has ended, or None while training continues.
-        Raises EpisodeRefused if the client has not claimed the episode, IdempotencyConflict if the
-        episode was ended with another request before, and JournalError if the end cannot be written
-        to the journal.
+        Raises EpisodeRefused if the client has not claimed the episode, IdempotencyConflict if a
+        different request has ended the episode before, and JournalError if the end cannot be
+        written to the journal.
         """
 
         def decide() -> Decision[EndEpisodeReply]:
@@ -205,16 +207,16 @@ class Intake:
         return await self._acknowledger.once(key, request, EndEpisodeReply, decide, is_new=is_new)
 
     async def abort_episode(self, uuid: str, client_uuid: str, is_active: bool = True) -> None:
-        """Abort a claim, so that another client may claim the episode. Raises JournalError if the
-        journal cannot be written."""
+        """Abort the claim of an episode, so that another client may claim it. Raises JournalError
+        if the journal cannot be written."""
         episode = self.episodes.abort(uuid, client_uuid)
         if episode is not None:
             self.participation.ended(episode, None, is_active, time.monotonic())
         await self._write(*([] if episode is None else [row_changes.reopened([episode])]))
 
     def sweep(self, now: float) -> None:
-        """Reopen episodes whose claims expired, and complete tasks that waited too long for missing
-        episodes."""
+        """Reopen episodes whose claims have expired, and complete tasks that have waited too long
+        for missing episodes."""
         idle = self.episodes.sweep(now)
         if idle:
             self._journal.put(row_changes.reopened(idle))
@@ -223,13 +225,14 @@ class Intake:
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
     def complete_all_tasks(self) -> None:
-        """Complete all tasks that still wait for episodes, if the job's steps take incomplete
-        tasks. Call this method before a step."""
+        """Complete all tasks that still wait for episodes, if the job's training steps take
+        incomplete tasks. Call this method before a step."""
         for completed in self.pool.complete_all():
             self._journal.put(row_changes.task_completed(*_rows_of(completed)))
 
     def reopen_episodes(self) -> None:
-        """Reopen every claimed episode. Call this method when the engine was stopped."""
+        """Reopen every claimed episode for other clients. Call this method when the engine was
+        stopped."""
         claimed = self.episodes.give_up()
         if claimed:
             self._journal.put(row_changes.reopened(claimed))
@@ -237,9 +240,9 @@ class Intake:
     # --- calls
 
     async def add_call(self, sibling: SiblingRef, call: RecordedCall) -> None:
-        """Record a call of a sibling.
+        """Record a model call of a sibling, one of the answers to an app's request.
 
-        If the journal is full, the call is ignored, and is not trained. If the journal is slow,
+        If the journal's queue is full, the call is ignored and not trained. If the disk is slow,
         this method returns before the call is on disk, and a crash may then lose the call. In both
         cases the app gets its answer.
         """
@@ -251,8 +254,8 @@ class Intake:
             await self._write_call(change)
 
     async def add_episode_call(self, episode: Episode, call: RecordedCall) -> None:
-        """Record a call of an episode. The call is ignored if the episode's claim has ended or the
-        journal is full."""
+        """Record a model call of an episode. The call is ignored if the episode's claim has ended,
+        or if the journal's queue is full."""
         if self.episodes.find(episode.uuid) is not episode or self._journal.is_full:
             return
         episode.calls.append(call)
@@ -263,9 +266,9 @@ class Intake:
     # --- groups
 
     async def end_group(self, request: EndGroupRequest, closed_reason: str | None) -> EndGroupReply:
-        """End a passive group, whose siblings a proxy requested, with its rewards.
+        """End a passive group, which has the answers to one request of an app, with their rewards.
 
-        Raises IdempotencyConflict if the group was ended with another request before, and
+        Raises IdempotencyConflict if a different request has ended the group before, and
         JournalError if the end cannot be written to the journal.
         """
 
@@ -303,10 +306,11 @@ class Intake:
         calls: Sequence[RecordedCall],
         closed_reason: str | None,
     ) -> EndGroupReply:
-        """Add a feedback sample, which is one answer that is trained again because of later
-        feedback, to the pool. The request contains its calls and its advantage.
+        """Add a feedback sample to the groups that wait for training. A feedback sample is one
+        answer that is trained again because of later feedback. The request contains its calls and
+        its advantage.
 
-        Raises IdempotencyConflict if the sample was added with another request before, and
+        Raises IdempotencyConflict if a different request has added the sample before, and
         JournalError if the sample cannot be written to the journal.
         """
         name, advantage = request.sample_id, request.advantage
@@ -332,17 +336,18 @@ class Intake:
         return Pool(job, self._ended_reason)
 
     def _ended_reason(self, group_id: str) -> str | None:
-        """Return the reason why the id of a group that is not in memory is refused, or None if the
-        id is new."""
+        """Return the reason why a group id is refused, or None if the id is new. The id is looked
+        up in the journal."""
         is_of_other_run = group_id in self._groups_of_other_runs
         ended_reason = self._journal.read(reads.ended_reason, group_id)
         return ended_reason or (OTHER_JOB if is_of_other_run else None)
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:
-        """Reopen claimed episodes with damaged calls, as if the claims had expired. Drop damaged
-        samples that wait for other samples of their task.
+        """If a claimed episode has damaged calls, let other clients claim the episode again, as if
+        its claim had expired. If a sample (an ended episode) has damaged calls, and waits for other
+        samples of its task, drop the sample.
 
-        Return the reason of each dropped sample, by the sample's owner.
+        Return the reason for each dropped sample, by the sample's owner.
         """
         claims, samples = pending.corrupt_claims, pending.corrupt_samples
         if claims:
@@ -351,8 +356,8 @@ class Intake:
         return dict.fromkeys(self._drop_samples(samples, reads.CORRUPT), reads.CORRUPT)
 
     def _drop_samples(self, samples: Sequence[ScoredSample], reason: str) -> list[str]:
-        """Drop samples that wait for their task, each as a group of its own. Return the ids of
-        these groups, which are the owners of the samples."""
+        """Drop samples (ended episodes) whose task is incomplete. Each sample is recorded as a
+        group of its own. Return the ids of these groups, which are the owners of the samples."""
         for sample in samples:
             group = PooledGroup(sample.owner, GroupState.DROPPED, reason)
             self._journal.put(row_changes.task_completed(group, [sample]))
@@ -363,8 +368,8 @@ class Intake:
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
         """Return the group that an ended episode completes, and the samples of this group.
 
-        The episode is added to its task. Return None and an empty list while the task lacks
-        episodes. An evaluation, or an episode after the end of training, is a group by itself.
+        A training episode is added to its task. While the task lacks episodes, return (None, []).
+        An evaluation, or an episode after the end of training, is a group by itself.
         """
         if episode.kind == "eval":
             return PooledGroup(episode.uuid, GroupState.EVAL), [sample]
@@ -376,7 +381,8 @@ class Intake:
     def _rejoin_task(self, sample: ScoredSample, calls: Sequence[RecordedCall]) -> None:
         """Add an ended episode from an earlier server process to its task.
 
-        The task may now be complete, because the new job may need fewer episodes per task.
+        If this completes the task, store the task's group. The new job may need fewer episodes per
+        task than the earlier job.
         """
         group, members = self._add_to_task(sample, calls)
         if group is not None:
@@ -385,15 +391,15 @@ class Intake:
     def _add_to_task(
         self, sample: ScoredSample, calls: Sequence[RecordedCall]
     ) -> tuple[PooledGroup | None, list[ScoredSample]]:
-        """Add a sample to its task. If this completes the task, return the task's group and the
-        samples of this group. Otherwise return None and an empty list."""
+        """Add an ended episode to its task. If this completes the task, return the task's group and
+        its samples. Otherwise return (None, [])."""
         assert sample.reward is not None and sample.task_id is not None
         completed = self.pool.add_episode(sample.task_id, sample.reward, calls, owner=sample.owner)
         return (None, []) if completed is None else _rows_of(completed)
 
     def _with_calls(self, reply: EndGroupReply, request: EndGroupRequest) -> EndGroupReply:
-        """Add the group's captured calls from the journal to a reply without calls. Calls that the
-        journal has deleted are left out."""
+        """Return `reply` with the group's captured calls. If it has none, the calls are read from
+        the journal. Calls that were deleted from the journal are left out."""
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
@@ -405,8 +411,9 @@ class Intake:
     async def _write(self, *change: Change) -> None:
         """Write a change to the journal, and wait until it is on disk.
 
-        Without a change, wait until all earlier changes are on disk, because an earlier request may
-        have queued a change and ended before the change was written.
+        Without a change, wait until all earlier changes are on disk. A repeated request needs this:
+        the first request may have queued its change and been cancelled before the change was
+        written.
         """
         await self._journal.wait_written(self._journal.put(*change))
 

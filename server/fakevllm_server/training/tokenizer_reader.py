@@ -1,7 +1,8 @@
-"""Read a model folder's tokenizer, which is needed to find out why calls of a session branch.
+"""Read a model folder's tokenizer. It is needed to find out why model calls do not continue earlier
+calls of their session.
 
-The tokenizer is read with the package `tokenizers`, a dependency of every real engine that runs on
-this machine. Without the package or the folder's tokenizer file, only token ids are compared.
+The tokenizer is read with the package `tokenizers`, which every real engine on this machine depends
+on. Without the package or the folder's file `tokenizer.json`, only token ids are compared.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from fakevllm_server.forest.call_text_comparison import Vocabulary
 log = logging.getLogger("fakevllm.server")
 
 TEXT = ("think", "tool_call", "tool_response")
-"""Tags that count as text in a conversation, whether or not a tokenizer calls them special."""
+"""Tags that count as text in a conversation, even if a tokenizer treats them as special tokens."""
 MESSAGE_STARTS = ("<|im_start|>", "<|start_header_id|>", "<start_of_turn>", "<|start|>", "<|turn|>")
 """Special tokens with which chat templates begin a message."""
 
 
 def load_vocabulary(model: str | None) -> Vocabulary:
-    """Return the vocabulary of a model folder, or an empty vocabulary if its tokenizer cannot be
-    read.
+    """Return the vocabulary of the model in a folder. Return an empty vocabulary if the folder's
+    tokenizer cannot be read.
 
     Loading takes some tenths of a second. Decoding tokens is quick.
     """

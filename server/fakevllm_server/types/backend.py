@@ -1,9 +1,10 @@
 """Interfaces between the server and its engines.
 
-The server has one Backend, which consists of a Rollout and a Trainer. The Rollout answers vLLM's
-HTTP requests, and the Trainer updates weights from batches. Inside an engine process of this
-project, `backends/http/engine_server.py` serves vLLM's HTTP from a TokenEngine and the control
-routes from a TrainEngine.
+The server has one Backend, which consists of a Rollout and a Trainer. The Rollout samples: it
+answers vLLM's HTTP requests. The Trainer updates the weights from batches. Rollout and Trainer are
+objects in the server's process. Inside the process of one of this project's own engines, a
+TokenEngine samples and a TrainEngine trains; `backends/http/engine_server.py` serves them over
+HTTP.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_versions import WeightGate
 
 StepMetrics = dict[str, float]
-"""Measurements of a step by metric name. Values may be infinite or NaN. A metric that the step did
+"""Measurements of a step, by metric name. Values may be infinite or NaN. A metric that the step did
 not measure is absent."""
 PolicyName = Literal["trained", "reference"]
 """`trained`: the trainer's current weights. `reference`: the model's initial weights."""
@@ -46,27 +47,29 @@ class Call:
     prompt_ids: Sequence[int]
     response_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Log-probability of each response token, under the distribution that it was sampled from. Has
-    the length of `response_ids`."""
+    """Log-probability of each response token, under the distribution from which it was sampled. The
+    sequence is as long as `response_ids`."""
     version: int
     """Oldest weight version that sampled a token of the response."""
     temperature: float
     advantage: float | Sequence[float]
-    """One advantage for all trained tokens of the response, or a sequence with one for each."""
+    """One number for all trained tokens of the response, or a sequence with one number for each of
+    them."""
     weight: float
     """Weight of each token of the response in the loss."""
     unit: str | None = None
-    """Name of the unit. The loss treats all calls of one unit as one sequence. None: the call is a
-    unit by itself."""
+    """Name of the call's unit. The loss treats all calls of a unit as one sequence. If it is None,
+    the call is a unit by itself."""
     allowed: TokenMasks | None = None
-    """The set that each response token was sampled from. None means the whole vocabulary."""
+    """For each response token, the set from which it was sampled. None means the whole
+    vocabulary."""
 
     @property
     def is_trained(self) -> Sequence[bool]:
-        """A boolean for each response token, which is True if the token counts in the loss and in
+        """For each response token, whether it is trained. A trained token counts in the loss and in
         the loss's denominators.
 
-        A forced token was the only token that could be sampled at its position. It does not count.
+        A forced token, the only token that could be sampled at its position, is not trained.
         """
         if self.allowed is None:
             return [True] * len(self.response_ids)
@@ -74,7 +77,8 @@ class Call:
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens in the loss."""
+        """Number of response tokens that are trained. Tokens that were forced are not counted: at
+        their position, a grammar or `allowed_token_ids` allowed only one token."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
@@ -85,7 +89,7 @@ class Call:
         return self.advantage
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the call as a JSON object, which `from_wire` converts back."""
+        """Return the call as a JSON object, which `from_wire` parses."""
         arrays: dict[str, Any] = {
             "prompt_ids": pack_ids(self.prompt_ids),
             "response_ids": pack_ids(self.response_ids),
@@ -100,7 +104,7 @@ class Call:
 
     @staticmethod
     def from_wire(wire: dict[str, Any]) -> Call:
-        """Parse a call that `to_wire` wrote."""
+        """Return the call from the JSON object that `to_wire` made of it."""
         arrays: dict[str, Any] = {
             "prompt_ids": unpack_ids(wire["prompt_ids"]),
             "response_ids": unpack_ids(wire["response_ids"]),
@@ -150,47 +154,48 @@ class Endpoint:
 
 
 class BackendError(Exception):
-    """Error for a failed action of an engine. The message names the engine and the reason."""
+    """Error for a failed action of an engine, such as a start or a training step. The message names
+    the engine and the reason."""
 
 
 class ActionFailed(BackendError):
-    """Error for an action, such as a training step, that a running engine reported as failed. The
-    engine continues to run and to serve."""
+    """Error for an action, such as a training step, whose failure a running engine reported. The
+    engine continues to run and to answer calls."""
 
 
 class BackendRefused(BackendError):
-    """Error for an engine that cannot start or cannot take its job, even after a retry. The user
-    must fix the cause that the message names."""
+    """Error for an engine that cannot start or cannot take its job, and would fail again after a
+    retry. The user must fix the cause, which the message names."""
 
 
 class Rollout(Protocol):
-    """Interface of an engine that samples, as the server uses it."""
+    """Interface through which the server uses an engine that samples."""
 
     async def launch(self) -> Endpoint:
         """Start the engine and return its address."""
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load the weights in a Hugging Face folder and serve them as `version`.
+        """Load the weights in a Hugging Face folder into the engine, and serve them as `version`.
 
-        Requests that arrive during the load may wait, but are not refused.
+        Requests that arrive during the load may have to wait. They are not refused.
         """
         ...
 
     async def health(self) -> bool:
-        """Return True if the engine runs and answers."""
+        """Return True if the engine runs and answers a health check."""
         ...
 
     async def lost(self) -> str:
-        """Wait until the engine has died or hangs. Return a message that describes what happened,
-        with the cause if it is known."""
+        """Wait until the engine has died or hangs. Return a message that says what happened and, if
+        it is known, why."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Trainer(Protocol):
-    """Interface of an engine that updates the weights, as the server uses it."""
+    """Interface through which the server uses an engine that updates the weights."""
 
     async def launch(self) -> object: ...
     async def boot(self, job: TrainJob) -> None:
@@ -205,15 +210,15 @@ class Trainer(Protocol):
         """Return the log-probabilities of each call's trained response tokens under the weights
         `policy`.
 
-        The probabilities are taken under the distribution that the tokens were sampled from, which
-        has the call's temperature and each token's set of allowed tokens. This method is needed
-        only for jobs with `use_kl_in_reward`. A trainer without this method refuses such a job in
-        `boot`.
+        They are computed under the distribution from which the tokens were sampled: at the call's
+        temperature, and over the set of tokens that were allowed at each position. Only jobs with
+        `use_kl_in_reward` need this method. A trainer without it refuses such a job in `boot`.
         """
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face folder that `--model` accepts."""
+        """Write the weights to a folder in Hugging Face format, which the server's flag `--model`
+        accepts."""
         ...
 
     async def save(self, folder: Path) -> None:
@@ -225,12 +230,12 @@ class Trainer(Protocol):
         ...
 
     async def health(self) -> bool:
-        """Return True if the trainer runs and answers."""
+        """Return True if the trainer runs and answers a health check."""
         ...
 
     async def lost(self) -> str:
-        """Wait until the trainer has died or hangs. Return a message that describes what happened,
-        with the cause if it is known."""
+        """Wait until the trainer has died or hangs. Return a message that says what happened and,
+        if it is known, why."""
         ...
 
     async def close(self) -> None: ...
@@ -249,11 +254,11 @@ class BackendStart:
     the run was trained before."""
     refusal: str | None = None
     """Reason why there is no trainer; None if there is one. The user must fix the cause. The
-    rollout engine serves apps in both cases."""
+    rollout engine answers apps even without a trainer."""
 
 
 class Backend(Protocol):
-    """Interface of a rollout engine together with the trainer of its weights."""
+    """Interface of a rollout engine together with the trainer that updates its weights."""
 
     @property
     def trainer(self) -> Trainer: ...
@@ -267,15 +272,15 @@ class Backend(Protocol):
         ...
 
     async def publish(self, version: int) -> None:
-        """Load the trainer's weights into the rollout engine and serve them as `version`.
+        """Load the trainer's weights into the rollout engine, and serve them as `version`.
 
-        Requests that arrive during the load may wait, but are not refused.
+        Requests that arrive during the load may have to wait. They are not refused.
         """
         ...
 
     async def lost(self) -> str:
-        """Wait until one of the engines has died. Return a message that describes what happened,
-        with the cause if it is known."""
+        """Wait until one of the engines has died. Return a message that says what happened and, if
+        it is known, why."""
         ...
 
     async def close(self) -> None: ...
@@ -285,8 +290,8 @@ class Backend(Protocol):
 
 
 class TokenEngine(Protocol):
-    """An engine that samples tokens for a prompt of token ids. The engine has the tokenizer and the
-    chat template. The engine contains no HTTP code.
+    """Interface of the part of an engine's process that samples tokens for a prompt of token ids.
+    It has the tokenizer and the chat template, and contains no HTTP code.
 
     `render`, `check`, `encode`, `decode` and `token_strings` may be called from several threads at
     the same time.
@@ -295,15 +300,16 @@ class TokenEngine(Protocol):
     model_name: str
     max_model_len: int
     max_prompt_bytes: int
-    """Size of the largest text that can fit in the context: `max_model_len` times the size of the
-    longest token."""
+    """Size in bytes of the largest text that can fit into the context: `max_model_len` times the
+    size of the longest token."""
     default_sampling: dict[str, Any]
     eos_ids: frozenset[int]
     reports_allowed: bool
     """Whether the engine sets `Token.allowed` when `Sampling.reports_allowed` is true."""
 
     def render(self, request: ChatRequest) -> list[int]:
-        """Return the prompt's token ids for a conversation, by the model's chat template.
+        """Return the prompt's token ids for a conversation, rendered with the model's chat
+        template.
 
         A text that is larger than `max_prompt_bytes` is cut if the request allows truncation.
         Otherwise WireError (400) is raised. WireError (400) is also raised if the template refuses
@@ -314,8 +320,8 @@ class TokenEngine(Protocol):
     def check(self, sampling: Sampling) -> None:
         """Raise WireError (400) if the engine does not support these sampling parameters.
 
-        Call this method before `generate`. The method `generate` raises the same error, but
-        possibly only after the first bytes of a stream were sent.
+        Call this method before `generate`. `generate` would raise the same error, but possibly
+        after the first bytes of a stream were sent.
         """
         ...
 
@@ -331,8 +337,8 @@ class TokenEngine(Protocol):
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text.
 
-        If `add_special_tokens` is True, the special tokens that the tokenizer puts around a text
-        are added.
+        If `add_special_tokens` is True, they include the special tokens that the tokenizer puts
+        around a text.
         """
         ...
 
@@ -365,7 +371,7 @@ class TrainEngine(Protocol):
 
     async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
         """Return the log-probabilities of each call's trained response tokens under the weights
-        `policy`, in the same way as `Trainer.log_probs`."""
+        `policy`. `Trainer.log_probs` describes them."""
         ...
 
     async def publish(self, version: int) -> None:
@@ -373,16 +379,17 @@ class TrainEngine(Protocol):
         ...
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load the weights in a Hugging Face folder and sample with them as `version`."""
+        """Load the weights in a Hugging Face folder, and sample with them as `version`."""
         ...
 
     async def export(self, folder: Path) -> None:
-        """Write the weights as a Hugging Face folder that `--model` accepts."""
+        """Write the weights to a folder in Hugging Face format, which the server's flag `--model`
+        accepts."""
         ...
 
     async def save(self, folder: Path) -> None:
-        """Write everything that a bit-identical continuation needs: weights, optimizer and random
-        state."""
+        """Write a checkpoint with everything that a bit-identical continuation needs: weights,
+        optimizer and random state."""
         ...
 
     async def restore(self, folder: Path) -> None:

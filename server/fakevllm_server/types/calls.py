@@ -34,7 +34,8 @@ def are_ids(values: Sequence[object]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """A range of response tokens, [start, end), and the weight version that sampled them.
+    """A range of response tokens and the weight version that sampled them. The range includes
+    `start` and excludes `end`.
 
     If spans overlap, any of their versions may have sampled a token in the overlap.
     """
@@ -72,18 +73,19 @@ class RecordedCall:
     untrainable: str | None
     """Reason why the call must not be trained on, or None if the call may be trained on."""
     allowed: TokenMasks | None = None
-    """The set that each response token was sampled from; None: the whole vocabulary. The trainer
-    gets the sets. The proxy does not get them, because the ledger does not need them and they may
-    be larger than the call."""
+    """For each response token, the set from which it was sampled. None means the whole vocabulary.
+    The sets are sent to the trainer. They are not sent to the proxy, because its ledger does not
+    need them, and they may be larger than the call."""
 
     @property
     def num_trained(self) -> int:
-        """Number of response tokens in the loss. A token that the grammar forced is not counted."""
+        """Number of response tokens that are trained. A token that was the only one a grammar
+        allowed is not counted."""
         return len(self.response_ids) - (self.allowed.num_forced if self.allowed else 0)
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of prompt and response, which the server keeps in memory."""
+        """Number of tokens of prompt and response together."""
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
@@ -109,11 +111,11 @@ class RecordedCall:
 
     @staticmethod
     def from_wire(call: CapturedCall) -> RecordedCall:
-        """Parse a call that `to_wire` wrote.
+        """Return the call from the form that `to_wire` made of it.
 
-        Raises ValueError if the fields of the call contradict each other. Raises ValueError also
-        for a call whose tokens were sampled from restricted sets (`shaped`), because the wire
-        format lacks the sets.
+        Raises ValueError if the fields of the call contradict each other. Also raises ValueError if
+        tokens were sampled from restricted sets (`shaped`), because `to_wire` leaves these sets
+        out.
         """
         if call.shaped:
             raise ValueError("its sets of allowed tokens were not kept, so it cannot be trained")
@@ -143,7 +145,8 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoredEpisode:
-    """An episode with its calls and, if it was scored, its reward."""
+    """One sample of a group: an episode, or one answer to an app's request. It has its captured
+    calls and, if it was scored, its reward."""
 
     index: int
     """Index of the episode, unique within its group."""
@@ -160,17 +163,17 @@ class ScoredEpisode:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether all calls were sampled at temperature 0."""
+        """Whether all calls of the episode were sampled greedily, at temperature 0."""
         return {call.temperature for call in self.calls} == {0.0}
 
 
 TASK = "task:"
-"""Prefix of the group ids of active tasks."""
+"""Prefix of the ids of groups that consist of claimed episodes. The id of their task follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedGroup:
-    """A group whose episodes have ended. The rewards of the episodes are compared with each
+    """A group whose episodes have ended. The rewards of its episodes are compared with each
     other."""
 
     group_id: str
@@ -185,20 +188,20 @@ class FinishedGroup:
 
     @property
     def task_id(self) -> str:
-        """Id of the task on which the group's claimed episodes worked. A group without a task has
-        its own id here."""
+        """Id of the task on which the group's episodes worked. If the group does not consist of
+        claimed episodes, this is the group's own id."""
         name, _, _ = self.group_id.rpartition("#")
         return name.removeprefix(TASK) if name.startswith(TASK) else self.group_id
 
     @property
     def is_sample(self) -> bool:
-        """Whether the group is a feedback sample, which is an answer of an earlier group that is
-        trained once more because of later feedback."""
+        """Whether the group is a feedback sample: an answer of an earlier group that is trained
+        once more because of later feedback."""
         return self.advantage is not None
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens in all calls, which the server keeps in memory."""
+        """Number of tokens in the prompts and responses of all calls."""
         return total_tokens(self.episodes)
 
     @property
@@ -208,7 +211,7 @@ class FinishedGroup:
 
     @property
     def is_partial(self) -> bool:
-        """Whether at least one episode has no reward."""
+        """Whether at least one episode of the group has no reward."""
         return len(self.rewards) < len(self.episodes)
 
     @property
@@ -218,7 +221,7 @@ class FinishedGroup:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of the scored episodes, in the order of `scored`."""
+        """The rewards of the episodes that have a reward, in the order of the episodes."""
         return [episode.reward for episode in self.episodes if episode.reward is not None]
 
 

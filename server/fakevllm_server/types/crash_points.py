@@ -1,8 +1,8 @@
 """Named points in the code at which a test can end the process abruptly, as `kill -9` does.
 
 `CRASH_AT=plan.after_commit` ends the process when it first passes the point `plan.after_commit`.
-`CRASH_AT=plan.after_commit:3` ends the process at the third pass. If `CRASH_AT` is not set, a crash
-point costs one comparison.
+`CRASH_AT=plan.after_commit:3` ends the process at the third pass. If the environment variable
+`CRASH_AT` is not set, a crash point costs one comparison.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ EXIT_CODE = 137
 
 
 def exit_at(spec: str, before: Callable[[], object] = lambda: None) -> Callable[[str], object]:
-    """Return a function that ends the process when one crash point is passed. Assign the function
-    to `on_pass`.
+    """Return a function that ends the process when a certain crash point is passed. Assign the
+    function to `on_pass`.
 
-    `spec` names the crash point as `LABEL`, or as `LABEL:PASS_NUMBER` with a number from 1.
+    `spec` names the crash point as `LABEL`, or as `LABEL:N` to end the process at the N-th pass.
     `before` is called just before the process ends.
     """
     target, _, pass_number = spec.partition(":")
@@ -41,6 +41,7 @@ on_pass: Callable[[str], object] | None = (
 
 
 def crash_point(label: str) -> None:
-    """Mark a point in the code at which a test can end the process."""
+    """Mark a point in the code at which a test can end the process. `label` is the name of the
+    point."""
     if on_pass is not None:
         on_pass(label)

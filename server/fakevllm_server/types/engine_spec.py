@@ -1,4 +1,4 @@
-"""The settings with which the server starts an engine process."""
+"""The settings with which the server starts an engine's process."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class EngineSpec:
 
     @property
     def role(self) -> str:
-        """Role of the engine, which is `trainer` or `engine`. The names of its log file and socket
-        begin with this word."""
+        """Role of the engine: `trainer` or `engine`. The names of the engine's log file and of its
+        socket begin with this word."""
         return "trainer" if self.train_only else "engine"
 
     @property
@@ -52,7 +52,7 @@ class EngineSpec:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Environment variables for the engine's process."""
+        """Environment variables that the engine's process gets."""
         return dict(os.environ) if self.allow_hub else os.environ | {"HF_HUB_OFFLINE": "1"}
 
     def new_socket(self) -> Path:
@@ -62,10 +62,10 @@ class EngineSpec:
         path is in the run directory or, if that path would be too long, in a new temporary folder.
         Pass the path to `remove_socket` when the engine has ended.
 
-        Each start needs a new path, because an engine may still come up after the server that
-        started it was killed. If the path were fixed, the next server could mistake this old engine
-        for its own new engine, and load the trained weights into the old engine. Later the new
-        engine would take over the path and answer apps with the initial weights.
+        Each start gets a new path for the following reason. If a server is killed while its engine
+        starts, the engine may open its socket later. With a fixed path, the next server could
+        mistake this old engine for its own. It would load the trained weights into the old engine,
+        and later the new engine would open the path and answer apps with the initial weights.
         """
         run_dir = self.run_dir.resolve()
         for old_socket in run_dir.glob(f"{self.role}-*.sock"):

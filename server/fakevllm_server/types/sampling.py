@@ -1,4 +1,4 @@
-"""Sampling parameters and sampled tokens, exchanged between the HTTP layer and an engine."""
+"""Parameters for sampling, and sampled tokens. The HTTP layer and an engine exchange them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Token(NamedTuple):
     top: list[tuple[int, float]]
     """The `Sampling.top_logprobs` most likely tokens as (id, logprob), most likely first."""
     allowed: bytes | None = None
-    """Packed set (`types/token_masks.py`) that the token was sampled from. None: the whole
-    vocabulary, or `Sampling.reports_allowed` is false."""
+    """Packed set (`types/token_masks.py`) from which the token was sampled. None if it was sampled
+    from the whole vocabulary, or if `Sampling.reports_allowed` is false."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Parameters for sampling one completion. Temperature 0 is greedy. A `top_k` or `min_p` of 0
-    excludes no tokens."""
+    """Parameters for sampling one completion. Temperature 0 means greedy sampling. If `top_k` or
+    `min_p` is 0, it excludes no tokens."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -60,9 +60,9 @@ class Sampling:
 
 
 def effective_temperature(temperature: float) -> float:
-    """Return the temperature with which an engine samples if a request asks for `temperature`.
+    """Return the temperature that an engine really uses if a request asks for `temperature`.
 
-    A temperature below MIN_TEMPERATURE is raised to MIN_TEMPERATURE, because logits would overflow.
+    A lower temperature than MIN_TEMPERATURE is raised to it, because logits would overflow.
     Temperature 0 is not raised, because it means greedy sampling.
     """
     return 0.0 if temperature == 0 else max(temperature, MIN_TEMPERATURE)

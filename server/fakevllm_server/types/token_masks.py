@@ -1,11 +1,11 @@
 """Token masks: for each token of a response, the set of tokens from which it was sampled.
 
-A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. A trainer
-that renormalises over the same part computes the probability that the engine sampled with.
+A grammar, top-p and similar settings leave only a part of the vocabulary to sample from. If the
+trainer normalises over the same part, it computes the probability with which the engine sampled.
 
-A packed set begins with four little-endian bytes that contain the number of tokens in the set. They
-are followed by a bitmap with one bit for each token id, compressed with zlib. Equal sets from one
-engine have equal bytes. The module does no I/O.
+A set is stored as bytes, called a packed set. The first four bytes are the number of tokens in the
+set, in little-endian order. The rest is a bitmap with one bit for each token id, compressed with
+zlib. Equal sets from one engine have equal bytes. The module does no I/O.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
 Json = dict[str, Any]
 
 WHOLE = -1
-"""Index of the whole vocabulary, which has no packed set."""
+"""Index that stands for the whole vocabulary, which needs no packed set."""
 SIZE_BYTES = 4
 """Number of bytes in which a packed set stores its size."""
 MAX_BYTES = 1 << 20
@@ -33,8 +33,8 @@ CACHE_SIZE = 256
 
 @lru_cache(CACHE_SIZE)
 def packed(bits: bytes) -> bytes:
-    """Return the packed set of a bitmap of token ids. The lowest bit of the bitmap's first byte is
-    token 0.
+    """Return a bitmap of token ids as a packed set (size and compressed bitmap). The lowest bit of
+    the bitmap's first byte is token 0.
 
     >>> unpacked(packed(bytes([0b101, 0])))
     b'\\x05'
@@ -43,7 +43,7 @@ def packed(bits: bytes) -> bytes:
 
 
 def unpacked(packed_set: bytes) -> bytes:
-    """Return the bitmap of a packed set, without trailing zero bytes.
+    """Return the bitmap of token ids in a packed set, without trailing zero bytes.
 
     Raises ValueError if `packed_set` does not have the format of a packed set.
     """
@@ -75,8 +75,8 @@ class TokenMasks:
 
     @staticmethod
     def from_packed_sets(packed_sets: Sequence[bytes | None]) -> TokenMasks:
-        """Create masks from a list with one packed set for each token. None in the list means the
-        whole vocabulary."""
+        """Create masks from a list with one packed set for each token of the response. None in the
+        list means the whole vocabulary."""
         table: dict[bytes, int] = {}
         indices = [
             WHOLE if packed_set is None else table.setdefault(packed_set, len(table))
@@ -91,27 +91,28 @@ class TokenMasks:
 
     @property
     def num_forced(self) -> int:
-        """Number of tokens of the response that were forced, because no other token was allowed."""
+        """Number of forced tokens in the response. A token is forced if no other token was allowed
+        at its position."""
         return sum(self.is_forced)
 
     @property
     def is_forced(self) -> list[bool]:
-        """A boolean for each token of the response, which is True if no other token was allowed at
-        the token's position.
+        """For each token of the response, whether it was forced, which means that no other token
+        was allowed at its position.
 
-        Nothing can be learned from such a forced token.
+        Nothing can be learned from a forced token.
         """
         is_single = [size == 1 for size in self.sizes]
         return [index != WHOLE and is_single[index] for index in self.set_indices]
 
     def packed_set_at(self, position: int) -> bytes | None:
-        """Return the packed set of the token at `position`, or None for the whole vocabulary."""
+        """Return the packed set of the response token at `position`, or None if the whole
+        vocabulary was allowed."""
         index = self.set_indices[position]
         return None if index == WHOLE else self.sets[index]
 
     def contains_response(self, ids: Sequence[int]) -> bool:
-        """Return True if each token of the response `ids` is among the tokens allowed at its
-        position."""
+        """Return True if each token of the response `ids` was allowed at its position."""
         if len(ids) != len(self.set_indices):
             return False
         bits = [unpacked(packed_set) for packed_set in self.sets]
@@ -122,7 +123,8 @@ class TokenMasks:
 
     @staticmethod
     def from_engine_answer(wire: Any, ids: Sequence[int]) -> TokenMasks | None:
-        """Parse `wire`, the masks in an engine's answer, for a response with the token ids `ids`.
+        """Parse the masks in an engine's answer. `wire` is the JSON value of the masks, and `ids`
+        are the token ids of the response.
 
         Return None if `wire` is malformed, if it lacks a set for a position, or if a token is not
         in the set for its position.
@@ -134,13 +136,13 @@ class TokenMasks:
             return None
 
     def to_wire(self) -> Json:
-        """Return the masks as a JSON object, which `from_wire` converts back."""
+        """Return the masks as a JSON object, which `from_wire` parses."""
         sets = [base64.b64encode(packed_set).decode() for packed_set in self.sets]
         return {"sets": sets, "of_token": pack_ids(self.set_indices)}
 
     @staticmethod
     def from_wire(wire: Json) -> TokenMasks:
-        """Parse the masks that `to_wire` wrote.
+        """Return the masks from the JSON object that `to_wire` made of them.
 
         Raises ValueError, TypeError or KeyError if `wire` has any other form.
         """
@@ -152,7 +154,8 @@ class TokenMasks:
 
 
 def _size_bytes(bits: bytes) -> bytes:
-    """Return the number of set bits in a bitmap, encoded as `SIZE_BYTES` bytes."""
+    """Return the number of set bits in a bitmap, as the first `SIZE_BYTES` bytes of a packed
+    set."""
     return int.from_bytes(bits).bit_count().to_bytes(SIZE_BYTES, "little")
 
 

@@ -1,8 +1,9 @@
-"""Records which weight versions sampled which call, for engines that do not report the versions.
+"""Record which weight versions may have sampled which call, for engines that do not report the
+versions.
 
-While the weights change, new calls wait and are not refused. If a running call does not finish
-within a time limit, the weights change while the call runs. The call is then recorded with the old
-and the new version.
+While the weights change, new calls wait and are not refused. If a running call does not end within
+a time limit, the weights change while it runs. The call is then recorded with the old and the new
+version.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 ABANDONED_PAUSE_S = 0.05
-"""Seconds before `call` raises GateAbandoned. The next engine may not run yet, and a caller that
-retries at once in a loop would leave the event loop no time to start it."""
+"""Seconds that `WeightGate.call` waits before it raises GateAbandoned. Callers retry at once, in a
+loop. If the next engine does not run yet, the loop would leave the event loop no time to start
+it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,12 +32,12 @@ class CallStamp:
 
 
 class GateAbandoned(Exception):
-    """Error for a call that waits at the gate of an engine that has been replaced or stopped. The
-    next engine has its own gate."""
+    """Error for a call that waits at the gate of an engine that was replaced or stopped. The call
+    may try the gate of the next engine."""
 
 
 class WeightGate:
-    """A gate that lets calls pass to one engine, and that is closed while the engine's weights
+    """A gate that each call to one engine must pass. It is closed while the engine's weights
     change."""
 
     def __init__(self, version: int = 0) -> None:
@@ -49,16 +51,16 @@ class WeightGate:
 
     @property
     def num_running(self) -> int:
-        """Number of calls that are running now."""
+        """Number of calls that have passed the gate and have not ended."""
         return len(self._running)
 
     @asynccontextmanager
     async def call(self) -> AsyncGenerator[CallStamp]:
-        """Wait until the gate is open. Then yield a stamp, which records the weight versions of one
-        call while the `with` block runs.
+        """Wait until the gate is open, then count a call as running while the `with` block runs.
+        Yield a stamp, in which the weight versions of this call are recorded.
 
         The block must last from the call's first byte to its last byte. Raises GateAbandoned if the
-        engine has been replaced or stopped.
+        engine was replaced or stopped.
         """
         while not (self._open.is_set() or self._is_abandoned):
             await self._open.wait()
@@ -79,12 +81,12 @@ class WeightGate:
     async def change(
         self, version: int, bound_s: float, prepare: Callable[[], Awaitable[None]] | None = None
     ) -> AsyncGenerator[None]:
-        """Close the gate while the `with` block changes the weights to `version`.
+        """Keep the gate closed while the `with` block changes the engine's weights to `version`.
 
         First wait until no call is running, but at most `bound_s` seconds. Then await the function
-        `prepare`. Then the block starts. If the wait or `prepare` fails, the weights and the gate
-        are as before. If the block fails, the gate stays closed, because the engine's weights are
-        unknown.
+        `prepare`. Then the block starts. If the wait or `prepare` fails, the weights are unchanged,
+        and the gate returns to its earlier state. If the block fails, the gate stays closed,
+        because the engine's weights are unknown.
         """
         was_open = self._open.is_set()
         self._open.clear()
@@ -108,8 +110,8 @@ class WeightGate:
         self._open.set()
 
     def abandon(self) -> None:
-        """Mark the engine as replaced or stopped. Calls that wait at the gate or arrive later get
-        GateAbandoned."""
+        """Mark the engine as replaced or stopped. Calls that wait at the gate, and calls that
+        arrive later, get GateAbandoned."""
         self._is_abandoned = True
         self._open.set()
 

@@ -1,4 +1,4 @@
-"""ASGI app of the server: its state, routes and access checks."""
+"""The server's ASGI app: its state, its routes and its access checks."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def create_app(config: ServerConfig) -> FastAPI:
-    """Return the server's app. When the app starts, it resumes an interrupted run. When the app
-    ends, it stops the engine.
+    """Return the server's ASGI app. If an engine was running when the previous server process died,
+    the app starts the engine again. When the app ends, it stops the engine.
 
     Raises ConfigError if the run directory or the model cannot be used.
     """
@@ -74,8 +74,8 @@ def create_app(config: ServerConfig) -> FastAPI:
 
 
 def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall | None) -> None:
-    """Add the routes whose requests the engine answers. Each route is also added below `/e/UUID`,
-    the base URL of an episode."""
+    """Add the routes whose requests are answered by the engine. Each route is also added below
+    `/e/UUID`, the base URL of an episode."""
     formats = {
         adapter.path: (["POST"], adapter) for adapter in (ADAPTERS | TOKEN_COUNTERS).values()
     }

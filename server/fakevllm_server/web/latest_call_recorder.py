@@ -1,9 +1,9 @@
 """Keep the latest answered model call in memory, so that an admin can inspect it.
 
-The module is used only if the server was started with `--keep-latest-call`. Only one call is kept,
-but every call in flight is recorded until it ends, because any of these calls may become the latest
-answered call. A call in flight therefore takes up to two MiB: `MAX_BYTES` for its request and
-`MAX_BYTES` for its response.
+The module is used only if the server was started with `--keep-latest-call`. Only one call is kept.
+However, every running call is recorded until it ends, because it may become the latest answered
+call. A running call takes up to two MiB of memory: `MAX_BYTES` for its request and `MAX_BYTES` for
+its response.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_BYTES = 2**20
 
 @dataclass(slots=True)
 class _Recording:
-    """One request or response body, recorded chunk by chunk. If a body is larger than `MAX_BYTES`,
-    only its size is kept."""
+    """A request body or a response body, recorded chunk by chunk. If a body is larger than
+    `MAX_BYTES`, only its size is kept."""
 
     chunks: list[bytes] = field(default_factory=list[bytes])
     size: int = 0
@@ -39,9 +39,9 @@ class _Recording:
     def as_json(self, *, is_stream: bool = False) -> bytes:
         """Return the body as a JSON document.
 
-        A JSON body is returned unchanged, and a stream as the list of its events. Any other body is
-        returned as a JSON string of its text. For a body that was too large, return a message as a
-        JSON string.
+        A JSON body is returned unchanged. A stream is returned as the list of its events. Any other
+        body is returned as text, in a JSON string. For a body that was too large, a message is
+        returned in a JSON string.
         """
         if self.size > MAX_BYTES:
             return orjson.dumps(f"{self.size} bytes: larger than the limit of {MAX_BYTES}")
@@ -72,7 +72,7 @@ class LatestCall:
         """Return the latest call as a JSON object with `input` and `output`, or None if no call was
         answered yet.
 
-        The object also has `format` if the wire format is not chat completions.
+        The object also has a key `format` if the call's wire format is not chat completions.
         """
         call = self._latest
         if call is None:
@@ -83,8 +83,8 @@ class LatestCall:
         return b'{"input":%b,"output":%b%b}' % (call.request.as_json(), output, kind)
 
     def record(self, app: AsgiApp, format_name: str) -> AsgiApp:
-        """Return `app`, the endpoint of a wire format, wrapped so that its latest answered call is
-        kept in this object."""
+        """Return an ASGI app that does the same as `app`, the endpoint of a wire format, and keeps
+        its latest answered call in this object."""
 
         async def recording_app(scope: Scope, receive: Receive, send: Send) -> None:
             request, response = _Recording(), _Recording()
@@ -116,6 +116,7 @@ def _is_event_stream(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def _event_list(raw: bytes) -> bytes:
-    """Return a JSON list with the data of each event of a stream. The data are not changed."""
+    """Return a JSON list of the data of all events in a stream. The bytes of the data are not
+    changed."""
     events = [data_of(event) for event in SseDecoder().feed(raw)]
     return b"[" + b",".join(data for data in events if data is not None) + b"]"

@@ -1,4 +1,4 @@
-"""One run that the server has open, with its folder, journal, run log, checkpoints, intake and
+"""One run that the server has open: its folder, journal, run log, checkpoints, intake and
 curves."""
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.training.submission_intake import Intake
 
 _ENGINE_RUNS = "engine_runs"
-"""Key of the journal's `meta` table: a mark that exists from an engine's start until its stop."""
+"""Key of the journal's table `meta`. It exists from an engine's start until the engine is
+stopped."""
 
 
 class OpenRun:
@@ -35,9 +36,10 @@ class OpenRun:
     the server ends."""
 
     def __init__(self, relative: str, folder: RunFolder, engine: EngineLifecycle) -> None:
-        """Open a run with what waits in its journal. The engine must be offline. It is not changed.
+        """Open a run, and restore everything that waits in its journal to be trained. The engine
+        must be offline, and is not changed.
 
-        Raises ConfigError if the folder or the journal cannot be used. The folder is then released.
+        Raises ConfigError if the folder or the journal cannot be used. The folder is then unlocked.
         """
         self.relative = relative
         """Path of the run's folder, relative to the server's run directory."""
@@ -80,12 +82,12 @@ class OpenRun:
         return None if text is None else parse_identity(text)
 
     def changed_settings(self, identity: JobIdentity) -> list[str]:
-        """Return the names of the settings that make a job another job than the one with which the
-        run's engine was started last. `identity` is the identity of the new job. The journal must
-        be flushed.
+        """Compare a new job with the job with which the run's engine was started last. Return the
+        names of the settings that make the new job count as another job. `identity` is the identity
+        of the new job. All changes of the journal must be on disk.
 
-        An older server stored no identity. Its job had the model and the experiment name of this
-        run.
+        An older server stored no identity of its job. Such a job is taken to have the model and the
+        experiment name of the new job.
         """
         previous = self._read_identity()
         job_yaml = self.journal.read(reads.meta, JOB)
@@ -97,7 +99,9 @@ class OpenRun:
         return changed_settings(previous, identity)
 
     def record_start(self, job: TrainJob, identity: JobIdentity) -> None:
-        """Queue the journal's record that an engine is started with a job."""
+        """Record in the journal that an engine is started with `job`. The change is queued, and may
+        not be on disk yet."""
+        self.job = job
         self.journal.put(
             row_changes.meta_set(JOB, job.as_yaml()),
             row_changes.meta_set(JOB_IDENTITY, identity.to_json()),
@@ -105,7 +109,8 @@ class OpenRun:
         )
 
     def record_stop(self) -> None:
-        """Queue the journal's record that no engine runs."""
+        """Record in the journal that no engine runs. The change is queued, and may not be on disk
+        yet."""
         self.journal.put(row_changes.meta_set(_ENGINE_RUNS, None))
 
     @property
@@ -114,19 +119,19 @@ class OpenRun:
         return self.journal.read(reads.meta, _ENGINE_RUNS) is not None
 
     def follow_curves(self) -> None:
-        """Write the run's curves from now on, until `close`."""
+        """Write the run's TensorBoard curves from now on, until `close`."""
         self._curves = Follower(self.path)
         self._curves.start()
 
     async def close(self) -> None:
-        """Write what waits in the journal's queue and the last curves, and release the folder."""
+        """Write the queued changes of the journal and the last curves. Then unlock the folder."""
         await asyncio.to_thread(self.journal.close)
         if self._curves is not None:
             await asyncio.to_thread(self._curves.close)
         self._release()
 
     def _release(self) -> None:
-        """Release the lock of the folder. The lock of the run directory itself, which is also that
-        of the run at the top, is kept until the server ends."""
+        """Unlock the run's folder, unless it is the server's run directory itself. The run
+        directory stays locked until the server ends."""
         if self.relative != TOP:
             self.folder.close()

@@ -1,4 +1,5 @@
-"""The batch that is being collected, in the form that the swarm protocol gives to clients."""
+"""The batch that is being collected, in the form in which the swarm protocol sends it to
+clients."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def pool_information(state: ServerState) -> PoolInformation:
-    """Return the pool's groups and episodes, the claimed episodes, and the engine's status.
+    """Return the batch that is being collected: the groups and episodes that wait, the claimed
+    episodes, and the engine's status.
 
     Before the first job, the target numbers of groups and episodes are those of a job with default
     settings.
@@ -56,7 +58,8 @@ def pool_information(state: ServerState) -> PoolInformation:
 
 
 def _tasks(pool: Pool) -> dict[str, list[ScoredEpisode]]:
-    """Return the pool's episodes by task id. Each group of passive traffic counts as a task."""
+    """Return the waiting episodes by task id. Each group of answers to an app's request counts as a
+    task."""
     tasks: dict[str, list[ScoredEpisode]] = defaultdict(list)
     for group in pool.finished:
         tasks[group.task_id] += group.episodes

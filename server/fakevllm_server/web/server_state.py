@@ -48,8 +48,8 @@ log = logging.getLogger("fakevllm.server")
 
 
 HEALTH_CHECK_INTERVAL_S = 1.0
-"""Seconds between health checks of an engine that failed a call but did not exit. No event reports
-that such an engine is healthy again."""
+"""Seconds between health checks of an engine that failed a call and did not exit. They are needed
+because no event reports that the engine is healthy again."""
 
 
 @dataclass(slots=True)
@@ -70,9 +70,9 @@ class ServerState:
     run: OpenRun = field(init=False)
     """The current run. It changes only when the engine is started for a job of another run."""
     engine_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock held during a whole start or stop, and while a job is synced. Without it, a stop in
-    progress could remove the socket of an engine that is started meanwhile, and a job that is
-    synced during a start could be trained in the run of another job."""
+    """Lock held during the whole start or stop of an engine, and while a client sends a job. It
+    prevents two errors. A stop could remove the socket of an engine that is being started. A job
+    that arrives during a start could be trained in the run of another job."""
     _lock: RunFolder = field(init=False)
     """Lock of the run directory, which is held while the server runs."""
     _runs: RunDirectory = field(init=False)
@@ -87,8 +87,8 @@ class ServerState:
     _loop: TrainLoop | None = None
     _loop_task: asyncio.Task[None] | None = None
     _pending_start: asyncio.Task[None] | None = None
-    """Task that starts the engine when the journal can be written again; None if the start of the
-    server needed no such task."""
+    """Task that starts the engine when the journal can be written again. None if no such task was
+    needed when the server started."""
 
     def __post_init__(self) -> None:
         self._lock = RunFolder(self.config.run_dir)
@@ -106,7 +106,8 @@ class ServerState:
         self.engine.global_step = self.runlog.last_step + 1
 
     def _open_run(self, relative: str) -> OpenRun:
-        """Open the run in a folder that is relative to the run directory. Raises ConfigError."""
+        """Open a run. `relative` is its folder, relative to the run directory. Raises ConfigError
+        if the run cannot be opened."""
         path = self._runs.folder(relative)
         return OpenRun(relative, self._lock if relative == TOP else RunFolder(path), self.engine)
 
@@ -117,12 +118,12 @@ class ServerState:
 
     @property
     def runlog(self) -> RunLog:
-        """Run log of the current run."""
+        """Log of the current run: its trained steps, rollbacks, dropped groups and evaluations."""
         return self.run.runlog
 
     @property
     def intake(self) -> Intake:
-        """Intake of the current run."""
+        """Object that accepts calls, groups and episodes for the current run."""
         return self.run.intake
 
     @property
@@ -157,8 +158,8 @@ class ServerState:
             self._pending_start.add_done_callback(_log_failure)
 
     async def _start_when_written(self) -> None:
-        """Wait until the journal can be written again, for example after a full disk. Then start
-        the engine, unless a client has started the engine meanwhile."""
+        """Wait until the journal can be written again, for example after the disk was full. Then
+        start the engine, unless a client has started it."""
         is_done = False
         while not is_done:
             await self.journal.wait_written(self.journal.put(), None)
@@ -216,11 +217,11 @@ class ServerState:
         self._loop_task.add_done_callback(_log_failure)
 
     async def _open_run_of(self, job: TrainJob, model: ModelIdentity) -> JobIdentity:
-        """Make the run of a job current, and record in its journal that an engine is started with
-        the job. Return the identity of the job.
+        """Make the run to which a job belongs the current run, and record in its journal that an
+        engine is started with the job. Return the identity of the job.
 
         Raises ConfigError if the job's run cannot be opened or has another model, and JournalError
-        if the start cannot be recorded. The run before then stays current, with its engine off.
+        if the start cannot be recorded. After an error, the current run is the same as before.
         """
         chosen = await asyncio.to_thread(self._runs.choose, job, model)
         identity = identity_of(job, model.fingerprint, chosen.experiment_name)
@@ -245,7 +246,7 @@ class ServerState:
         return identity
 
     def _make_current(self, run: OpenRun) -> None:
-        """Record on disk that a run is current. Raises ConfigError if the disk is full."""
+        """Record on disk that `run` is the current run. Raises ConfigError if the disk is full."""
         try:
             self._runs.make_current(run.relative)
         except OSError as error:
@@ -255,7 +256,7 @@ class ServerState:
             ) from None
 
     async def _replace_run(self, run: OpenRun) -> None:
-        """Use a run that is open instead of the current run, and close the latter."""
+        """Make `run`, which is already open, the current run. Close the previous run."""
         previous, self.run = self.run, run
         self.engine.global_step = run.runlog.last_step + 1
         self.engine.version = 0
@@ -265,8 +266,9 @@ class ServerState:
         await previous.close()
 
     async def _drop_other_job(self, run: OpenRun, identity: JobIdentity) -> None:
-        """Drop what waits to be trained in a run if it was collected for another job than the one
-        with this identity. Raises JournalError."""
+        """If the groups and episodes that wait in a run were collected for another job, drop them.
+        `identity` is the identity of the present job. Raises JournalError if the journal cannot be
+        written."""
         await run.journal.flush()
         changed = run.changed_settings(identity)
         num_dropped = run.intake.drop_waiting(OTHER_JOB) if changed else 0
@@ -280,7 +282,7 @@ class ServerState:
             )
 
     async def stop_engine(self) -> None:
-        """Stop training and the engine. The status is OFFLINE afterwards."""
+        """Stop training, and stop the engine. The engine's status is OFFLINE afterwards."""
         await self._cancel_pending_start()
         async with self.engine_lock:
             await self._stop_engine()
@@ -312,8 +314,8 @@ class ServerState:
         self._lock.close()
 
     def follow_curves(self) -> None:
-        """Write the curves of the current run, and later of each run that becomes current, until
-        `close`."""
+        """Write the TensorBoard curves of the current run, and of each later run when it becomes
+        current, until `close`."""
         self._follows_curves = True
         self.run.follow_curves()
 
@@ -322,10 +324,11 @@ class ServerState:
         return await asyncio.to_thread(list_runs, self.config.run_dir)
 
     def status_for(self, *, is_own_client: bool) -> EngineStatus:
-        """Return the engine's status as it is reported to a client.
+        """Return the engine's status for a client.
 
-        `is_own_client` says whether the client is fakevllm's own, which does not miss short steps.
-        Other clients see the states of a step for longer if the job's steps are agreed on.
+        If the job's training steps need the agreement of clients, clients other than fakevllm's own
+        see each state of a step for longer. Without this, they could miss short states, because
+        they read the status rarely. `is_own_client` says whether the client is fakevllm's own.
         """
         if is_own_client or self.job is None or not method_of(self.job).is_agreed_on:
             return self.engine.status
@@ -333,19 +336,24 @@ class ServerState:
 
     @property
     def closed_reason(self) -> str | None:
-        """Reason why training has ended for good, or None while groups and episodes may be
-        trained."""
+        """Reason why no more groups and episodes will be trained, or None while training continues.
+
+        While the engine is off, a client may have synced the next job, whose limit of steps may be
+        meant for another run. Training has then ended only if the current run's own job has ended
+        as well.
+        """
         if self._loop is not None:
             return self._loop.closed_reason
-        return None if self.job is None else finish_reason(self.job, self.runlog.last_step)
+        jobs = [job for job in (self.run.job, self.job) if job is not None]
+        reasons = [finish_reason(job, self.runlog.last_step) for job in jobs]
+        return reasons[0] if reasons and all(reasons) else None
 
     @property
     def backlog(self) -> float:
-        """Number of batches into which the waiting groups and episodes can be divided, as a
-        fraction.
+        """Number of batches that the waiting groups and episodes would fill, as a fraction.
 
-        The number is at least 1 if a step is due or will be retried. The batch of a running step
-        does not count.
+        The number is at least 1 if a training step is due or will be retried. The batch of a
+        running step does not count.
         """
         if self.job is None or self.closed_reason is not None:
             return 0.0
@@ -364,7 +372,7 @@ class ServerState:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the server answers calls or could start an engine. While the journal cannot be
+        """Whether the server answers calls, or could start an engine. While the journal cannot be
         written, no engine can be started, but a running engine continues to serve."""
         return self.engine.is_serving or self.journal.error is None
 
@@ -378,8 +386,7 @@ class ServerState:
         """Return the client of the present engine, which answers calls or is being restarted.
 
         Raises WireError (503) if there is no engine: before the first engine is ready, and after
-        the engine was stopped. In these cases, calls are refused at once and do not wait for an
-        engine.
+        the engine was stopped. A call is then refused at once and does not wait.
         """
         if self.engine_client is None or self.engine.status is EngineStatus.OFFLINE:
             raise self._not_ready()
@@ -396,9 +403,9 @@ class ServerState:
     async def wait_until_serving(self, failed: EngineClient | None = None) -> EngineClient:
         """Wait without a time limit until the engine answers calls, and return its client.
 
-        `failed` is the client of an engine that failed a call. This client is returned only if its
-        engine is healthy again. Raises WireError (503) before the first engine is ready, and after
-        the engine was stopped.
+        `failed` is the client of an engine on which a call failed. It is returned again only if its
+        engine is healthy. Raises WireError (503) before the first engine is ready, and after the
+        engine was stopped.
         """
         while True:
             client = self.attached_engine()
@@ -417,7 +424,8 @@ class ServerState:
         return unavailable(message, OutageReason.ENGINE_NOT_READY)
 
     async def connect(self, endpoint: Endpoint) -> None:
-        """Send calls to a new engine at `endpoint`, and close the client of the previous engine."""
+        """Direct all calls to a new engine at `endpoint`, and close the client of the previous
+        engine."""
         client = EngineClient(endpoint)
         await client.fetch_version()
         previous, self.engine_client = self.engine_client, client
@@ -426,8 +434,8 @@ class ServerState:
         self.run.folder.record_model(self.config.trainer_name, self._model)
 
     def _specs(self, job: TrainJob) -> tuple[EngineSpec, EngineSpec]:
-        """Return the settings with which the rollout engine is started, and those for the trainer.
-        The server's own flags take precedence over the job's settings."""
+        """Return the settings with which the rollout engine is started, and the settings for the
+        trainer. The server's own flags override the job's settings."""
         config = self.config
         setting = config.model_for(job)
         if setting is None and config.trainer_name != "fake":
@@ -459,12 +467,11 @@ class ServerState:
 
 
 async def _disconnect(client: EngineClient, next_endpoint: Endpoint | None = None) -> None:
-    """Close the HTTP client of an engine that has been replaced or stopped.
+    """Close the HTTP client of an engine that was replaced or stopped.
 
-    Calls may be waiting at the engine's gate until a change of its weights is over. These calls
-    then look for the next engine. There is one exception: if `next_endpoint` has the same gate, the
-    engine is still the same and only its address has changed, so the calls continue to wait at the
-    gate.
+    Calls may be waiting at the engine's gate, because its weights are being changed. They leave
+    this gate and look for the next engine. There is one exception: if `next_endpoint` has the same
+    gate, the engine is the same and only its address has changed. The calls then continue to wait.
     """
     if next_endpoint is None or next_endpoint.gate is not client.endpoint.gate:
         client.endpoint.gate.abandon()

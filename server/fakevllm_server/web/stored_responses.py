@@ -1,4 +1,5 @@
-"""The responses that clients of the server may retrieve, in memory. Pure."""
+"""The responses that clients of the server may retrieve. They are kept in memory. This module does
+no I/O."""
 
 from __future__ import annotations
 
@@ -13,10 +14,11 @@ stored."""
 
 
 class StoredResponses:
-    """The latest responses of the Responses format, by key and id.
+    """The latest responses of OpenAI's Responses format, by the API key that made them and by their
+    id.
 
-    The server keeps responses until it stops. The proxy, whose apps may retrieve a response after
-    days, keeps responses in its ledger.
+    They are lost when the server stops. The proxy keeps the responses of its apps in its ledger (a
+    SQLite file), because apps may retrieve a response days later.
 
     >>> stored = StoredResponses()
     >>> stored.store("key", "resp_1", b"{}")
@@ -33,8 +35,8 @@ class StoredResponses:
     def store(self, key: str, response_id: str, body: bytes | None) -> None:
         """Store a response.
 
-        `key`: fingerprint of the API key that made the response, or "". `body`: the response object
-        in JSON; None if only the engine has the response.
+        `key` is the fingerprint of the API key that made the response, or "". `body` is the
+        response object in JSON. It is None if only the engine has the response.
         """
         if len(response_id) > MAX_ID_CHARS:
             return
@@ -46,11 +48,11 @@ class StoredResponses:
             self._num_bytes -= _size(oldest_id, oldest)
 
     def has(self, key: str, response_id: str) -> bool:
-        """Return whether the key has made a response with this id."""
+        """Return whether this API key has made a response with this id."""
         return (key, response_id) in self._responses
 
     def body(self, key: str, response_id: str) -> bytes | None:
-        """Return the body of a stored response; None if only the engine has the response."""
+        """Return the body of a stored response, or None if only the engine has the body."""
         return self._responses[key, response_id]
 
     def delete(self, key: str, response_id: str) -> bool:

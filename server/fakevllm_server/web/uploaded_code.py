@@ -56,8 +56,8 @@ def unpack(raw: bytes, folder: Path, stamp: str) -> Path:
 def check(members: Sequence[zipfile.ZipInfo]) -> None:
     """Check the paths, types and sizes of the files in the zip file.
 
-    The sizes that the zip file declares can be trusted as limits, because zipfile never unpacks
-    more bytes than declared. Raises BadArchive if a check fails.
+    The check relies on the sizes that the zip file declares. This is safe, because Python's zipfile
+    never unpacks more bytes than declared. Raises BadArchive if a check fails.
     """
     if len(members) > MAX_MEMBERS:
         raise BadArchive(f"The zip file has more than {MAX_MEMBERS} members.")

@@ -1,4 +1,4 @@
-"""Short messages that clients push and that every client may read for a few seconds. They are kept
+"""Short messages that clients send and that every client can read for a few seconds. They are kept
 in memory only."""
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ MAX_CHARS = 4000
 
 @dataclass(frozen=True, slots=True)
 class VerboseEntry:
-    """One message that a client pushed."""
+    """One message that a client sent."""
 
     timestamp: float
-    """Time of the push in Unix seconds."""
+    """Time at which the message arrived, in Unix seconds."""
     tag: str
     message: str
 
 
 class VerboseLog:
-    """The latest log messages that clients have sent. They are kept in memory."""
+    """The latest messages that clients have sent to each other. They are kept in memory."""
 
     def __init__(self) -> None:
         self._entries: deque[tuple[float, VerboseEntry]] = deque(maxlen=MAX_ENTRIES)
         """Each message with the time of its push on the caller's monotonic clock."""
 
     def push(self, tag: str, message: str, *, now: float, unix_now: float) -> None:
-        """Add a message. `now` is the time on a monotonic clock in seconds, and `unix_now` is the
-        time in Unix seconds, which readers are shown."""
+        """Add a message. `now` is the time on a monotonic clock in seconds. `unix_now` is the time
+        in Unix seconds, which the readers of the message get."""
         self._entries.append((now, VerboseEntry(unix_now, tag, message)))
 
     def entries(self, now: float) -> list[VerboseEntry]:
-        """Return the messages of the last RETENTION_S seconds, oldest first. `now` is the time on
-        the monotonic clock."""
+        """Return the messages of the last RETENTION_S seconds, oldest first. `now` is the time on a
+        monotonic clock in seconds."""
         return [entry for at, entry in self._entries if now - at <= RETENTION_S]

@@ -167,6 +167,13 @@ async def test_a_missing_key_is_reported_with_the_flag_to_set() -> None:
             await first_model(f"{proxy.url}/v1")
 
 
+async def test_an_empty_list_of_models_is_reported_with_the_flag_to_set() -> None:
+    async with ScriptedSwarm() as proxy:
+        proxy.answers |= {"/v1/models": {"data": []}}
+        with pytest.raises(ConfigError, match=r"the list is empty.*--model"):
+            await first_model(f"{proxy.url}/v1")
+
+
 async def test_rows_of_another_key_are_reported_with_what_can_be_done() -> None:
     async with ScriptedSwarm() as proxy:
         proxy.answers["/fakevllm/tasks"] = 409

@@ -100,6 +100,19 @@ async def test_an_open_group_is_completed_when_its_own_run_continues(server: Ser
     assert reply.pooled and [len(calls) for calls in reply.calls] == [1, 1]
 
 
+async def test_the_limit_of_steps_of_the_next_job_does_not_end_the_run_before(
+    server: Server,
+) -> None:
+    await server.start("a")
+    server.state.runlog.last_step = 5
+    server.state.job = TrainJob(experiment_name="b", num_repeat=2, total_training_steps=3)
+    assert server.state.closed_reason is None
+    await server.start("a", total_training_steps=4)
+    assert server.state.closed_reason == "training_finished"
+    server.state.job = TrainJob(experiment_name="a", num_repeat=2, total_training_steps=9)
+    assert server.state.closed_reason is None, "the run goes on with a higher limit"
+
+
 # --- starts that change nothing but the way of training
 
 

@@ -1,4 +1,4 @@
-"""The adapters of /v1/messages and /v1/messages/count_tokens, as vLLM serves them.
+"""The adapters of /v1/messages and /v1/messages/count_tokens. Their answers equal those of vLLM.
 
 Requests to /v1/messages become requests to /v1/chat/completions. Requests to count_tokens become
 requests to /tokenize.
@@ -30,7 +30,8 @@ COUNT_PATH = "/v1/messages/count_tokens"
 
 
 class MessagesAdapter(ChatAdapter):
-    """The adapter of Anthropic's Messages format."""
+    """The adapter of Anthropic's Messages format, whose requests are translated to chat
+    completions."""
 
     name = "messages"
     path = PATH
@@ -51,7 +52,7 @@ class MessagesAdapter(ChatAdapter):
 
 
 class MessagesExchange:
-    """A translator of one Messages request and of its response."""
+    """A translator of one Messages request, and of its response, to chat completions and back."""
 
     def __init__(self, body: Json, streamed: bool, dialect: Dialect) -> None:
         self.body = body
@@ -94,9 +95,9 @@ class CountTokensAdapter(ChatAdapter):
 
 
 class CountExchange:
-    """A translator of one count_tokens request and of its response.
+    """A translator of one count_tokens request, and of its response.
 
-    The response is never streamed. The class has the methods for streams only because the interface
+    The response is never streamed. The class has methods for streams only because the interface
     Exchange requires them.
     """
 

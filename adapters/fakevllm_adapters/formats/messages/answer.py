@@ -1,7 +1,8 @@
-"""Responses and errors of /v1/messages, translated from chat completions by vLLM's rules.
+"""Responses and errors of /v1/messages, translated from chat completions in the same way as in
+vLLM.
 
-The order of keys is vLLM's. Like vLLM, the functions leave out keys without a value instead of
-writing null.
+Keys are in the same order as in vLLM's responses. Like vLLM, the functions leave out keys without a
+value instead of writing null.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.vllm_versions import Dialect
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-"""The stop_reason for each finish_reason. Any other finish_reason has no stop_reason. An answer
-that ended at a stop string has `end_turn` too."""
+"""The stop_reason of a Messages response for each finish_reason of a chat completion. For any other
+finish_reason, the response has no stop_reason. An answer that ended at a stop string has `end_turn`
+too."""
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -47,7 +49,8 @@ def as_list(value: object) -> list[Any]:
 
 
 def reasoning_of(message: Json) -> object:
-    """Return the reasoning of a message or delta, from `reasoning` or `reasoning_content`.
+    """Return the reasoning text of a message or delta, from the key `reasoning` or
+    `reasoning_content`.
 
     Older engines use the key `reasoning_content`.
     """
@@ -76,10 +79,10 @@ def usage_counts(chat_usage: object) -> Json:
 
 
 def message_of(completion: Json) -> Json:
-    """Translate a chat completion to a message of Anthropic's format.
+    """Translate a chat completion to a response in Anthropic's format.
 
     Raises ValueError if the completion has no answer, or if the arguments of a tool call are not a
-    JSON object. vLLM answers with 500 in these cases.
+    JSON object. vLLM answers with status 500 in these cases.
     """
     choices = as_list(completion.get("choices"))
     if not choices or "message" not in as_object(choices[0]):
@@ -103,10 +106,8 @@ def message_of(completion: Json) -> Json:
 
 
 def has_valid_calls(message: Json) -> bool:
-    """Return True if the arguments of every tool call in a message are a JSON object.
-
-    The arguments are no JSON object if the token limit cut off the call.
-    """
+    """Return True if the arguments of every tool call in a message are a JSON object. They are not
+    if the token limit cut off a call."""
     try:
         to_json({"content": _content(message)})
     except ValueError:
@@ -115,7 +116,7 @@ def has_valid_calls(message: Json) -> bool:
 
 
 def to_json(value: Json) -> bytes:
-    """Return a value as JSON text in UTF-8, encoded exactly like the responses of vLLM's web layer.
+    """Return a value as JSON in UTF-8, encoded exactly as vLLM's web framework does it.
 
     Unlike orjson, this function also writes integers of more than 64 bits. Raises ValueError for
     values that JSON cannot express.
@@ -130,7 +131,7 @@ def to_json(value: Json) -> bytes:
 def refusal_of(status: int, body: Json) -> Json:
     """Translate an error body from vLLM's form to Anthropic's form.
 
-    The errors of vLLM's web layer (malformed body, unknown key, unknown path) are returned
+    Errors of vLLM's web framework (malformed body, unknown key, unknown path) are returned
     unchanged, because vLLM does not translate them at /v1/messages either.
     """
     error = as_object(body.get("error"))
@@ -140,9 +141,10 @@ def refusal_of(status: int, body: Json) -> Json:
 
 
 def stream_error(body: Json, dialect: Dialect) -> Json:
-    """Translate an error of the upstream to the error event of a Messages stream.
+    """Translate an error of the engine to the error event of a Messages stream.
 
-    `body` is an error body of vLLM, either of its web layer or of its serving classes.
+    `body` is an error body of vLLM. It may come from vLLM's web framework or from its serving
+    classes, which use different forms.
     """
     content = body.get("error", body.get("detail"))
     error = as_object(content) or {"message": str(content)}
@@ -166,9 +168,9 @@ def _error(kind: str, error: Json) -> Json:
 
 
 def _content(message: Json) -> list[Json]:
-    """Return the content blocks of a message.
+    """Return the content blocks for a chat message.
 
-    An empty message has one block with an empty text, because clients read the first block.
+    An empty message gets one block with an empty text, because clients read the first block.
     """
     blocks: list[Json] = []
     reasoning, text = reasoning_of(message), message.get("content")

@@ -1,4 +1,4 @@
-"""Requests of /v1/messages, translated to chat completions by the rules of vLLM's translation.
+"""Requests of /v1/messages, translated to chat completions by the same rules as in vLLM.
 
 The oddities of vLLM's translation are kept, because they decide which tokens the model reads.
 """
@@ -20,8 +20,8 @@ from fakevllm_adapters.formats.messages.schema import (
 )
 
 _BILLING_HEADER = "x-anthropic-billing-header"
-"""Start of a block that Claude Code sends with a new hash in each request. Such a block is not
-prompt text."""
+"""Start of a block that Claude Code sends with a new hash in each request. Such a block is left out
+of the prompt."""
 
 
 def chat_body(request: MessagesBody) -> Json:
@@ -30,8 +30,8 @@ def chat_body(request: MessagesBody) -> Json:
     Raises NotTranslated if no exact translation exists.
 
     `metadata`, `kv_transfer_params` and `ec_transfer_params` are left out. vLLM ignores `metadata`.
-    The two transfer parameters would let an app control from where the engine reads data and to
-    where the engine sends data.
+    With the two transfer parameters, an app could make the engine read data from a server of its
+    choice, or send data to one.
     """
     body: Json = {
         "model": request.model,
@@ -119,8 +119,8 @@ def _function(tool: AnthropicTool) -> Json:
 def _messages(request: MessagesBody | CountBody) -> list[Json]:
     """Translate the system prompt and the messages of a request to chat messages.
 
-    All system text goes into the first message, because most chat templates require a system
-    message to be first.
+    All system text goes into one system message at the start, because most chat templates require
+    this.
     """
     system = "".join(_system_texts(request))
     messages: list[Json] = [{"role": "system", "content": system}] if system else []
@@ -154,10 +154,10 @@ def _texts(blocks: Sequence[AnthropicContentBlock]) -> Iterator[str]:
 
 
 def _chat_messages(source: AnthropicMessage) -> list[Json]:
-    """Translate one message to a list of chat messages.
+    """Translate one message of a Messages request to a list of chat messages.
 
-    Each tool result in a user message becomes a separate chat message. The chat messages with tool
-    results come first.
+    Each tool result in a user message becomes a separate chat message. These messages come first in
+    the list.
     """
     if isinstance(source.content, str):
         return [{"role": source.role, "content": source.content}]
@@ -204,7 +204,8 @@ def _call(block: AnthropicContentBlock, index: int) -> Json:
 
 
 def _tool_answer(block: AnthropicContentBlock) -> list[Json]:
-    """Translate a tool result to a tool message with the text of the result.
+    """Translate a tool result to chat messages. The first is a tool message with the text of the
+    result.
 
     Images of the result follow in a user message, because a tool message cannot hold images. Tool
     references of the result follow in a second tool message.

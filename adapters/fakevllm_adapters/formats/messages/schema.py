@@ -1,4 +1,4 @@
-"""Request schemas of /v1/messages and /v1/messages/count_tokens, equal to vLLM's schemas.
+"""Request schemas of /v1/messages and /v1/messages/count_tokens. They equal vLLM's schemas.
 
 The fields are in vLLM's order, because an error response lists problems in the order of fields. The
 classes have vLLM's names, because some error messages quote class names. Unknown fields are
@@ -20,8 +20,8 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 class MalformedBody(NotTranslated):
     """Error for a request body that vLLM would refuse.
 
-    `error` is the response that vLLM would send. The client gets this response if the engine itself
-    has no Messages route.
+    `error` is the response that vLLM would send. The client gets it if the engine itself has no
+    Messages route.
     """
 
     def __init__(self, error: WireError) -> None:
@@ -147,10 +147,10 @@ def parse(schema: type[BodyT], body: Json) -> BodyT:
 
 
 def _without_union_members(problem: Json) -> Json:
-    """Return a validation problem without the names of union members in its location.
+    """Return a validation problem in which the location has only keys and indices of the body.
 
-    Pydantic adds these names to the location. Without them, the location contains only keys and
-    indices of the body.
+    For a field with a union type, pydantic adds the names of the union's members to the location.
+    This function removes them.
     """
     place = [part for part in problem["loc"] if part != "str" and "list[" not in str(part)]
     return problem | {"loc": place}

@@ -1,7 +1,7 @@
-"""Streams of chat chunks, translated to the events of vLLM's /v1/messages.
+"""Translate streams of chat chunks to the events of vLLM's /v1/messages.
 
-Content blocks open and close one after another. Text that arrives during a tool call waits for the
-end of the call and becomes the next block.
+Content blocks are opened and closed one after another. Text that arrives during a tool call waits
+until the call is complete, and then becomes the next block.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ class ContentBlocks:
         """Ids of the calls by their index."""
 
     def thinking(self, text: str) -> Iterator[Json]:
-        """Yield the events that add text to the thinking block, and that open it if necessary."""
+        """Yield the events that add text to the thinking block. If no thinking block is open, they
+        open one."""
         yield from self._continued({"type": "thinking", "thinking": ""})
         yield self._delta({"type": "thinking_delta", "thinking": text})
 
     def text(self, text: str) -> Iterator[Json]:
-        """Yield the events that add text to the text block, and that open it if necessary.
+        """Yield the events that add text to the text block. If no text block is open, they open
+        one.
 
-        While a tool call is open, store the text for the next block and yield nothing.
+        While a tool call is open, store the text for the next block, and yield nothing.
         """
         if self._is("tool_use"):
             self._waiting += text
@@ -60,7 +62,7 @@ class ContentBlocks:
         yield self._delta({"type": "text_delta", "text": text})
 
     def call(self, piece: Json) -> Iterator[Json]:
-        """Yield the events that add a piece of a streamed tool call.
+        """Yield the events that add a piece of a streamed tool call to its content block.
 
         As in vLLM, the block of a call is closed before the next call begins.
         """
@@ -78,7 +80,7 @@ class ContentBlocks:
     def close(self) -> Iterator[Json]:
         """Yield the events that close the open block.
 
-        Text that arrived during a tool call is then sent as a block, which is closed too.
+        If text arrived during a tool call, also yield the events of a whole block with this text.
         """
         yield from self._stopped()
         if self._waiting:
@@ -115,7 +117,7 @@ class ContentBlocks:
 
 
 class MessageStream:
-    """A translator of one stream of chat chunks to a stream of Messages events."""
+    """A translator of one stream of chat chunks to a stream of Anthropic's Messages events."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -128,7 +130,7 @@ class MessageStream:
         self._ended = False
 
     def event(self, event: bytes) -> bytes:
-        """Translate an event of the upstream's stream to zero or more events for the app.
+        """Translate an event of the engine's stream to zero or more events for the app.
 
         A comment event becomes a ping event.
         """
@@ -205,10 +207,10 @@ class MessageStream:
             yield from self._blocks.call(as_object(piece))
 
     def _finish(self) -> Iterator[Json]:
-        """Yield the events that close the open block, and then the final `message_delta`.
+        """Yield the events that close the open block, and the last `message_delta` event.
 
-        This method is called at the usage chunk and again at the end of the stream. The second call
-        yields nothing.
+        This method is called when the usage chunk arrives, and again at the end of the stream. The
+        second call yields nothing.
         """
         if self._sent_usage:
             return

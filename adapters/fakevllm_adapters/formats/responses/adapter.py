@@ -1,7 +1,8 @@
-"""The adapter of /v1/responses, as vLLM serves it, over chat completions.
+"""The adapter of /v1/responses, whose requests are translated to chat completions. The answers
+equal those of vLLM.
 
-Response items keep the ids that the upstream gave to tool calls. A tool call therefore has the same
-id in the app's history and in the proxy's ledger of requests.
+Items of a response keep the ids that the engine gave to tool calls. A tool call therefore has the
+same id in the app's history and in the proxy's ledger of requests.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ tested client skips the space."""
 
 
 class ResponsesExchange:
-    """A translator of one Responses request and of its response."""
+    """A translator of one Responses request, and of its response, to chat completions and back."""
 
     def __init__(self, request: ResponsesRequest, body: Json, engine: EngineInfo) -> None:
         self._dialect = dialect_of(engine.version)
@@ -100,10 +101,11 @@ class ResponsesExchange:
         return self._written()
 
     def end_with_error(self, error: Json) -> bytes:
-        """Return the events that end the stream with `response.failed`, as OpenAI's API does.
+        """Return the events that end a failed stream. The last is `response.failed`, as in OpenAI's
+        API.
 
         On this event, clients end the stream and show the error's message. vLLM instead closes the
-        connection without an event.
+        connection without such an event.
         """
         self._fail(error)
         return self._written()
@@ -180,8 +182,9 @@ class ResponsesExchange:
     def _is_cut(self, finish_reason: object, usage: Json) -> bool:
         """Return True if the token limit cut off the answer.
 
-        If the limit cuts off a tool call, old versions of vLLM nevertheless report the
-        finish_reason `tool_calls`. The number of tokens then decides.
+        If the limit cuts off a tool call, old versions of vLLM report the finish_reason
+        `tool_calls` instead of `length`. With such a version, an answer that ends with `tool_calls`
+        counts as cut off if it has as many tokens as the limit.
         """
         if finish_reason != "tool_calls" or self._dialect.marks_incomplete:
             return finish_reason == "length"
@@ -230,7 +233,7 @@ def _to_json(resource: Json) -> bytes:
 
 
 def _error(body: Json) -> Json:
-    """Translate vLLM's error body to the `error` field of a failed response.
+    """Return the `error` field of a failed response for an error body of vLLM.
 
     The error's code tells clients whether to retry. Codex, for example, retries unless the code
     says that the request was wrong.

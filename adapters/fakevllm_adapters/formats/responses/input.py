@@ -1,7 +1,7 @@
-"""The input of a Responses request, translated to chat messages by vLLM's rules.
+"""The input of a Responses request, translated to chat messages by the same rules as in vLLM.
 
-Several items (reasoning, text, calls) may form one assistant message. The translation raises
-NotTranslated for input that vLLM would refuse, and for input of which vLLM would keep only a part.
+Several items (reasoning, text, calls) may form one assistant message. NotTranslated is raised for
+input that vLLM would refuse, and for input of which vLLM would keep only a part.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ def messages_of(instructions: str | None, request_input: Input) -> list[Json]:
 
 
 class _MalformedItem(NotTranslated):
-    """Error for an item with a field that is missing or has the wrong type."""
+    """Error for an input item in which a field is missing or has the wrong type."""
 
     def __init__(self, item: Json, key: str, kind: str, message: str) -> None:
-        """`kind` and `message`: pydantic's name and description of the problem, if the field has a
-        wrong type."""
+        """Create the error for the field `key` of an item.
+
+        If the field has a wrong type, `kind` and `message` are pydantic's name and description of
+        the problem.
+        """
         super().__init__(f"an input item of type {_type_of(item)!r} without {key}")
         self._item = item
         self._key = key
@@ -56,9 +59,10 @@ class _MalformedItem(NotTranslated):
         self._message = message
 
     def refusal(self, request_input: Input, index: int) -> NotTranslated:
-        """Return the exception with the beginning of vLLM's error, and the line about this field.
+        """Return the exception to raise for this item. Its error response has the first line of
+        vLLM's response, and the line about this field.
 
-        vLLM's error has one line for each type that the item might have had.
+        vLLM's response has further lines, one for each type that the item might have had.
         """
         place = ("input", index, _CLASS_NAMES[_type_of(self._item)], self._key)
         text = "Input should be a valid string"
@@ -94,7 +98,8 @@ def input_items(request_input: Input) -> list[Any]:
 
 
 def answer_as_input(message: Json) -> list[Json]:
-    """Translate an assistant message to input items, as an app's next request would repeat it."""
+    """Translate an assistant message to input items, in the form in which an app's next request
+    contains it."""
     items: list[Json] = []
     reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
@@ -113,9 +118,9 @@ def with_history(body: Json, earlier: History) -> Json:
     """Return `body` with the earlier conversation inserted at the start of its `input`.
 
     The field previous_response_id is removed. `earlier` has one pair for each earlier request,
-    oldest first. A pair consists of the request body and of the assistant message, in the chat
-    format, that answered the request. The instructions of earlier requests are left out. Raises
-    NotTranslated if the `input` of a request is neither a text nor a list.
+    oldest first. A pair is the request's body, and the assistant message that answered it, in the
+    chat format. The instructions of earlier requests are left out. Raises NotTranslated if the
+    `input` of a request is neither a text nor a list.
 
     >>> with_history({"input": "b"}, [({"input": "a"}, {"content": "A"})])["input"][1]["content"]
     'A'
@@ -197,7 +202,7 @@ _CLASS_NAMES = {
     "function_call": "ResponseFunctionToolCallParam",
     "function_call_output": "FunctionCallOutput",
 }
-"""Names of vLLM's classes, which its errors quote, by type of item."""
+"""Names of vLLM's classes, by type of item. vLLM's error messages quote them."""
 _READERS: dict[str, Callable[[list[Json], Json], None]] = {
     "message": _message,
     "function_call": _function_call,
@@ -207,10 +212,8 @@ _READERS: dict[str, Callable[[list[Json], Json], None]] = {
 
 
 def _set(messages: list[Json], key: str, text: str) -> None:
-    """Set `key` of the last message to `text`, or append a new assistant message with the key.
-
-    The last message is used if it is an assistant message that does not have the key yet.
-    """
+    """Add `text` under `key` to the last message if it is an assistant message without this key.
+    Otherwise append a new assistant message with the key."""
     last = messages[-1] if messages else None
     if last is not None and last["role"] == "assistant" and last.get(key) is None:
         last[key] = text
@@ -219,10 +222,10 @@ def _set(messages: list[Json], key: str, text: str) -> None:
 
 
 def _only_text(parts: object, types: Sequence[str]) -> str:
-    """Return the text of a list that consists of exactly one text part.
+    """Return the text of a list that must consist of exactly one text part.
 
-    Raises NotTranslated for anything else. From a list with several parts, vLLM would keep only the
-    first part.
+    Raises NotTranslated for anything else, because vLLM would keep only the first part of a longer
+    list.
     """
     if not isinstance(parts, list) or len(cast(list[Any], parts)) != 1:
         raise NotTranslated("an assistant's item without a text, or with several")

@@ -1,7 +1,7 @@
-"""The output items of a response, with the same keys as vLLM's items.
+"""The output items of a response, with the same keys as in vLLM's responses.
 
-vLLM serializes the types of the Python package openai 3.52. These types define the order of the
-keys, and which keys are null.
+vLLM serializes the types of the Python package openai 3.52. These types decide the order of the
+keys, and which keys are written as null.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def output_items(
 
 
 def logprobs_of(choice: Json) -> list[Json] | None:
-    """Translate a choice's logprobs to the Responses format. Return None if there are none."""
+    """Translate the logprobs of a chat completion's choice to the Responses format. Return None if
+    there are none."""
     logprobs = choice.get("logprobs")
     content: Any = cast(Json, logprobs).get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list):
@@ -91,7 +92,8 @@ def logprobs_of(choice: Json) -> list[Json] | None:
 
 
 def streamed_logprobs(logprobs: Sequence[Json]) -> list[Json]:
-    """Return logprobs in the form of a stream's deltas, which omit the bytes of each token."""
+    """Return logprobs in the form that a stream's delta events have. This form omits the bytes of
+    each token."""
     return [
         _without_bytes(token)
         | {"top_logprobs": [_without_bytes(top) for top in token["top_logprobs"]]}

@@ -1,7 +1,7 @@
-"""vLLM's refusals of Responses requests (400), and of requests for stored responses.
+"""Errors with which vLLM refuses Responses requests (400), and requests for stored responses.
 
-An engine with a Responses route of its own refuses such requests itself. The refusals of this
-module are for engines without that route.
+An engine with its own Responses route refuses such requests itself. This module builds the same
+errors for engines without that route.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _NO_SUCH_TOOL = "Tool choice 'function' not found in 'tools' parameter."
 
 
 def unknown_response(response_id: object) -> WireError:
-    """Return vLLM's 404 for the id of a response that does not exist, that was deleted, or that
-    another key made."""
+    """Return vLLM's 404 for a response id that does not exist, was deleted, or belongs to another
+    API key."""
     message = f"Response with id '{response_id}' not found."
     return WireError(404, error_body(message, "invalid_request_error", 404, "response_id"))
 
@@ -34,17 +34,18 @@ def not_cancellable() -> WireError:
 
 
 def malformed(problems: Sequence[Json]) -> NotTranslated:
-    """Return the exception for a body with missing fields or fields of wrong types.
+    """Return the exception for a body in which fields are missing or have the wrong type.
 
-    `problems` has the form of pydantic's `errors()`. The message of the exception has only the
-    names of fields, because their values are private.
+    `problems` has the form of pydantic's `errors()`. The exception's message has only the names of
+    the fields, because their values are private.
     """
     names = sorted({str(problem["loc"][0]) for problem in problems})
     return NotTranslated(f"the value of {', '.join(names)}", schema_error(problems))
 
 
 def check_before_types(body: Json) -> None:
-    """Run the checks that vLLM runs before it checks the types of fields. Raises NotTranslated."""
+    """Run the checks that vLLM runs on a Responses body before it checks the types of fields.
+    Raises NotTranslated if a check fails."""
     _check_tool_choice(body)
     salt: object = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and salt):
@@ -57,9 +58,10 @@ def check_before_types(body: Json) -> None:
 
 
 def check_after_types(background: bool, body: Json) -> None:
-    """Run the checks that vLLM runs on a body whose fields have the right types.
+    """Run the checks that vLLM runs on a Responses body after it has checked the types of fields.
+    Raises NotTranslated if a check fails.
 
-    `background` is the validated field. Raises NotTranslated.
+    `background` is the validated field of this name.
     """
     if background:
         error = error_body(_NO_BACKGROUND, "invalid_request_error", 400, "background")
@@ -83,7 +85,8 @@ def _check_tool_choice(body: Json) -> None:
 
 
 def _function_names(tools: object) -> set[object]:
-    """Return the names by which a request may force a function call."""
+    """Return the names of functions that the `tool_choice` of a request with these tools may
+    name."""
     names: set[object] = set()
     for tool in cast(list[Any], tools) if isinstance(tools, list) else []:
         if not isinstance(tool, dict):

@@ -1,7 +1,8 @@
-"""The schema of Responses requests, equal to vLLM's, and their translation to chat requests.
+"""The schema of Responses requests, equal to vLLM's, and their translation to chat completions
+requests.
 
 The chat request has the fields that vLLM itself derives from a Responses request. A field that vLLM
-ignores at /v1/responses is left out, even if vLLM honours the field at /v1/chat/completions.
+ignores at /v1/responses is left out, even if vLLM honours it at /v1/chat/completions.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 
 _BRANCH = re.compile(r"^(str|int|float|bool)$|\[")
-"""Names of types, which pydantic adds to the location of a problem and vLLM removes. vLLM keeps the
-names of its classes."""
+"""Pattern for names of types that pydantic adds to the location of a problem. vLLM removes them
+from its errors, but keeps the names of its own classes."""
 
 
 class OpenModel(BaseModel):
-    """A pydantic model that keeps unknown fields."""
+    """A pydantic model that accepts and keeps unknown fields."""
 
     # With from_attributes, pydantic describes a value of another type in vLLM's words.
     model_config = ConfigDict(extra="allow", from_attributes=True)
@@ -157,8 +158,8 @@ class ResponsesRequest(BaseModel):
 def parse_request(body: Json) -> ResponsesRequest:
     """Return the validated fields of a request body.
 
-    Raises NotTranslated if vLLM would refuse the body, or if chat completions cannot express it.
-    The error of the exception is vLLM's own error, if vLLM would refuse the body.
+    Raises NotTranslated if vLLM would refuse the body, or if chat completions cannot express it. In
+    the first case, the exception carries vLLM's own error response.
     """
     check_before_types(body)
     try:
@@ -176,8 +177,8 @@ def parse_request(body: Json) -> ResponsesRequest:
 
 
 def _problems(error: ValidationError, body: Json) -> list[Json]:
-    """Return the problems of a body, with locations that contain only keys and indices of the
-    body."""
+    """Return the validation problems of a body. Their locations contain only keys and indices of
+    the body."""
     problems: list[Json] = []
     for problem in error.errors(include_url=False):
         path = [part for part in problem["loc"] if not _BRANCH.search(str(part))]
@@ -218,10 +219,10 @@ def chat_request(request: ResponsesRequest, body: Json, tools: Tools, dialect: D
 
 
 def request_tools(request: ResponsesRequest, dialect: Dialect) -> Tools:
-    """Return the tools of a request.
+    """Return the tools of a Responses request.
 
-    Raises NotTranslated for tools that only the engine's own route can handle, and for an
-    unsupported `tool_choice`.
+    Raises NotTranslated for an unsupported `tool_choice`, and for tools that only the engine's own
+    route can handle.
     """
     tools = tools_of(request.tools)
     if dialect.offers_custom_tools and any(tool["type"] == "custom" for tool in tools.repeated):

@@ -13,13 +13,13 @@ from fakevllm_adapters.formats.responses.tools import Tools
 from fakevllm_adapters.formats.vllm_versions import Dialect
 
 LOWEST_TEMPERATURE = 0.01
-"""Lowest temperature above 0 with which vLLM samples. The response reports the temperature that was
-used."""
+"""Lowest temperature above 0 with which vLLM samples. A response reports the temperature that was
+really used."""
 
 
 @dataclass(slots=True)
 class Resource:
-    """The `response` object of one request. It is updated while the upstream's answer arrives."""
+    """The `response` object for one request. It is updated while the engine's answer arrives."""
 
     response_id: str
     created_at: int
@@ -49,9 +49,8 @@ class Resource:
     def max_output_tokens(self) -> int | None:
         """Maximum number of output tokens, or None if it is unknown.
 
-        The number is the smaller of two limits: the request's own limit, and the length of the
-        context minus the length of the prompt. If only one of these limits is known, that limit is
-        returned.
+        It is the smaller of the request's own limit and the number of tokens that the prompt leaves
+        in the context. If only one of them is known, it is that one.
         """
         limits = [self.request.max_output_tokens, self.engine.max_model_len]
         if limits[1] is not None:

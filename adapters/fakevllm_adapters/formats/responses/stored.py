@@ -1,4 +1,5 @@
-"""Requests for stored responses (GET, DELETE and cancel), and their answers, without I/O."""
+"""Requests for stored responses (GET, DELETE and cancel), and their answers. This module does no
+I/O."""
 
 from __future__ import annotations
 
@@ -22,16 +23,19 @@ def check_query(query: bytes) -> None:
 
 
 def refuse_stream(query: bytes, response_id: str) -> None:
-    """Raise WireError (400) if a query requests the events of a stored response.
+    """Raise WireError (400) if a GET request for a stored response asks for the response's stream
+    of events.
 
-    Only vLLM's background responses have stored events. `query` has passed `check_query`.
+    Only vLLM's background responses have stored events. `query` is the query of the request, after
+    `check_query`.
     """
     if _parse(query).stream:
         raise bad_request(f"Unknown response_id: {response_id}", "response_id", response_id)
 
 
 def deletion(response_id: str) -> Json:
-    """Return the answer to a DELETE request, as OpenAI's API has it. vLLM has no such route."""
+    """Return the answer to a DELETE request, in the form of OpenAI's API. vLLM has no such
+    route."""
     return {"id": response_id, "object": "response", "deleted": True}
 
 

@@ -1,6 +1,6 @@
-"""The events of a Responses stream, built from the engine's deltas.
+"""The events of a Responses stream, built from the deltas of the engine's chat stream.
 
-Items are opened, extended and closed one at a time.
+Output items are opened, extended and closed one at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Event:
     kind: str
     fields: Json
     appended: Json = field(default_factory=dict[str, Any])
-    """Keys that vLLM writes last. All other keys are written in alphabetical order."""
+    """Keys that vLLM writes last. It writes all other keys in alphabetical order."""
 
 
 class EventWriter:
@@ -61,14 +61,14 @@ class _OpenItem(Protocol):
     def in_resource(self) -> Json:
         """Return a closed item in the form that it has in the stream's last event.
 
-        That event contains the whole `response` object. In older versions of vLLM, the id of a
-        message or reasoning item in this object differs from the id in the earlier events.
+        The last event contains the whole `response` object. In older versions of vLLM, the id of a
+        message or reasoning item in this object differs from its id in the earlier events.
         """
         ...
 
 
 class _TextItem:
-    """A streamed message item."""
+    """A message item of a streamed response."""
 
     def __init__(self, index: int, dialect: Dialect) -> None:
         self._id = new_id("msg_" if dialect.prefixes_streamed_ids else "")
@@ -110,7 +110,7 @@ class _TextItem:
 
 
 class _ReasoningItem:
-    """A streamed reasoning item."""
+    """A reasoning item of a streamed response."""
 
     def __init__(self, index: int, dialect: Dialect) -> None:
         self._id = new_id("rs_" if dialect.prefixes_streamed_ids else "")
@@ -143,7 +143,7 @@ class _ReasoningItem:
 
 
 class _CallItem:
-    """A streamed item of a function call."""
+    """A function call item of a streamed response."""
 
     def __init__(
         self, index: int, dialect: Dialect, call_index: int, call_id: str, name: CallName
@@ -187,7 +187,7 @@ class _CallItem:
 
 
 class ItemStream:
-    """The output items of a stream.
+    """The output items of a streamed response.
 
     Call `take` for each delta of the chat stream. At the end of the stream, call `close`.
     """
@@ -228,9 +228,9 @@ class ItemStream:
                 yield from self._call(piece)
 
     def close(self, is_cut: bool) -> Iterator[Event]:
-        """Yield the events that close the open item.
+        """Yield the events that close the open item, if there is one.
 
-        `is_cut` is True if the token limit ended the answer within this item.
+        `is_cut` is True if the token limit cut off the answer within this item.
         """
         status = INCOMPLETE if is_cut and self._dialect.marks_incomplete else COMPLETED
         yield from self._close(status)

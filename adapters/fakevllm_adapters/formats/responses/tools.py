@@ -1,4 +1,5 @@
-"""The tools of a Responses request, translated to functions and repeated in the response.
+"""The tools of a Responses request: translated to functions for the model, and repeated in the
+response.
 
 The model can only call functions. Tools that a hosted service would run, such as web search, are
 repeated in the response and otherwise ignored, as in vLLM.
@@ -47,8 +48,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "tool_search": ("type", "description", "execution", "parameters"),
     "apply_patch": ("type", "allowed_callers"),
 }
-"""Keys of a repeated tool by its type, from the types of openai 3.52, which vLLM serializes. Keys
-that the request does not set are null."""
+"""Keys that a tool of each type has when the response repeats it. They are those of the types of
+openai 3.52, which vLLM serializes. Keys that the request does not set are null."""
 _WITHIN_NAMESPACE = ("name", "type", *_CALLED_BY, "output_schema", "parameters", "strict")
 _LOCATION = ("city", "country", "region", "timezone", "type")
 _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
@@ -67,19 +68,20 @@ _CLASS_NAMES = {
     "code_interpreter": "CodeInterpreter",
     "file_search": "FileSearchTool",
 }
-"""Names of vLLM's classes, which its errors quote, by type of tool."""
+"""Names of vLLM's classes, by type of tool. vLLM's error messages quote them."""
 _TYPE_NAMES: dict[type, tuple[str, str]] = {
     str: ("string_type", "string"),
     dict: ("dict_type", "dictionary"),
     list: ("list_type", "list"),
 }
-"""Pydantic's name of the problem, and its name of the type, for a value of another type."""
+"""Pydantic's name of the problem, and its name of the type, if a value should have had this
+type."""
 _TAKEN = ("name", "description", "parameters", "strict", "defer_loading")
 
 
 @dataclass(frozen=True, slots=True)
 class CallName:
-    """The name and the namespace by which the response names a called function."""
+    """The name and the namespace of a called function, as the response gives them."""
 
     name: str
     namespace: str | None = None
@@ -87,28 +89,29 @@ class CallName:
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """The tools of a request in two forms: in the chat format, and as the response repeats them.
+    """The tools of a request in two forms: in the format of chat completions, and as the response
+    repeats them.
 
     >>> tools_of([{"type": "function", "name": "look"}, {"type": "web_search"}]).functions
     [{'type': 'function', 'function': {'name': 'look'}}]
     """
 
     functions: list[Json]
-    """Functions in the chat format."""
+    """Functions in the format of chat completions."""
     repeated: list[Json]
     """All tools as the response repeats them."""
     _names: dict[str, CallName] = field(default_factory=dict[str, CallName])
 
     def call_name(self, name: str) -> CallName:
-        """Return the name and the namespace by which the response names a called function.
+        """Return the name and the namespace of a called function, as the response gives them.
 
-        The argument `name` is the function's name in the chat completion. If the function is in a
-        namespace, this name includes the namespace.
+        `name` is the function's name in the chat completion. If the function is in a namespace,
+        this name includes the namespace.
         """
         return self._names.get(name, CallName(name))
 
     def choice(self, tool_choice: object) -> object:
-        """Translate `tool_choice` to the chat format.
+        """Translate the request's `tool_choice` to the format of chat completions.
 
         Raises NotTranslated if the choice names an unknown function or has an unsupported form.
         """
@@ -128,7 +131,8 @@ class Tools:
         raise NotTranslated(reason, schema_error([problem]))
 
     def repeated_choice(self, tool_choice: object) -> object:
-        """Return the field `tool_choice` for the response, which repeats the request's choice."""
+        """Return the field `tool_choice` of the response, which repeats the field of the
+        request."""
         if isinstance(tool_choice, dict):
             return {"name": cast(Json, tool_choice)["name"], "type": "function"}
         return tool_choice if self.repeated else "none"
@@ -153,11 +157,11 @@ def tools_of(tools: list[Any]) -> Tools:
 
 
 def tool_problems(tools: list[Any]) -> list[Json]:
-    """Return the missing fields and the fields of wrong types in a list of tools.
+    """Return the problems in a list of tools: missing fields, and fields of wrong types.
 
-    The problems have the form of pydantic's `errors()`. vLLM reports a problem for each type that a
-    tool might have had. The returned problems are those of the type that the tool names. They are
-    those of a function if the tool names no known type.
+    The problems have the form of pydantic's `errors()`. vLLM reports problems for each type that a
+    tool might have had. This function reports only those of the type that the tool names, or those
+    of a function if it names no known type.
     """
     return [problem for index, tool in enumerate(tools) for problem in _problems(index, tool)]
 
@@ -200,9 +204,10 @@ def _mistyped(place: tuple[object, ...], value: object, kinds: type | tuple[type
 
 
 def _functions_of(tool: object) -> Iterator[tuple[Json, str | None]]:
-    """Yield (function, name of its namespace) for each function of a tool.
+    """Yield a pair (function, name of its namespace) for each function of a tool.
 
-    A tool is a single function or a namespace of functions. The name is None for a single function.
+    A tool is a single function or a namespace of functions. For a single function, the name of the
+    namespace is None.
     """
     checked = _checked(tool)
     if checked["type"] == "function":

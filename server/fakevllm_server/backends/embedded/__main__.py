@@ -1,5 +1,5 @@
-"""Run the embedded engine's process, which the server starts:
-`python -m fakevllm_server.backends.embedded`."""
+"""The entry point of the embedded engine's process. The server starts it as `python -m
+fakevllm_server.backends.embedded`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    """Print the message as the last line of the log, and exit with the code of a refused start."""
+    """Print the message to the log, and exit with REFUSED_EXIT_CODE. This exit code tells the
+    server not to start the process again, because the user must correct a setting."""
     print(message, file=sys.stderr)
     sys.exit(REFUSED_EXIT_CODE)
 

@@ -1,8 +1,8 @@
-"""The embedded engine's asyncio side. One torch thread samples and trains one model.
+"""The asyncio side of the embedded engine, which samples and trains one model on one torch thread.
 
-The asyncio side only passes requests to the engine thread and waits for results. The threads of
-`backends/http/preparation.py` check requests and render prompts. Sampling and training happen on
-the engine thread.
+The asyncio side passes requests to this engine thread and waits for results. Requests are checked
+and rendered on the threads of `backends/http/preparation.py`. Sampling and training run on the
+engine thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class EngineConfig:
 class EmbeddedEngine:
     """The embedded engine, which samples and trains one model on one torch thread. The class
     implements the interfaces TokenEngine (sampling) and TrainEngine (training). The constructor
-    raises BackendError for a model that the engine cannot serve."""
+    raises BackendError if the engine does not support the model."""
 
     def __init__(self, config: EngineConfig) -> None:
         torch.set_num_threads(config.torch_threads)
@@ -208,16 +208,20 @@ class EmbeddedEngine:
         await self._publish(lambda: self._ready_trainer().model, version)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load the sampler's weights from a folder. The trainer's weights do not change."""
+        """Load the sampler's weights from a model folder. `version` is the version of these
+        weights. The trainer's weights do not change."""
         await self._publish(
             lambda: open_model_folder(folder).load_weights(self._dtype, self._device), version
         )
 
     async def export(self, folder: Path) -> None:
-        """Write the trained model to a folder. The weights have the dtype in which the engine
-        computes, and LoRA adapters are merged into the weights. If this dtype is bfloat16, the
-        merged weights are rounded, so the exported model differs slightly from the model that the
-        sampler uses. The sampler keeps the adapters separate and does not round them."""
+        """Write the trained model to a folder. The weights are written in the dtype in which the
+        engine computes, with LoRA adapters merged.
+
+        With adapters and bfloat16, merging rounds the adapters. The exported model then differs
+        slightly from the model that the sampler uses, because the sampler keeps the adapters
+        separate and unrounded.
+        """
         source, dtype = self._folder.path, self._dtype
         await self._run_once(
             lambda: checkpoint.export(folder, self._ready_trainer().model, dtype, source)
@@ -227,14 +231,14 @@ class EmbeddedEngine:
         await self._run_once(lambda: checkpoint.save(folder, self._ready_trainer(), self._rng))
 
     async def restore(self, folder: Path) -> None:
-        """Restore the trainer's state from a checkpoint. The sampler gets the restored weights only
-        with the next `publish`."""
+        """Restore the trainer's state and the sampler's random state from a checkpoint. The
+        sampler's weights change only with the next `publish`."""
         await self._run_once(lambda: checkpoint.restore(folder, self._ready_trainer(), self._rng))
 
     def _ready_trainer(self) -> PolicyTrainer:
-        """Return the trainer. The trainer is created by the first call of this method, because it
-        holds a second copy of the weights, which an engine that only serves does not need. Call
-        this method on the engine thread, because only this thread may use torch."""
+        """Return the trainer, which is created by the first call. It holds a second copy of the
+        weights, which an engine that only samples does not need. Call this method on the engine
+        thread, because only this thread may use torch."""
         if self._trainer is None:
             self._trainer = PolicyTrainer(
                 self._starting_weights(), self._starting_weights, self._dtype
@@ -251,8 +255,8 @@ class EmbeddedEngine:
         return await asyncio.wrap_future(self._thread.run(start))
 
     async def _run_once(self, function: Callable[[], Result]) -> Result:
-        """Run a function on the engine thread without a pause, and return the function's result. No
-        token is sampled while the function runs."""
+        """Run a function on the engine thread, and return its result. No token is sampled while the
+        function runs."""
 
         def task() -> Generator[None, None, Result]:
             result = function()
@@ -263,8 +267,8 @@ class EmbeddedEngine:
 
 
 def _max_cells(shape: CacheShape) -> int:
-    """Return the maximum number of positions (tokens) in the KV cache, summed over all rows of the
-    batch. Their keys and values fill the share CACHE_MEMORY_SHARE of the device's memory."""
+    """Return the maximum number of tokens in the KV cache, summed over all rows of the batch. The
+    keys and values of this many tokens fill the share CACHE_MEMORY_SHARE of the device's memory."""
     if shape.device.type == "cuda":
         memory = torch.cuda.mem_get_info(shape.device)[1]
     else:

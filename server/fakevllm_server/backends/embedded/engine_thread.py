@@ -1,12 +1,15 @@
-"""The engine thread, the only thread that uses torch.
+"""The engine thread, which is the only thread that runs the model.
 
-In each iteration the thread takes new requests and tasks from its inbox, samples one token for
-every running request, and runs one part of the current task. A task is a generator for longer work,
-such as a training step or a publish. Tasks run one after another. The requests may belong to
-several event loops. At the end of an iteration, the thread calls each of these event loops once and
-hands over all new tokens of its requests. An error in a task is raised in the task's caller. An
-error in a decode iteration ends the process, because the state of the running requests is then
-unknown.
+The thread samples the tokens of requests and runs tasks. A task is a generator for longer work,
+such as a training step or a publish of new weights. Tasks run one after another, in parts. Each
+iteration of the thread takes new requests and tasks from the inbox, samples one token for every
+running request, and then may run the next part of the current task. The constant DECODE_SHARE sets
+how sampling and the task share the thread's time while requests are running.
+
+At the end of a decode iteration, the thread hands new tokens over to the event loops of the
+requests, with one call per event loop. Tokens of a request that is not streamed are handed over
+when the request has finished. An error in a task is raised in the caller of the task. An error in a
+decode iteration ends the process, because the state of the running requests is then unknown.
 """
 
 from __future__ import annotations
@@ -36,9 +39,9 @@ from fakevllm_server.types.sampling import Token
 IDLE_WAIT_S = 1.0
 """Maximum seconds that an idle thread waits for new items. A new item ends the wait at once."""
 DECODE_SHARE = 1.0
-"""Time for running requests after a piece of a task, as a multiple of the time that the piece took.
-At 1, decoding and training get half of the thread each while both have work. If only one token were
-sampled per micro-batch, a reply would take as long as the whole step."""
+"""Time for running requests after a part of a task, as a multiple of the time that this part took.
+At 1, sampling and training each get half of the thread's time while both have work. If only one
+token were sampled per micro-batch, a reply would take as long as a whole training step."""
 CRASH_GRACE_S = 0.5
 """Seconds between a crash and the end of the process, in which running requests get their error."""
 CRASH_EXIT_CODE = 70
@@ -66,21 +69,21 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, request: DecodeRequest) -> None:
-        """Queue a request for decoding. Any thread may call this method. Raises WireError (503)
-        after the engine is closed."""
+        """Queue a request for decoding. Any thread may call this method. Raises WireError (503) if
+        the engine is closed."""
         if self._closing:
             raise _shutting_down()
         self._inbox.put(request)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
-        """Queue a task, and return a future of the task's result. Any thread may call this method.
-        The engine thread calls `start()` to create the task, which is a generator."""
+        """Queue a task, and return a future of its result. Any thread may call this method. The
+        engine thread calls `start()`, which returns the task as a generator."""
         future: Future[Any] = Future()
         self._inbox.put((start, future))
         return future
 
     def close(self) -> None:
-        """Stop the engine thread, and wait until the thread has ended. Running requests end with an
+        """Stop the engine thread, and wait until it has ended. Running requests end with an
         error."""
         self._closing = True
         self._inbox.put(None)

@@ -1,6 +1,6 @@
-"""LoRA trains small adapter layers while the model's own weights stay unchanged.
+"""LoRA: training of small adapter layers, while the model's own weights stay unchanged.
 
-The adapters are layers of the peft library, inserted into the model itself. The peft library is
+The adapters are layers of the peft library, which are inserted into the model itself. peft is
 imported only for a job with adapters.
 """
 
@@ -27,7 +27,7 @@ FINGERPRINT_VALUES = 64
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """The adapter settings of a job. A checkpoint stores these fields."""
+    """The LoRA settings of a job. They are stored in checkpoints."""
 
     rank: int
     alpha: int
@@ -35,7 +35,7 @@ class LoraSettings:
 
     @staticmethod
     def of(job: TrainJob) -> LoraSettings | None:
-        """Return the job's adapter settings, or None if the job trains all weights."""
+        """Return the job's LoRA settings, or None if the job trains all weights."""
         if job.lora_rank == 0:
             return None
         return LoraSettings(job.lora_rank, job.lora_alpha, job.target_modules)
@@ -45,7 +45,7 @@ class LoraSettings:
 
 
 def describe_settings(lora: LoraSettings | None) -> str:
-    """Return the LoRA settings as text in the notation of a job file."""
+    """Return the LoRA settings as text for messages, in the notation of a job file."""
     if lora is None:
         return "lora_rank = 0"
     return (
@@ -55,7 +55,7 @@ def describe_settings(lora: LoraSettings | None) -> str:
 
 
 def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str:
-    """Return a text that describes which parameters train, and how many they are."""
+    """Return a text for messages that says which parameters are trained, and how many."""
     count = sum(parameter.numel() for parameter in model.parameters())
     if lora is None:
         return f"all {count:,} parameters"
@@ -65,9 +65,9 @@ def describe_trainable(model: PreTrainedModel, lora: LoraSettings | None) -> str
 
 
 def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> None:
-    """Insert new LoRA adapters into the model. The model's outputs stay the same, and only the
-    adapters train from then on. Raises BackendRefused, before the model has changed, if the
-    settings do not fit the model or peft cannot be imported."""
+    """Insert new LoRA adapters into the model. From then on, only the adapters are trained. Before
+    the first update, the model's outputs stay the same. Raises BackendRefused, before the model has
+    changed, if `lora.target_modules` does not fit the model or peft cannot be imported."""
     layers = _target_layers(model, lora.target_modules)
     peft = _peft()
     config = peft.LoraConfig(
@@ -83,7 +83,7 @@ def insert_adapters(model: PreTrainedModel, lora: LoraSettings, seed: int) -> No
 @contextlib.contextmanager
 def without_adapters(model: PreTrainedModel) -> Iterator[None]:
     """Disable the adapters within the `with` block, so that the model computes with its starting
-    weights. A training step must not pause inside the block, because other code would then use the
+    weights. A generator must not yield inside the block, because other code would then use the
     model with disabled adapters."""
     for adapter in adapters_of(model).values():
         adapter.enable_adapters(False)
@@ -95,9 +95,9 @@ def without_adapters(model: PreTrainedModel) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """Return a hash of some values of each weight that does not train. The hash identifies the
-    model to which adapters belong. The shapes of the weights do not suffice, because different
-    models may have the same shapes."""
+    """Return a hash of some values of each weight, without the adapters. The hash identifies the
+    model for which adapters were trained. Comparing only shapes would not detect another model of
+    the same shape."""
     digest = hashlib.sha256()
     for name, tensor in sorted(MergedWeights(model).unmerged.items()):
         values = tensor.detach().flatten()[:FINGERPRINT_VALUES].cpu().contiguous()
@@ -107,9 +107,11 @@ def fingerprint(model: PreTrainedModel) -> str:
 
 
 def _target_layers(model: PreTrainedModel, target_modules: str) -> list[str]:
-    """Return the full names of the layers that get an adapter. Raises BackendRefused if a name
-    matches no linear layer, or if the model has no layer for an adapter. The LM head is refused if
-    it shares its weight with the embedding."""
+    """Return the full names of the layers that get an adapter.
+
+    Raises BackendRefused if the model has no layer for an adapter, or if a name in `target_modules`
+    matches no linear layer. An LM head that shares its weight with the embedding is refused too.
+    """
     network: Any = model
     head = network.get_output_embeddings()
     linear = {name: one for name, one in network.named_modules() if isinstance(one, nn.Linear)}

@@ -1,11 +1,10 @@
-"""A view of a model with LoRA adapters. A view is a second model object that shares the weights
-with the first model and has its own copies of the adapters.
+"""A view of a model with LoRA adapters: a second model object that shares the base weights of the
+first and has its own copies of the adapters.
 
-The sampler uses a view if the trained model computes in another dtype than the dtype of its
-weights, for example in bfloat16 with float32 weights. Merging float32 adapters into bfloat16
-weights would round the adapters, and changes below half the spacing of bfloat16 numbers would be
-lost. The view keeps the adapters separate, so sampler and trainer compute the same products. The
-weights that do not train are in memory only once.
+The sampler uses a view if the trained model computes in another dtype than that of its weights, for
+example in bfloat16 with float32 weights. Merging the adapters into bfloat16 weights would round
+them, and small changes would be lost. With the view, the adapters stay separate, so the sampler and
+the trainer compute the same products. The base weights are in memory only once.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ view, because a copied wrapper would call the forward pass of the original model
 
 
 def needs_adapter_view(model: PreTrainedModel) -> bool:
-    """Return True if the sampler needs a view of the model, because merging would round the
-    adapters. This is the case if the model has adapters and computes in another dtype than the
-    dtype of its weights."""
+    """Return True if the sampler needs a view of the model: a second model object with its own
+    adapters and shared base weights. This is the case if the model has adapters and computes in
+    another dtype than that of its weights, because merging would then round the adapters."""
     return bool(adapters_of(model)) and autocast.compute_dtype(model) != model.dtype
 
 
 def adapter_view(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a view of `model`, which is a second model object with copies of the present adapters.
-    The view shares the tensors of all other weights with `model`. Never copy weights into the view,
-    because that would change `model`."""
+    """Return a second model object that has copies of the current adapters and shares all other
+    weights with `model`. Do not copy weights into the returned model, because this would change
+    `model`."""
     shared = [weight for weight in named_weights(model).values() if not weight.requires_grad]
     view: Any = copy.deepcopy(model, {id(weight): weight for weight in shared})
     for module in view.modules():

@@ -1,6 +1,6 @@
-"""Read and check a model folder.
+"""Read and check a model folder in Hugging Face format.
 
-No code from the folder is run. Only `resolve_model_folder` can download files.
+No code from the folder is executed. Only the function `resolve_model_folder` may download files.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ DEFAULT_MAX_MODEL_LEN = 2048
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A model folder that passed the checks. The object does not contain the weights. Each call of
-    `load_weights` loads a new copy of the weights."""
+    """A model folder that passed the checks. The object does not contain the weights: each call of
+    `load_weights` loads a new copy of them."""
 
     path: Path
     config: PreTrainedConfig
@@ -51,8 +51,8 @@ class ModelFolder:
 
 
 def resolve_model_folder(model: str, allow_hub: bool) -> Path:
-    """Return the local folder of `model`. If `model` is a Hugging Face hub name and `allow_hub` is
-    true, the model is downloaded first."""
+    """Return the local folder of `model`. If `allow_hub` is true and `model` is not a local folder,
+    download the model of this name from the Hugging Face hub first."""
     if not allow_hub or Path(model).is_dir():
         return Path(model)
     from huggingface_hub import snapshot_download
@@ -64,8 +64,8 @@ def resolve_model_folder(model: str, allow_hub: bool) -> Path:
 
 
 def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFolder:
-    """Read and check a model folder, and return the checked folder. Raises BackendError for an
-    unusable folder. The error message says how to fix the problem."""
+    """Read and check a model folder, and return it. Raises BackendError if the folder cannot be
+    used. The error message says how to fix the problem."""
     config = read_config(path)
     tokenizer: Any = _read("tokenizer", path, AutoTokenizer.from_pretrained)
     if not tokenizer.chat_template:
@@ -88,8 +88,8 @@ def open_model_folder(path: Path, max_model_len: int | None = None) -> ModelFold
 
 
 def read_config(path: Path) -> PreTrainedConfig:
-    """Return the model config of a folder. A trainer without a sampler needs only this config and
-    the weights. Raises BackendError for an unusable folder."""
+    """Return the model config of a folder. Raises BackendError if the folder or its config.json
+    does not exist or cannot be read."""
     transformers_logging.disable_progress_bar()
     if not path.is_dir():
         raise BackendError(
@@ -101,8 +101,9 @@ def read_config(path: Path) -> PreTrainedConfig:
 
 
 def load_weights(path: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    """Load and return the model in evaluation mode. The model stays in this mode during training,
-    so dropout is never active. Raises BackendError if weights are missing."""
+    """Load and return the model in evaluation mode. It stays in this mode during training, so
+    dropout is never active. Raises BackendError if the weights cannot be loaded or are incomplete.
+    """
     load: Any = AutoModelForCausalLM.from_pretrained
     try:
         loaded, info = load(
@@ -146,8 +147,9 @@ def _length(path: Path, config: PreTrainedConfig, max_model_len: int | None) -> 
 
 
 def _check_attention(path: Path, config: PreTrainedConfig, max_model_len: int) -> None:
-    """Check that the model has plain causal attention, which the KV cache for batches needs. A
-    model that passes this check by mistake is refused by the decoding check at start-up."""
+    """Check that the model has plain causal attention, which batched decoding needs. Raises
+    BackendError otherwise. The check reads only the config; the decoding check at start-up finds
+    the models that it misses."""
     if config.is_encoder_decoder:
         raise BackendError(f"{path} is an encoder-decoder: give --model a decoder-only model")
     text: Any = config.get_text_config()

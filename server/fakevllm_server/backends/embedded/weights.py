@@ -1,4 +1,4 @@
-"""A model's weights by name, with LoRA adapters kept separate or merged into the weights."""
+"""The weights of a model by name, with LoRA adapters kept separate or merged."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transformers import PreTrainedModel
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the model's parameters, and the buffers that belong to a checkpoint, by name. A
-    parameter that is tied to another parameter is contained only once."""
+    """Return the model's parameters and persistent buffers by name. Of several tied parameters,
+    only one is included."""
     stored = model.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers
 
 
 class MergedWeights(Mapping[str, Tensor]):
-    """A mapping from names to a model's weights, with the LoRA adapters merged. The names are the
-    names that the weights had before the adapters were inserted. Each weight is merged when it is
-    read, so that memory never holds a second copy of the model."""
+    """A mapping from names to weights of a model, with the LoRA adapters merged. The names are
+    those of the weights before the adapters were inserted. A weight is merged when it is read, so
+    that no second copy of the whole model is in memory."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         adapters = adapters_of(model)
@@ -63,16 +63,16 @@ class MergedWeights(Mapping[str, Tensor]):
 
 
 def adapters_of(model: PreTrainedModel) -> dict[str, Any]:
-    """Return the model's LoRA adapters (layers of the peft library), by the name of the layer that
-    each adapter replaces."""
+    """Return the LoRA adapters of a model, by the name of the layer that each adapter replaces. The
+    adapters are layers of the peft library."""
     modules: Any = model.named_modules()
     return {name: module for name, module in modules if hasattr(module, "base_layer")}
 
 
 def copy_weights(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Copy the weights of one model into another model in place. Adapters of the source are merged.
-    Both models must have the same architecture. Check the architectures before the call, because a
-    partial copy makes the target model useless."""
+    """Copy the weights of `source` into `target` in place, with the adapters of `source` merged.
+    Check first that both models have the same architecture, because an incomplete copy makes
+    `target` useless."""
     merged = MergedWeights(source)
     with torch.no_grad():
         for name, tensor in named_weights(target).items():

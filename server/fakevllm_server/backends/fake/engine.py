@@ -1,14 +1,14 @@
-"""A deterministic engine without torch. It has one trainable parameter, exact log-probabilities,
-and a true policy gradient.
+"""A deterministic engine without torch. It has one trainable number, theta, and exact
+log-probabilities.
 
 The policy answers "yes." or "no." to any prompt, with P(yes) = sigmoid(theta / temperature). Only
-the first token is sampled. The first token determines all other tokens, which have probability 1.
-Training updates theta by REINFORCE, so a reward for "yes" makes the mean reward rise. The same seed
-and the same order of requests give the same answers.
+the first token is sampled. It determines all other tokens, which have probability 1. Training
+updates theta by REINFORCE, so rewards for "yes" make "yes" more likely. The same seed and the same
+order of requests give the same answers.
 
-A user message may contain a script, which is a text with directives that determine the answer (see
-`script.py`). A forced tool, a JSON schema or a choice may constrain the answer. The answer is then
-the script's value if this value is allowed, and otherwise the minimal allowed value. Penalties and
+A user message may contain a script: directives that determine the answer (see `script.py`). If a
+forced tool, a JSON schema or a choice constrains the answer, the answer is the fitting value from
+the script, or else the minimal value that the constraint allows. The repetition penalty and
 logit_bias act on the first token as they would act on a model's logits.
 """
 
@@ -54,8 +54,8 @@ MIN_PROBABILITY = 1e-30
 
 
 class FakeEngine:
-    """The fake engine, whose only weight is the number theta. The class implements the interfaces
-    TokenEngine (sampling) and TrainEngine (training)."""
+    """The fake engine, which has the number theta as its only weight. The class implements the
+    interfaces TokenEngine (sampling) and TrainEngine (training)."""
 
     def __init__(
         self, model_name: str = "fake", seed: int = 0, max_model_len: int = MAX_MODEL_LEN
@@ -142,9 +142,9 @@ class FakeEngine:
     def _sample(
         self, prompt_ids: Sequence[int], sampling: Sampling, text: str | None
     ) -> list[Token]:
-        """Return the tokens of the answer with their log-probabilities. If `text` is a string, the
-        answer consists of the tokens of this string, each with probability 1. If `text` is None,
-        the answer "yes." or "no." is sampled."""
+        """Return the tokens of the answer with their log-probabilities. If `text` is None, sample
+        the answer "yes." or "no.". Otherwise the answer is `text`, in which each token has
+        probability 1."""
         theta = _biased_logit(self._sampler_theta, sampling, prompt_ids)
         p = _p_yes(theta, sampling.temperature)
         yes = self._random(prompt_ids, sampling.seed).random() < p
@@ -163,8 +163,9 @@ class FakeEngine:
         ]
 
     def _random(self, prompt_ids: Sequence[int], seed: int | None) -> random.Random:
-        """Return the random number generator of one request. Repeated requests with the same prompt
-        get different random numbers, unless the requests have a seed."""
+        """Return the random number generator of one request. Requests with a seed get the same
+        generator again for the same prompt. Without a seed, repeated requests get different random
+        numbers."""
         digest = hashlib.sha256(repr(list(prompt_ids)).encode()).digest()
         self._num_requests[digest] += 1
         variant = self._num_requests[digest] if seed is None else f"seed {seed}"
@@ -184,8 +185,8 @@ class FakeEngine:
         }
 
     def _gradient(self, call: Call) -> float:
-        """Return the derivative of an answer's log-probability with respect to the logit theta /
-        temperature."""
+        """Return the derivative of the answer's log-probability with respect to the logit, which is
+        theta / temperature."""
         p = _p_yes(self._theta, call.temperature)
         return (1 - p) if call.response_ids[0] == ord("y") else -p
 
@@ -211,8 +212,8 @@ class FakeEngine:
 
 
 def _log_probs(theta: float, call: Call) -> list[float]:
-    """Return the log-probabilities of an answer's trained tokens. Each token after the first has
-    probability 1, so its log-probability is 0."""
+    """Return the log-probabilities of the answer's trained tokens. After the first token, each
+    token has probability 1, so its log-probability is 0."""
     p = _p_yes(theta, call.temperature)
     first = p if call.response_ids[0] == ord("y") else 1 - p
     logprobs = [math.log(max(first, MIN_PROBABILITY))] + [0.0] * (len(call.response_ids) - 1)
@@ -231,8 +232,7 @@ def _p_yes(theta: float, temperature: float) -> float:
 
 
 def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -> float:
-    """Return the difference between the logits of "yes" and "no", after logit_bias and
-    repetition_penalty are applied.
+    """Return the logit of "yes" minus the logit of "no", after logit_bias and repetition_penalty.
 
     Frequency and presence penalties have no effect on the first token, because they count only
     sampled tokens.
@@ -247,9 +247,10 @@ def _biased_logit(theta: float, sampling: Sampling, prompt_ids: Sequence[int]) -
 
 
 def _constrained_text(grammar: Grammar, script: Script) -> str:
-    """Return the text of an answer that a grammar constrains. The text is the value from the script
-    (the directives in the user message) if the grammar allows this value. Otherwise the text is the
-    minimal value that the grammar allows.
+    """Return the text of an answer that a grammar constrains. If the script (the directives in the
+    user message) has a value of the needed kind, return this value. Otherwise return the minimal
+    value that the grammar allows. Only a choice is compared with the grammar; JSON values of the
+    script are not checked against the schema.
 
     Raises WireError (400) for a grammar that the fake engine does not support.
     """
@@ -284,9 +285,9 @@ def _is_json(text: str) -> bool:
 
 
 def _turns(prompt_ids: Sequence[int]) -> list[Turn]:
-    """Return the messages of a rendered prompt, without the empty assistant message at the prompt's
-    end. A prompt of /v1/completions has no messages, so the whole prompt is returned as one user
-    message."""
+    """Return the messages of a rendered prompt, without the assistant message at the end that the
+    answer will continue. A prompt of /v1/completions has no messages, so the whole prompt is
+    returned as one user message."""
     if TURN not in prompt_ids:
         return [Turn("user", _text(prompt_ids), False)]
     ids = list(prompt_ids)

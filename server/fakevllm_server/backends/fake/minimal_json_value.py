@@ -1,7 +1,7 @@
-"""The minimal value that a JSON schema allows, as the fake engine's answer.
+"""The minimal value that a JSON schema allows. The fake engine returns it as its answer.
 
-The minimal object has only the required properties. The minimal number is the number closest to 0.
-The minimal text is the shortest text. Of several choices, the first is taken.
+A minimal object has only the required properties. A minimal number is the allowed number closest to
+0. A minimal string is the shortest allowed string. Of several alternatives, the first is used.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _TEXTS = {
 
 
 def minimal_value(schema: Any, root: Any = None, depth: int = 0) -> Any:
-    """Return the minimal value that `schema` allows. `root` is the whole schema, in which
-    references (`$ref`) in `schema` are looked up.
+    """Return the minimal value that `schema` allows. `root` is the whole schema, to which
+    references (`$ref`) in `schema` refer; by default it is `schema`. `depth` is the nesting depth
+    so far.
 
     Raises ValueError for a schema that allows no value, or with keywords that are not supported.
 

@@ -1,4 +1,4 @@
-"""Scripts, which are directives in a user message that determine the fake engine's answer.
+"""Scripts: directives in a user message that determine the fake engine's answers.
 
     [[say TEXT]]              Answer TEXT.
     [[call NAME {"a": 1}]]    Call a tool.
@@ -6,11 +6,11 @@
     [[slow SECONDS]]          Wait before each token.
     [[crash]]                 Exit the process.
 
-Several [[call …]] directives are executed in order, one directive per turn. After the last tool
-call, the answer is the TEXT of [[say TEXT]]. Without this directive, the answer is "done". The
-script is the last user message that contains a directive. The script determines the answers until
-the assistant answers without a tool call. The number of tool results after the script determines
-which tool call is next.
+The script of a conversation is its last user message with a directive. Several [[call …]]
+directives are executed in order, one directive per assistant turn. The number of tool results after
+the script determines which directive is next. After the last tool call, the answer is the TEXT of
+[[say TEXT]], or "done" if this directive is missing. The script ends when the assistant has
+answered without a tool call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAME = re.compile(r"\s*([^\s{&\]]+)\s*")
 
 
 class Turn(NamedTuple):
-    """One message of the prompt."""
+    """One message of the prompt: its role, its text, and whether it contains a tool call."""
 
     role: str
     text: str
@@ -43,7 +43,7 @@ class ToolCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The answer for the present turn, which the script's directives determine."""
+    """The scripted answer for the current turn of a conversation."""
 
     answer: str | None = None
     """Text to answer if no tool is called. None means that the engine's policy samples the answer.
@@ -57,8 +57,8 @@ class Script:
 
     @property
     def text(self) -> str | None:
-        """Text of the scripted answer, with tool calls in Hermes format. None means that the
-        engine's policy samples the answer."""
+        """Text of the scripted answer, in which tool calls are in Hermes format. If it is None, the
+        answer is not scripted, and the engine's policy samples it."""
         if not self.calls:
             return self.answer
         bodies = ({"name": call.name, "arguments": call.arguments} for call in self.calls)
@@ -68,7 +68,7 @@ class Script:
 
 
 def read_script(turns: Sequence[Turn]) -> Script:
-    """Return the scripted answer for a conversation. `turns` are the messages before the answer.
+    """Return the scripted answer to a conversation. `turns` are the messages before the answer.
 
     >>> read_script([Turn("user", "[[say hi]]", False)]).text
     'hi'
@@ -100,9 +100,9 @@ def _has_directive(text: str) -> bool:
 
 
 def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
-    """Return (groups, rest). `groups` has one list of tool calls for each turn. `rest` is the text
-    of the message without the call directives. A directive that cannot be parsed stays in the text.
-    """
+    """Parse the [[call …]] directives of a message, and return (groups, rest). `groups` has the
+    list of tool calls of each directive. `rest` is the text of the message without these
+    directives. A directive that cannot be parsed stays in `rest`."""
     groups: list[list[ToolCall]] = []
     rest = ""
     at = 0
@@ -118,9 +118,9 @@ def _call_groups(text: str) -> tuple[list[list[ToolCall]], str]:
 
 
 def _parse_group(text: str, at: int) -> tuple[list[ToolCall], int]:
-    """Parse the tool calls of one directive, starting at position `at` of the text. Return the tool
-    calls, and the position after the directive. If the directive cannot be parsed, the returned
-    list is empty."""
+    """Parse the tool calls of one [[call …]] directive, starting at position `at` of the text.
+    Return the tool calls, and the position after the directive. If the directive cannot be parsed,
+    the list of tool calls is empty."""
     calls: list[ToolCall] = []
     while name := _NAME.match(text, at):
         at = name.end()

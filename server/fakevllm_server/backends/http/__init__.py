@@ -1,18 +1,19 @@
-"""The HTTP server of an engine's process. It has two sets of routes. vLLM's public API serves
-sampling, and calls a TokenEngine (the interface for sampling). The control routes serve training by
-the swarm server, and call a TrainEngine (the interface for training).
+"""The HTTP server of an engine's process.
 
-engine_server.py       the process's HTTP server on a Unix socket
-vllm_routes.py         vLLM's public routes
-control_routes.py      `/control/…`: train, publish, save
-preparation.py         threads that parse, check and tokenize requests
-chat_completion.py     one /v1/chat/completions request
-text_completion.py     one /v1/completions request
-completion_choice.py     sampling of one choice: text, stop strings, finish reason
-multiple_choices.py  several choices of one request at once
-detokenizer.py         token ids to text, stop strings
-tool_calls.py          tool calls in an answer's text
-sampling_parameters.py  a request's sampling parameters
-tokenization.py        /tokenize and /detokenize
-engine_metrics.py      Prometheus metrics by vLLM's names
+It has two sets of routes. vLLM's public routes call a TokenEngine (the interface for sampling). The
+control routes, which only the swarm server uses, call a TrainEngine (the interface for training).
+
+    engine_server.py        the process's HTTP server on a Unix socket
+    vllm_routes.py          vLLM's public routes
+    control_routes.py       `/control/…`: train, publish, save
+    preparation.py          threads that parse, check and tokenize requests
+    chat_completion.py      one /v1/chat/completions request
+    text_completion.py      one /v1/completions request
+    completion_choice.py    sampling of one choice: text, stop strings, finish reason
+    multiple_choices.py     several choices of one request at once
+    detokenizer.py          conversion of token ids to text, and stop strings
+    tool_calls.py           tool calls in an answer's text
+    sampling_parameters.py  a request's sampling parameters
+    tokenization.py         /tokenize and /detokenize
+    engine_metrics.py       Prometheus metrics with vLLM's names
 """

@@ -1,5 +1,6 @@
-"""Execute one chat completions request on a TokenEngine (an engine that samples tokens). The input
-is the validated body. The output is the answer or the stream chunks that vLLM would write."""
+"""Execute one /v1/chat/completions request on a TokenEngine (an engine that samples tokens). The
+input is the validated request body. The output is the response body or the stream chunks, in vLLM's
+format."""
 
 from __future__ import annotations
 
@@ -45,8 +46,7 @@ _EMPTY_DELTA: Json = {}
 
 
 class ChatCompletion:
-    """One chat completions request. To sample the answer, call either `answer` or `chunks` exactly
-    once.
+    """One /v1/chat/completions request. Call either `answer` or `chunks`, exactly once.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -70,13 +70,14 @@ class ChatCompletion:
         )
 
     async def answer(self) -> Json:
-        """Sample all choices of the request to their end, and return the response body."""
+        """Sample all choices of the request, and return the response body."""
         await run_all([drain(self._pieces(choice)) for choice in self._choices])
         choices = [self._finished_choice(choice) for choice in self._choices]
         return self._writer.completion(choices, self._usage(), self._requested_prompt_ids())
 
     def chunks(self) -> AsyncGenerator[Json]:
-        """Yield the chunks of a streamed answer while it is sampled."""
+        """Sample the choices of a streamed request, and yield the chunks of the response
+        meanwhile."""
         choices = [self._chunks_of(choice) for choice in self._choices]
         return stream_all(choices, self._usage_chunk if self._request.include_usage else None)
 
@@ -118,8 +119,8 @@ class ChatCompletion:
         return finished
 
     def _set_tool_calls_reason(self, choice: SampledChoice, has_tool_call: bool) -> None:
-        """Replace a choice's finish reason "stop" by "tool_calls" if the choice calls a tool. As in
-        OpenAI's API, the reason stays "stop" if `tool_choice` names the tool."""
+        """Change a choice's finish reason from "stop" to "tool_calls" if the choice has a tool
+        call. As in OpenAI's API, it stays "stop" if the request's `tool_choice` names a tool."""
         is_stop = choice.finish_reason == "stop"
         if has_tool_call and is_stop and self._request.named_tool is None:
             choice.finish_reason = "tool_calls"
@@ -140,9 +141,9 @@ class ChatCompletion:
         return self._with_usage(chunk, len(choice.tokens))
 
     def _with_usage(self, chunk: Json, num_sampled: int) -> Json:
-        """Return the chunk of a stream. If the request has `continuous_usage_stats`, the returned
-        chunk also contains the choice's token usage so far. As in vLLM, the key `usage` follows the
-        key `choices`."""
+        """Return a chunk of a stream. If the request has `continuous_usage_stats`, add the choice's
+        token usage so far. `num_sampled` is the number of tokens sampled so far. As in vLLM, the
+        key `usage` follows the key `choices`."""
         if not self._request.wants_continuous_usage:
             return chunk
         usage = usage_counts(len(self._prompt_ids), num_sampled) | {

@@ -1,8 +1,8 @@
-"""Sample one choice of a request on a TokenEngine (an engine that samples tokens). The choice's
-text is yielded piece by piece.
+"""Sample one choice of a request on a TokenEngine (an engine that samples tokens), and yield its
+text piece by piece.
 
-Each function `requested_…` returns an optional field about the choice's tokens, or None if the
-request does not ask for the field.
+The functions named `requested_…` return an optional field of the response, or None if the request
+does not ask for this field.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Piece:
-    """Text and tokens that one engine iteration added to a choice.
+    """The text and the tokens that one engine iteration has added to a choice.
 
     The text may lag behind the tokens, because text that may become a stop string is held back.
     """
@@ -35,8 +35,7 @@ class Piece:
 
 @dataclass(slots=True)
 class SampledChoice:
-    """The tokens and the text of one choice that have been sampled so far. `sample_choice` updates
-    this object."""
+    """The tokens and the text of one choice so far. `sample_choice` adds to this object."""
 
     index: int
     tokens: list[Token] = field(default_factory=list[Token])
@@ -54,10 +53,11 @@ async def sample_choice(
     sampling: Sampling,
     choice: SampledChoice,
 ) -> AsyncGenerator[Piece]:
-    """Sample one choice. Yield the text and tokens of each engine iteration as a Piece, and add
-    each piece to `choice`.
+    """Sample one choice. Yield the text and the tokens of each engine iteration as a Piece, and add
+    them to `choice`.
 
-    Sampling ends at the end-of-sequence token, at a stop string or stop id, or at the token limit.
+    Sampling ends at an end-of-sequence token (unless the request ignores it), at a stop string or
+    stop id, or at the token limit.
     """
     skips = request.skip_special_tokens
     detokenizer = Detokenizer(partial(engine.decode, skip_special_tokens=skips))
@@ -96,18 +96,17 @@ def requested_token_ids(request: ChatRequest, tokens: Sequence[Token]) -> list[i
 
 
 def requested_version_spans(request: ChatRequest, tokens: Sequence[Token]) -> list[Json] | None:
-    """Return the weight versions of `tokens` if the request has `return_weight_versions`, else
-    None."""
+    """If the request has `return_weight_versions`, return the weight versions of `tokens` as a list
+    of `{version, start, end}`. Otherwise return None."""
     return _version_spans(tokens) if request.return_weight_versions else None
 
 
 def requested_allowed_sets(
     engine: TokenEngine, request: ChatRequest, tokens: Sequence[Token]
 ) -> Json | None:
-    """Return the set of allowed tokens at each position, encoded for JSON.
+    """Return the set of tokens that could be sampled at each position, encoded for JSON.
 
-    Return None if the request does not ask for the allowed token sets, or if the engine cannot
-    report them.
+    Return None if the request does not ask for these sets, or if the engine cannot report them.
     """
     if not (engine.reports_allowed and request.requests_allowed_tokens):
         return None
@@ -115,8 +114,9 @@ def requested_allowed_sets(
 
 
 def _version_spans(tokens: Sequence[Token]) -> list[Json]:
-    """Return ranges of consecutive tokens that the same weights sampled. Each range is `{version,
-    start, end}` with the version of the weights and the token positions [start, end)."""
+    """Return ranges of consecutive tokens that were sampled with the same weights. Each range is
+    `{version, start, end}`, with the version of the weights and the token positions [start, end).
+    """
     spans: list[Json] = []
     for at, token in enumerate(tokens):
         if not spans or spans[-1]["version"] != token.version:

@@ -1,5 +1,5 @@
-"""Control routes (`/control/…`), by which the swarm server that started this process drives a
-TrainEngine (the interface for training)."""
+"""Control routes (`/control/…`) of an engine's process. With these routes, the swarm server that
+started the process drives a TrainEngine (the interface for training)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Json = dict[str, Any]
 
 
 class ControlRoutes:
-    """Routes by which the swarm server reads an engine's properties and drives its trainer.
+    """The handlers of an engine's control routes, which only the swarm server uses.
 
     GET `/control/info` describes the engine. POST `/control/{action}` runs one action of the
-    trainer. A failed action is answered with status 500 and its message in `error`.
+    trainer. If an action fails, the response has status 500 and the message in `error`.
     """
 
     def __init__(self, engine: TokenEngine | None, trainer: TrainEngine) -> None:
@@ -53,7 +53,7 @@ class ControlRoutes:
 
     async def info(self, request: Request) -> Response:
         """Return the engine's model name, context length and default sampling parameters as JSON.
-        If the process does not sample, these values are empty."""
+        They are empty if the process only trains."""
         return _json(self._info)
 
     async def run_action(self, request: Request) -> Response:

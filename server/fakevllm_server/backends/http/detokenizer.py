@@ -1,4 +1,4 @@
-"""Convert an answer's token ids to text step by step, and cut the text at a stop string."""
+"""Convert an answer's token ids to text piece by piece, and cut the text at a stop string."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Detokenizer:
-    """Converter of token ids to text, step by step. Bytes that are not yet a whole character are
-    held back.
+    """Converts the token ids of an answer to text, piece by piece. Bytes of an incomplete character
+    are held back.
 
-    Each step decodes only ids whose text has not been returned yet, so the time for a long answer
-    grows linearly. A few earlier ids are decoded again as context, because some tokenizers decode a
-    token differently at the start of a text.
+    Each step decodes only the ids whose text has not been returned yet, and a few earlier ids.
+    Therefore the total time grows linearly with the length of the answer. The earlier ids are
+    needed as context, because some tokenizers decode a token differently at the start of a text.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -23,8 +23,8 @@ class Detokenizer:
         self._num_returned = 0
 
     def push(self, ids: Sequence[int], *, is_last: bool = False) -> str:
-        """Return the text that `ids` add to the answer. If `is_last` is true, no bytes are held
-        back."""
+        """Return the text that the ids add to the answer. Bytes of an incomplete character are held
+        back until the next call, unless `is_last` is true."""
         self._ids.extend(ids)
         before = self._decode(self._ids[self._context_start : self._num_returned])
         after = self._decode(self._ids[self._context_start :])
@@ -35,9 +35,9 @@ class Detokenizer:
 
 
 class StopScanner:
-    """Scanner that cuts a text at the first stop string. The scanner holds back the last characters
-    of the text, because they may be the beginning of a stop string. If the longest stop string has
-    n characters, the last n - 1 characters are held back.
+    """Cuts a text, which arrives piece by piece, at the first stop string. If the longest stop
+    string has n characters, the last n - 1 characters of the text are held back, because they may
+    be the beginning of a stop string.
 
     >>> scanner = StopScanner(["END"])
     >>> scanner.push("abcE"), scanner.push("Nd"), scanner.flush()
@@ -45,8 +45,8 @@ class StopScanner:
     """
 
     def __init__(self, stops: Sequence[str], *, includes_stop: bool = False) -> None:
-        """Create a scanner for the stop strings `stops`. If `includes_stop` is true, the text ends
-        after the stop string, otherwise before the stop string."""
+        """Create a scanner for the stop strings `stops`. The text is cut after the stop string if
+        `includes_stop` is true, otherwise before it."""
         self._stops = [stop for stop in stops if stop]
         self._includes_stop = includes_stop
         self._num_held = max((len(stop) for stop in self._stops), default=1) - 1
@@ -55,9 +55,9 @@ class StopScanner:
         """The stop string that was found."""
 
     def push(self, text: str, *, is_armed: bool = True) -> str:
-        """Add `text`. Return the text that has not been returned yet, without the last characters,
-        which are held back. If `is_armed` is false, the scanner does not look for stop strings, and
-        returns all text at once."""
+        """Add a piece of text. Return the text that certainly belongs to the answer and has not
+        been returned yet. If `is_armed` is false, do not search for stop strings, and return all
+        text."""
         self._pending += text
         if not is_armed:
             return self.flush()

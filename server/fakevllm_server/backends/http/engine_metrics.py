@@ -1,5 +1,6 @@
 """Prometheus metrics of an engine. They have the names of vLLM's metrics, so that autoscalers and
-dashboards for vLLM work unchanged. Only the metrics that such programs read are included."""
+dashboards for vLLM work unchanged. vLLM's other metrics, which such programs do not read, are left
+out."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ LATENCY_BUCKETS = (
 
 
 class EngineMetrics:
-    """The Prometheus metrics of one engine, in a separate Prometheus registry."""
+    """The Prometheus metrics of one engine, in a Prometheus registry of their own."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self.num_in_flight = 0
@@ -71,12 +72,13 @@ class EngineMetrics:
         )
 
     def page(self) -> bytes:
-        """Return all metrics of the engine in Prometheus' text format, as the body of /metrics."""
+        """Return the body of /metrics: all metrics of the engine in Prometheus' text format."""
         return self._series.page()
 
 
 class _Series:
-    """Factory of an engine's time series, with vLLM's prefix and labels."""
+    """Creates the Prometheus counters, gauges and histograms of an engine, with vLLM's name prefix
+    and labels."""
 
     def __init__(self, model_name: str) -> None:
         self._registry = CollectorRegistry()
@@ -93,7 +95,8 @@ class _Series:
         return counter.labels(*self._labels)
 
     def counter_by_finish_reason(self, name: str, help: str) -> dict[str, Counter]:
-        """Return a new counter for each finish reason, by the reason."""
+        """Create one counter with the label `finished_reason`. Return its child for each finish
+        reason."""
         labels = (*LABELS, "finished_reason")
         counter = Counter(f"vllm:{name}", help, labels, registry=self._registry)
         return {reason: counter.labels(*self._labels, reason) for reason in FINISH_REASONS}
@@ -109,7 +112,8 @@ class _Series:
 
 
 class MeasuredEngine:
-    """A TokenEngine that forwards requests to another TokenEngine, and measures the requests."""
+    """A TokenEngine that passes requests on to another TokenEngine and records metrics about
+    them."""
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine

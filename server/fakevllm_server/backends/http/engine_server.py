@@ -1,10 +1,10 @@
-"""HTTP server of an engine's process, on a Unix socket.
+"""The HTTP server of an engine's process, on a Unix socket.
 
-The server answers vLLM's public routes with a TokenEngine and the control routes (`/control/…`)
-with a TrainEngine. The process of a trainer that does not sample has only the control routes and
+A TokenEngine (an engine that samples tokens) answers vLLM's public routes. A TrainEngine answers
+the control routes (`/control/…`). A process that only trains has only the control routes and
 /health.
 
-The control routes are for the swarm server that started the process. File permissions of the
+The control routes are for the swarm server that started the process. The permissions of the
 socket's folder keep other users out.
 """
 
@@ -37,9 +37,9 @@ def serve(
 ) -> None:
     """Serve HTTP on `socket` until SIGTERM, or until standard input closes.
 
-    The swarm server holds the other end of standard input, so a closed input means that the swarm
-    server has died. If `engine` is None, the process does not sample. `on_close` runs when serving
-    ends, also after an error.
+    The other end of standard input is held by the swarm server, so a closed input means that the
+    swarm server has died. If `engine` is None, the process only trains. `on_close` is called when
+    serving ends, also after an error.
     """
     threads = PreparationThreads()
     config = uvicorn.Config(
@@ -73,8 +73,9 @@ async def _serve_until_stdin_closes(server: uvicorn.Server) -> None:
 def create_app(
     engine: TokenEngine | None, trainer: TrainEngine, threads: PreparationThreads
 ) -> Starlette:
-    """Return the ASGI app of an engine's process. If `engine` is None, the app has no vLLM routes
-    except /health. `threads` are the threads that prepare requests."""
+    """Return the ASGI app of an engine's process. If `engine` is None, the process only trains, and
+    the app has none of vLLM's routes except /health. `threads` are the threads that parse and check
+    requests."""
     public = [] if engine is None else PublicRoutes(engine, threads).routes()
     return Starlette(
         routes=[*public, get_route("/health", _health), *ControlRoutes(engine, trainer).routes()],
@@ -88,7 +89,8 @@ async def _health(request: Request) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Return an error response (404 or 405) with the same body as vLLM, which uses FastAPI."""
+    """Return the response for HTTP error 404 or 405. It has the same body as the response of vLLM,
+    which uses FastAPI."""
     assert isinstance(error, HTTPException)
     return Response(
         orjson.dumps({"detail": error.detail}),

@@ -1,5 +1,5 @@
-"""Sample several choices of one request at the same time. Either run all choices to their end, or
-merge the streams of the choices."""
+"""Sample several choices of one request at the same time: run all of them to their end, or merge
+their streams."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all `choices` at the same time until all have ended. If one choice fails, cancel all
-    other choices and raise the error of the failed choice."""
+    """Run all `choices` at the same time, and wait until they have ended. If one of them fails,
+    cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as tasks:
             for choice in choices:
@@ -25,7 +25,7 @@ async def run_all(choices: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 async def drain(stream: AsyncGenerator[object]) -> None:
-    """Read `stream` to its end without using the items, and close the stream."""
+    """Read `stream` to its end, discard its items, and close it."""
     async with aclosing(stream):
         async for _ in stream:
             pass
@@ -34,8 +34,8 @@ async def drain(stream: AsyncGenerator[object]) -> None:
 async def stream_all(
     choices: Sequence[AsyncGenerator[Json]], usage_chunk: Callable[[], Json] | None
 ) -> AsyncGenerator[Json]:
-    """Yield the chunks of all choices in order of arrival. Afterwards yield the usage chunk, if the
-    request has one."""
+    """Yield the chunks of all choices in order of arrival. Then yield `usage_chunk()`, unless
+    `usage_chunk` is None."""
     async with aclosing(_merge(choices)) as chunks:
         async for chunk in chunks:
             yield chunk
@@ -46,8 +46,8 @@ async def stream_all(
 async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
     """Yield the items of all streams in order of arrival.
 
-    Closing the merged stream closes all streams. The error of one stream is raised after the other
-    streams have ended.
+    Closing the merged stream closes all streams. If one stream fails, its error is raised after the
+    other streams have ended.
     """
     queue: asyncio.Queue[tuple[T] | None] = asyncio.Queue()
     pumps = [asyncio.create_task(_pump(stream, queue)) for stream in streams]
@@ -68,7 +68,7 @@ async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
 
 
 async def _pump(stream: AsyncGenerator[T], queue: asyncio.Queue[tuple[T] | None]) -> None:
-    """Put each item of `stream` into `queue`, as a tuple of one item. After the last item, put
+    """Put each item of `stream` into `queue`, wrapped in a tuple. At the end of the stream, put
     None."""
     try:
         async with aclosing(stream):

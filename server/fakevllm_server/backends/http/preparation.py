@@ -1,8 +1,9 @@
-"""Threads that parse, check and tokenize requests, so that the event loop can answer /health.
+"""Threads that parse, check and tokenize requests, so that the event loop stays free, for example
+for /health.
 
-A long prompt takes seconds to tokenize. Therefore requests with short bodies and requests with long
-bodies have one thread each, so that a long prompt delays only other long prompts. Each thread
-prepares its requests in order of arrival.
+Tokenizing a long prompt takes seconds. Therefore there is one thread for requests with short bodies
+and one for requests with long bodies, so that a long prompt delays only other long prompts. Each
+thread handles its requests in order of arrival.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ status 503, which is better than a queue in which every request times out."""
 
 
 class PreparationThreads:
-    """One thread for requests with short bodies, and one for requests with long bodies."""
+    """Two threads that parse and check requests: one for short bodies, and one for long bodies."""
 
     def __init__(self) -> None:
         self._short = ThreadPoolExecutor(1, "prepare-short")
@@ -34,11 +35,11 @@ class PreparationThreads:
         self._num_preparing = 0
 
     async def run(self, num_bytes: int, function: Callable[[], Result]) -> Result:
-        """Run `function`, which prepares one request, on the thread for bodies of `num_bytes`
-        bytes. Return the function's result.
+        """Run `function`, which parses and checks one request, on the thread for bodies of
+        `num_bytes` bytes. Return its result.
 
-        If this call is cancelled while the request waits, the request leaves the queue. Raises
-        WireError (503) if too many requests wait.
+        If this call is cancelled while the request waits in the thread's queue, the request is
+        removed from the queue. Raises WireError (503) if too many requests wait.
         """
         if self._num_preparing >= MAX_PREPARING:
             raise unavailable("Too many requests are waiting.", OutageReason.ENGINE_BUSY)
@@ -50,6 +51,6 @@ class PreparationThreads:
             self._num_preparing -= 1
 
     def close(self) -> None:
-        """Stop the threads, without waiting for a request that is being prepared."""
+        """Stop the threads. Do not wait for a request that is being parsed."""
         for thread in (self._short, self._long):
             thread.shutdown(wait=False, cancel_futures=True)

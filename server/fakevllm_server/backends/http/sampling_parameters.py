@@ -1,5 +1,5 @@
-"""Sampling parameters of a request. Each parameter is the value in the request, or else the
-engine's default, or else vLLM's default."""
+"""The sampling parameters of a request. Each parameter is the request's value, if it has one, else
+the engine's default, else vLLM's default."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_LOGIT_BIAS = 100.0
 
 
 def check_model(engine: TokenEngine, name: str | None) -> None:
-    """Check that the model name in a request, if there is one, is the model that the engine serves.
+    """Check that a request's model name, if it has one, is that of the engine's model.
 
     Raises WireError (404) for another model name.
     """
@@ -29,7 +29,7 @@ def check_model(engine: TokenEngine, name: str | None) -> None:
 def sampling_for_request(request: ChatRequest, defaults: Json, max_tokens: int) -> Sampling:
     """Return the sampling parameters for one choice of a request.
 
-    `defaults` are the engine's default values for parameters that the request leaves out. Raises
+    `defaults` are the engine's values for parameters that the request does not set. Raises
     WireError (400) if the request's min_tokens exceeds `max_tokens`.
     """
 
@@ -70,8 +70,8 @@ def sampling_for_request(request: ChatRequest, defaults: Json, max_tokens: int) 
 
 
 def sampling_for_choice(sampling: Sampling, index: int) -> Sampling:
-    """Return the sampling parameters for the choice with number `index` of a prompt. As in vLLM,
-    the seed of the choice is the request's seed plus `index`."""
+    """Return the sampling parameters for choice number `index` of a prompt. As in vLLM, the seed of
+    this choice is the request's seed plus `index`."""
     if sampling.seed is None or index == 0:
         return sampling
     return replace(sampling, seed=sampling.seed + index)

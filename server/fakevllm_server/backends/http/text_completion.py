@@ -1,5 +1,6 @@
 """Execute one /v1/completions request on a TokenEngine (an engine that samples tokens). The input
-is the validated body. The output is the answer or the stream chunks that vLLM would write."""
+is the validated request body. The output is the response body or the stream chunks, in vLLM's
+format."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """One prompt of the request as token ids."""
+    """One prompt of the request, as token ids."""
 
     ids: list[int]
     text: str
@@ -54,7 +55,7 @@ class EncodedPrompt:
 
 @dataclass(slots=True)
 class Continuation:
-    """One sampled continuation of a prompt, which is one choice in the answer."""
+    """One sampled continuation of a prompt. It is one choice of the response."""
 
     prompt: EncodedPrompt
     sampling: Sampling
@@ -62,15 +63,15 @@ class Continuation:
 
     @property
     def is_over(self) -> bool:
-        """Whether sampling of the continuation has ended. Text that was held back as a possible
-        stop string may still follow."""
+        """Whether sampling has ended. The continuation may still yield text that was held back
+        because it might have become a stop string."""
         is_full = len(self.choice.tokens) >= self.sampling.max_tokens
         return is_full or self.choice.finish_reason == "stop"
 
 
 @dataclass(slots=True)
 class _PendingChunk:
-    """Sampled text and tokens of a continuation that are not yet in a chunk."""
+    """Sampled text and tokens of a continuation that have not been sent in a chunk yet."""
 
     num_chars_before: int = 0
     """Number of characters in the earlier chunks, for the text offsets of the logprobs."""
@@ -88,8 +89,7 @@ class _PendingChunk:
 
 
 class TextCompletion:
-    """One /v1/completions request. To sample the answer, call either `answer` or `chunks` exactly
-    once.
+    """One /v1/completions request. Call either `answer` or `chunks`, exactly once.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -117,13 +117,14 @@ class TextCompletion:
         )
 
     async def answer(self) -> Json:
-        """Sample all choices of the request to their end, and return the response body."""
+        """Sample all choices of the request, and return the response body."""
         await run_all([drain(self._pieces(each)) for each in self._continuations])
         choices = [self._whole_choice(each) for each in self._continuations]
         return self._writer.completion(choices, self._usage(self._continuations, self._prompts))
 
     def chunks(self) -> AsyncGenerator[Json]:
-        """Yield the chunks of a streamed answer while it is sampled."""
+        """Sample the choices of a streamed request, and yield the chunks of the response
+        meanwhile."""
         streams = [self._chunks_of(each) for each in self._continuations]
         return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
 
@@ -156,10 +157,10 @@ class TextCompletion:
         return sample_choice(self._engine, self._common, ids, sampling, continuation.choice)
 
     async def _chunks_of(self, continuation: Continuation) -> AsyncGenerator[Json]:
-        """Yield the chunks of one continuation, one chunk for each engine iteration.
+        """Yield the chunks of one continuation, one for each engine iteration.
 
-        The last chunk contains the finish reason and the text that was held back. Therefore the
-        last chunk is yielded after the end of sampling.
+        The last chunk is yielded after sampling has ended, because it contains the finish reason
+        and the text that was held back.
         """
         pending = _PendingChunk()
         async with aclosing(self._pieces(continuation)) as pieces:

@@ -1,4 +1,5 @@
-"""vLLM's routes /tokenize and /detokenize, with the tokenizer of a TokenEngine."""
+"""vLLM's routes /tokenize and /detokenize. They use the tokenizer of a TokenEngine (an engine that
+samples tokens)."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ class _Detokenize(BaseModel):
 
 
 def tokenize(engine: TokenEngine, raw: bytes) -> Json:
-    """Return the response to a /tokenize request. `raw` is the request body, which contains a text
-    or a conversation.
+    """Return the response to a /tokenize request. `raw` is the request body, with a text or a list
+    of messages.
 
     Raises WireError with vLLM's message for an invalid body.
     """
@@ -69,8 +70,7 @@ def tokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 
 def detokenize(engine: TokenEngine, raw: bytes) -> Json:
-    """Return the response to a /detokenize request. `raw` is the request body, which contains token
-    ids.
+    """Return the response to a /detokenize request. `raw` is the request body, with token ids.
 
     Raises WireError with vLLM's message for an invalid body.
     """
@@ -86,7 +86,7 @@ def detokenize(engine: TokenEngine, raw: bytes) -> Json:
 
 
 def _check_text_bytes(engine: TokenEngine, text: str) -> None:
-    """Check the size of a text. Raises WireError (400) for a text that would take too long to
+    """Check the size of a text. Raises WireError (400) if the text would take too long to
     tokenize."""
     num_bytes = len(text.encode(errors="replace"))
     most = max(engine.max_prompt_bytes, MIN_TEXT_BYTES)

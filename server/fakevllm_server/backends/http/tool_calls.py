@@ -1,13 +1,14 @@
-"""Parsers of the tool calls in an answer's text. While the text is sampled, a parser turns it into
-the deltas of a stream.
+"""Parsers that extract tool calls from an answer's text.
 
-The request decides which parser reads the answer:
+The request determines the parser:
 
 * no tools: plain text
-* tools, `tool_choice` auto: text with calls in Hermes format (`<tool_call>{…}</tool_call>`)
-* `tool_choice` required, or a named tool: an answer that the grammar restricts to JSON
+* tools and `tool_choice` auto: text with tool calls in Hermes format
+  (`<tool_call>{…}</tool_call>`)
+* `tool_choice` required, or a named tool: an answer that a grammar restricts to JSON
 
-Each parser can read the text piece by piece during a stream, or a whole answer at once.
+A parser can read a whole answer at once. It can also read the text piece by piece while it is
+sampled, and return the deltas of the response stream.
 """
 
 from __future__ import annotations
@@ -29,32 +30,32 @@ _NAME = re.compile(r'"name"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 class ParsedAnswer(NamedTuple):
-    """The parsed text of a whole answer, which is content and tool calls."""
+    """The content and the tool calls of a whole answer."""
 
     content: str | None
     calls: list[Json]
 
 
 class AnswerParser(Protocol):
-    """Parser of the text of one choice."""
+    """Extracts content and tool calls from the text of one choice."""
 
     def push(self, text: str) -> list[Json]:
-        """Read the next piece of the text. Return the stream deltas that are certain after this
-        piece."""
+        """Read the next piece of the text. Return the deltas of the response stream that are
+        certain so far and have not been returned yet."""
         ...
 
     def flush(self) -> list[Json]:
-        """End the text. Return the remaining stream deltas, which are certain only at the end."""
+        """Record that the text has ended. Return the remaining deltas of the response stream."""
         ...
 
     @property
     def has_tool_call(self) -> bool:
-        """Whether the parser has returned a delta of a tool call so far."""
+        """Whether a delta of a tool call has been returned so far."""
         ...
 
     def parse_whole(self, text: str) -> ParsedAnswer:
-        """Return the content and the tool calls of a whole answer. Earlier calls of `push` and
-        `flush` have no effect on the result."""
+        """Return the content and the tool calls of a whole answer. The result does not depend on
+        text that was read with `push`."""
         ...
 
 
@@ -69,7 +70,7 @@ def create_parser(request: ChatRequest) -> AnswerParser:
 
 
 class PlainTextParser:
-    """Parser of an answer without tool calls, in which all text is content."""
+    """Parser for answers without tool calls: all text is content."""
 
     has_tool_call = False
 
@@ -84,8 +85,9 @@ class PlainTextParser:
 
 
 class HermesParser:
-    """Parser of an answer with any text and then tool calls as `<tool_call>{…}</tool_call>`. The
-    stream deltas of the tool calls are returned at the end of the answer."""
+    """Parser for answers with text, followed by tool calls in Hermes format
+    (`<tool_call>{…}</tool_call>`). In a stream, the deltas of the tool calls are returned at the
+    end of the answer."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -116,8 +118,8 @@ class HermesParser:
 
 
 class FirstCallParser:
-    """Parser for requests with `parallel_tool_calls` false. The parser keeps only the first tool
-    call. As in vLLM, further calls are left out of the answer."""
+    """Parser for requests with `parallel_tool_calls` false. As in vLLM, it keeps only the first
+    tool call of the answer."""
 
     def __init__(self, parser: AnswerParser) -> None:
         self._parser = parser
@@ -142,7 +144,7 @@ def _has_no_later_call(delta: Json) -> bool:
 
 
 class NamedToolParser:
-    """Parser of an answer that consists of the arguments of one tool, which the request named."""
+    """Parser for requests that name a tool. The whole answer is the arguments of this tool."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -163,7 +165,8 @@ class NamedToolParser:
 
 
 class RequiredToolParser:
-    """Parser of a JSON array of {"name": …, "parameters": …} with the keys in this order.
+    """Parser for requests with `tool_choice` required. The answer is a JSON array of tool calls
+    {"name": …, "parameters": …}, with the keys in this order.
 
     >>> parser = RequiredToolParser()
     >>> deltas = parser.push('[{"name": "add", "parameters": {"a": 1}}]')
@@ -206,8 +209,8 @@ class RequiredToolParser:
         return []
 
     def parse_whole(self, text: str) -> ParsedAnswer:
-        """Return the tool calls of a whole answer. As in vLLM, an answer that was cut off before
-        its end has no tool calls."""
+        """Return the tool calls of a whole answer. As in vLLM, an incomplete answer has no tool
+        calls."""
         try:
             calls = [
                 _tool_call(call["name"], json.dumps(call["parameters"], ensure_ascii=False))
@@ -218,8 +221,8 @@ class RequiredToolParser:
         return ParsedAnswer("", calls)
 
     def _read(self, character: str) -> str:
-        """Read the next character of the JSON array. Return the character if it belongs to the
-        arguments of a tool call, else return ""."""
+        """Read the next character of the JSON array. Return it if it belongs to the arguments of a
+        tool call, else return ""."""
         depth_before = self._depth
         self._track_nesting(character)
         if self._in_parameters:
@@ -258,8 +261,9 @@ class RequiredToolParser:
 
 
 def _split_tool_calls(text: str) -> ParsedAnswer:
-    """Return (content, tool calls) of a text. The content is the text before the first Hermes tool
-    call. If any tool call cannot be parsed, the whole text is content."""
+    """Return the content and the tool calls of a text with tool calls in Hermes format. The content
+    is the text before the first tool call. If any tool call cannot be parsed, the whole text is
+    content."""
     if TOOL_OPEN not in text:
         return ParsedAnswer(text, [])
     try:
@@ -270,8 +274,8 @@ def _split_tool_calls(text: str) -> ParsedAnswer:
 
 
 def _hermes_call(body: object) -> Json:
-    """Parse and return one Hermes tool call from the JSON text `body`. Raises ValueError or
-    KeyError if `body` is not a JSON object of a tool call."""
+    """Convert the parsed JSON of one Hermes tool call to OpenAI's format. Raises ValueError if
+    `body` is not an object, and KeyError if it has no name."""
     if not isinstance(body, dict):
         raise ValueError("a tool call is a JSON object")
     body = cast(Json, body)
@@ -281,7 +285,8 @@ def _hermes_call(body: object) -> Json:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    """Return the length of the longest suffix of `text` that is also a prefix of `marker`, but not
+    the whole `marker`."""
     longest = min(len(text), len(marker) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(marker[:n])), 0)
 

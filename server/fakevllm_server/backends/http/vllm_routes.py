@@ -1,4 +1,4 @@
-"""vLLM's public HTTP routes, which a TokenEngine (an engine that samples tokens) answers."""
+"""vLLM's public HTTP routes, answered by a TokenEngine (an engine that samples tokens)."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ VERSION = "0.33.0+fakevllm"
 
 
 class SampledRequest(Protocol):
-    """A request for sampling, in the format of chat completions or of completions. Call either
-    `answer` or `chunks` exactly once."""
+    """A request for chat completions or text completions. Call either `answer` or `chunks`, exactly
+    once."""
 
     async def answer(self) -> Json: ...
     def chunks(self) -> AsyncGenerator[Json]: ...
 
 
 class PublicRoutes:
-    """The handlers of vLLM's public routes except /health."""
+    """The handlers of vLLM's public routes, except /health."""
 
     def __init__(self, engine: TokenEngine, threads: PreparationThreads) -> None:
         self._engine = MeasuredEngine(engine)
@@ -128,7 +128,8 @@ class PublicRoutes:
         return await _response_or_error(respond())
 
     async def _prepared(self, request: Request, prepare: Callable[[bytes], Result]) -> Result:
-        """Run `prepare(body)` on a preparation thread, and return the prepared request.
+        """Read the request body, run `prepare(body)` on a thread that parses and checks requests,
+        and return the result.
 
         Raises ClientDisconnected if the client disconnects first.
         """
@@ -138,8 +139,8 @@ class PublicRoutes:
 
 
 def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
-    """Return a Starlette route for GET and `other_methods`. Starlette adds the method HEAD to every
-    GET route. This function removes HEAD, because vLLM answers HEAD with 405."""
+    """Return a Starlette route for GET and `other_methods`. Starlette adds HEAD to every GET route;
+    this function removes it, because vLLM answers HEAD with status 405."""
     route = Route(path, endpoint, methods=["GET", *other_methods])
     assert route.methods is not None
     route.methods.discard("HEAD")
@@ -147,15 +148,16 @@ def get_route(path: str, endpoint: Endpoint, *other_methods: str) -> Route:
 
 
 async def _json_body(request: Request) -> bytes:
-    """Return the raw body of a request. Raises WireError for a content type other than JSON."""
+    """Return the raw body of a request. Raises WireError if the content type is not JSON."""
     if "json" not in request.headers.get("content-type", "json"):
         raise bad_content_type()
     return await request.body()
 
 
 async def _response_or_error(response: Awaitable[Response]) -> Response:
-    """Await and return the response. If an exception is raised, return an error response instead.
-    If the exception is a WireError, it determines the status and the body of the response."""
+    """Await and return the response. If this raises a WireError, return the error response that it
+    describes. For any other exception, return an internal error. If the client has disconnected,
+    return an empty response."""
     try:
         return await response
     except WireError as error:
@@ -190,8 +192,8 @@ async def _events(sampled: SampledRequest) -> AsyncIterator[bytes]:
 
 
 async def _cancel_on_disconnect(receive: Receive, result: Awaitable[Result]) -> Result:
-    """Await and return `result`. If the client disconnects first, cancel the computation of
-    `result` and raise ClientDisconnected."""
+    """Await `result` and return its value. If the client disconnects first, cancel `result` and
+    raise ClientDisconnected."""
     task = asyncio.ensure_future(result)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:

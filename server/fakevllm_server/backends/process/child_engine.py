@@ -1,8 +1,8 @@
-"""Client of an engine in a child process that speaks this project's control routes. The engine is a
-rollout engine, a trainer, or both.
+"""Client of an engine in a child process that has this project's control routes (`/control/…`). The
+engine is a rollout engine, a trainer, or both.
 
-The process serves HTTP on one Unix socket. vLLM's routes answer calls. The server that started the
-process uses `/control/*`.
+The child process serves HTTP on one Unix socket. vLLM's routes sample answers. The server that
+started the process uses the control routes.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ MODULES = {
 
 
 class ChildEngine:
-    """An engine in a child process, used as a Rollout and a Trainer. If the engine's spec has
-    `train_only`, the process only trains."""
+    """An engine in a child process. The class implements the interfaces Rollout (sampling) and
+    Trainer (training). If `spec.train_only` is true, the process only trains."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
@@ -143,7 +143,7 @@ class ChildEngine:
 
     async def lost(self) -> str:
         """Wait until the engine's process has exited or hangs. A process that hangs is stopped.
-        Return a message with the cause."""
+        Return a message that says what happened."""
         exited = asyncio.ensure_future(self._process.lost())
         hung = asyncio.ensure_future(self._wait_until_hung())
         try:
@@ -159,8 +159,8 @@ class ChildEngine:
             await asyncio.gather(exited, hung, return_exceptions=True)
 
     async def close(self) -> None:
-        """Stop the engine's process and remove its socket. If this call is cancelled, the process
-        is stopped anyway, and the next call of `close` waits until the process has ended."""
+        """Stop the engine's process and remove its socket. If this call is cancelled, stopping
+        continues in the background, and the next call of `close` waits for it."""
         await self._close_once(STOP_GRACE_S)
 
     async def _close_once(self, grace_s: float) -> None:
@@ -199,8 +199,9 @@ class ChildEngine:
     async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
         """Send a control request to the engine, and return the reply.
 
-        Raises ActionFailed if a running engine reports a failure. Raises BackendRefused if the user
-        must fix the cause. Raises BackendError for all other failures.
+        Raises ActionFailed if the engine reports a failed action, after which the action may be
+        repeated. Raises BackendRefused if the user must correct something. Raises BackendError for
+        all other failures, such as a step that has failed after changing some weights.
         """
         if self._http is None:
             raise BackendError(f"{self._process.name} is not running")

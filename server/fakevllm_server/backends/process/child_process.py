@@ -1,9 +1,9 @@
-"""Start, watch and stop a child process of the server, and describe how the child exited.
+"""Start, watch and stop a child process of the server, and describe how it exited.
 
-The child runs in its own session. Therefore Ctrl-C reaches only the server, and the server then
-stops the child. The session also makes it possible to kill all processes that the child has
-started. The child's standard input is a pipe from the server. The child exits when the pipe closes,
-so no engine survives a killed server.
+The child runs in a session of its own. Therefore Ctrl-C reaches only the server, which then stops
+the child. For the same reason, the server can kill the child together with all processes that the
+child has started. The child's standard input is a pipe from the server. A child must exit when this
+pipe closes, so that no engine survives a killed server.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ TAIL_BYTES = 4096
 
 
 class ChildProcess:
-    """A child process with a log file, and a name for messages. The process can be started again
-    after it ended. At most one process runs at a time."""
+    """A child process with a log file, and a name for messages. It can be started again after it
+    has ended. At most one process runs at a time."""
 
     def __init__(self, name: str, log_file: Path) -> None:
         self.name = name
@@ -55,10 +55,10 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """Stop the running process, if any, and start a new one.
+        """Stop the running process, if there is one, and start a new one.
 
         Raises BackendRefused if the program cannot be executed. Raises BackendError if the system
-        has too little memory, disk space or free process ids at the moment.
+        currently lacks memory, disk space, open files or process ids.
         """
         await self.close()
         try:
@@ -81,9 +81,9 @@ class ChildProcess:
     ) -> None:
         """Wait until the process is ready, which means that `ready` returns True.
 
-        Raises BackendRefused if the process exits with REFUSED_EXIT_CODE. Raises BackendError if
-        the process exits with another code, or is not ready after `timeout_s` seconds. If
-        `timeout_s` is None, the timeout is BOOT_TIMEOUT_S.
+        Raises BackendRefused if the process exits with REFUSED_EXIT_CODE. Raises BackendError if it
+        exits with another code, or is not ready after `timeout_s` seconds. If `timeout_s` is None,
+        the timeout is BOOT_TIMEOUT_S.
         """
         assert self._process is not None, "start first"
         limit_s = BOOT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -97,8 +97,8 @@ class ChildProcess:
             await asyncio.sleep(POLL_INTERVAL_S)
 
     async def lost(self) -> str:
-        """Wait until the process has exited. Return a message that says how the process ended, with
-        the cause if it is known."""
+        """Wait until the process has exited. Return a message with its exit code, and with the
+        cause if it is known."""
         assert self._process is not None, "start first"
         code = await self._process.wait()
         message = f"{self.name} exited with code {code}"
@@ -110,10 +110,10 @@ class ChildProcess:
         return f"{message}; see {self.log_file.name}"
 
     async def close(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Stop the process with SIGTERM, and with SIGKILL if the process still runs after `grace_s`
-        seconds. Also kill all processes that the process has started.
+        """Stop the process with SIGTERM. If it still runs after `grace_s` seconds, kill it with
+        SIGKILL. Also kill all other processes of its process group.
 
-        If the call is cancelled while it waits, the process is killed at once.
+        If the call is cancelled while it waits, all these processes are killed at once.
         """
         process = self._process
         if process is None:
@@ -134,7 +134,8 @@ class ChildProcess:
 
 
 def _last_line(log_file: Path) -> str:
-    """Return the last line of the log. If an engine cannot start, this line contains the reason."""
+    """Return the last line of the log that is not empty. If an engine refuses to start, this line
+    contains the reason."""
     try:
         with log_file.open("rb") as log:
             log.seek(max(0, log_file.stat().st_size - TAIL_BYTES))

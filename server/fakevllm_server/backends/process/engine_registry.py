@@ -1,7 +1,7 @@
-"""The tables of rollout engines and trainers by name. A third table has the rollout engine and the
-trainer for each value of `--backend`.
+"""Tables of the rollout engines and the trainers by name, and of the pair that each value of the
+flag `--backend` stands for.
 
-A new engine is a folder in `backends/` and an entry in these tables.
+To add an engine, add a folder in `backends/` and an entry in these tables.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ PAIRS = {
 def open_backend(
     rollout: EngineSpec, trainer: EngineSpec, weights_dir: Path | None = None
 ) -> Backend:
-    """Return a backend that consists of a rollout and a trainer. If both specs name the same
-    engine, the backend is one process that samples and trains. Otherwise the backend has two
-    processes.
+    """Return the backend for a rollout engine and a trainer. If both specs name the same engine,
+    one process samples and trains. Otherwise there are two processes.
 
-    Two processes exchange new weights through the folder `weights_dir`. If `weights_dir` is None, a
-    folder in memory is used.
+    Two processes exchange new weights through a folder in `weights_dir`. If `weights_dir` is None,
+    the folder is in memory.
     """
     if rollout.engine == trainer.engine:
         return OneProcess(ChildEngine(rollout))

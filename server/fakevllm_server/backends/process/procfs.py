@@ -1,4 +1,4 @@
-"""Live processes of a process group or a session, read from /proc (Linux)."""
+"""Find the live processes of a process group or a session in /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STATE, GROUP, SESSION = 0, 2, 3
 
 
 def live_processes(field: int, number: int) -> list[int]:
-    """Return the ids of the live processes of one group or session, without zombies. `field` is
+    """Return the ids of all processes of one process group or session, without zombies. `field` is
     GROUP or SESSION, and `number` is the id of the group or session."""
     ids: list[int] = []
     for folder in Path("/proc").iterdir():

@@ -1,4 +1,4 @@
-"""Backends that consist of a rollout and a trainer, in one process or in two processes."""
+"""Backends, which are pairs of a rollout and a trainer, in one process or in two processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUICK_CHECK_S = 1.0
 
 
 class OneProcess:
-    """A backend of one process that samples and trains. New weights never leave the process."""
+    """A backend of one process that samples and trains. New weights stay in this process."""
 
     def __init__(self, engine: ChildEngine) -> None:
         self._engine = engine
@@ -61,13 +61,12 @@ class OneProcess:
 
 
 class TwoProcesses:
-    """A backend of two processes. The trainer exports its weights to a folder, and the rollout
-    engine loads the weights from this folder. If one process dies, only this process is restarted.
-    """
+    """A backend of two processes. The trainer exports new weights to a folder, from which the
+    rollout engine loads them. If one process dies, only this process is restarted."""
 
     def __init__(self, rollout: Rollout, trainer: Trainer, weights_folder: Path) -> None:
-        """Combine `rollout` and `trainer`. Each publish of new weights begins by creating the
-        folder `weights_folder`, and ends by removing the folder."""
+        """Combine a rollout engine and a trainer. Each publish of new weights creates the folder
+        `weights_folder` at its beginning, and removes it at its end."""
         self._rollout = rollout
         self._trainer = trainer
         self._weights_folder = weights_folder
@@ -142,11 +141,12 @@ class TwoProcesses:
 
 
 async def _is_healthy(engine: Rollout | Trainer) -> bool:
-    """Return True if the engine passes a health check.
+    """Return True if a health check of the engine succeeds.
 
-    If a check fails quickly, the engine is dead. If a check fails slowly, the engine may only be
-    busy, and the check is repeated. An unnecessary restart would lose the running calls of a
-    rollout engine, or the steps of a trainer since its last checkpoint.
+    If a check fails quickly, the engine is dead. If it fails slowly, the engine may only be busy,
+    and the check is repeated up to MAX_SLOW_CHECKS times. The repetition avoids unnecessary
+    restarts, which lose the rollout engine's running calls or the trainer's steps since its last
+    checkpoint.
     """
     for _ in range(MAX_SLOW_CHECKS):
         start_time = time.monotonic()
@@ -158,11 +158,11 @@ async def _is_healthy(engine: Rollout | Trainer) -> bool:
 
 
 def weights_folder(run_dir: Path, root: Path | None) -> Path:
-    """Return the path of the folder for new weights. The folder is in `root`. If `root` is None,
-    the folder is in memory, or in the system's temporary folder on a machine without /dev/shm.
+    """Return the path of the folder for new weights, which is in `root`. If `root` is None, the
+    folder is in memory (/dev/shm), or in the system's temporary folder if /dev/shm does not exist.
 
-    The path is always the same for one run on one machine. Therefore the next server finds and
-    removes the files that a killed server left in the folder.
+    The path is always the same for one run directory on one machine. Therefore the next server
+    process finds and removes the files of a killed server.
     """
     run = hashlib.sha256(f"{platform.node()} {run_dir.resolve()}".encode()).hexdigest()[:12]
     if root is None:
@@ -171,8 +171,8 @@ def weights_folder(run_dir: Path, root: Path | None) -> Path:
 
 
 async def _await_both(first: Awaitable[object], second: Awaitable[object]) -> None:
-    """Run `first` and `second` at the same time until both have ended. If `first` failed, raise its
-    exception. Otherwise, if `second` failed, raise the exception of `second`."""
+    """Run `first` and `second` at the same time until both have ended. Then raise the exception of
+    `first` if it failed, or else that of `second` if it failed."""
     for outcome in await asyncio.gather(first, second, return_exceptions=True):
         if isinstance(outcome, BaseException):
             raise outcome

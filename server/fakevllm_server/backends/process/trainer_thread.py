@@ -1,5 +1,4 @@
-"""A thread for a trainer. The thread runs one action after another, while the event loop answers
-requests."""
+"""A trainer's thread. It runs one action after another, while the event loop answers requests."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ Result = TypeVar("Result")
 
 
 class SingleThread:
-    """A daemon thread that runs actions in order. Because the thread is a daemon, the process can
-    exit during an action."""
+    """A daemon thread that runs actions one after another. As a daemon, it does not keep the
+    process from exiting during an action."""
 
     def __init__(self, name: str, initialize: Callable[[], object]) -> None:
-        """Start the thread. `initialize` runs on the new thread first, because some settings of
-        torch apply to one thread only."""
+        """Start the thread. The new thread first runs `initialize`, because some settings of torch
+        apply only to the thread that sets them."""
         self._initialize = initialize
         # Unbounded, but it stays short: the only caller is the swarm server, which waits for each
         # action to end.
@@ -27,8 +26,8 @@ class SingleThread:
         threading.Thread(target=self._main, name=name, daemon=True).start()
 
     async def run(self, action: Callable[[], Result]) -> Result:
-        """Run `action` on the thread and return the action's result. An exception of the action is
-        raised in the caller."""
+        """Run `action` on the thread, and return its result. An exception of the action is raised
+        in the caller."""
         future: Future[Result] = Future()
         self._inbox.put((action, future))
         return await asyncio.wrap_future(future)

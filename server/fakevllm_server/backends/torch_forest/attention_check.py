@@ -1,14 +1,15 @@
 """Check at start-up that an attention method gives the same results as the unchanged model.
 
-A few random calls go through the model as a forest, and then one by one through the unchanged
-model. The calls include siblings, a duplicate, and a next turn of a conversation. The
-log-probabilities, and a gradient through all layers, must agree.
+A few random calls go through the model as a forest with this method, and then one by one through
+the unchanged model. Some calls have the same prompt, two calls are equal, and some continue another
+call as the next turn of a conversation. The log-probabilities must agree, and so must a gradient
+through all layers.
 
-The check of a method runs seven short forward and backward passes. On the demo's model this takes
-0.05 s. On a GPU it takes as long as a training step on a thousand tokens. For FlexAttention the
-calls are longer, and the check includes the compilation of the kernels. Without the check, the
-first step would compile them. For a large model on a CPU, the check takes as long as reading all
-weights about twenty times, which is less than the first step takes.
+The check of a method runs seven short forward and backward passes. This takes 0.05 s for the model
+of `fakevllm demo`. On a GPU it takes as long as a training step on a thousand tokens. On a CPU with
+a large model, its time is that of reading all weights about twenty times, which is less than the
+first training step takes. The check of FlexAttention uses longer calls and includes the compilation
+of the kernels, which the first training step would need anyway.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ TOLERANCE = {
 the gradient. The limit is above the rounding of a deep model, and below the effect of a wrong
 position or mask. Norm layers compute in float32 even in a float64 model."""
 NUM_CHECKED_WEIGHTS = 4
-"""Number of weights whose gradients are compared. The first weights that train are taken, so the
-gradients go through all layers above these weights. One weight is not enough, because half of the
+"""Number of weights whose gradients are compared. They are the first weights that are trained, so
+their gradients go through all layers above them. One weight is not enough, because half of the
 weights of a new adapter have a gradient of 0."""
 MAX_WINDOW = 64
 """Longest attention window, in tokens, that the check's calls exceed. Exceeding a longer window
@@ -66,16 +67,17 @@ class AttentionCheck:
 
 
 def check_sharing_attention(model: Any, attention: str) -> AttentionCheck:
-    """Check an attention method that shares prefixes, and return the result of the check. The first
-    check is whether the model supports prefix sharing. The second check compares the method's
-    results with the results of the unchanged model."""
+    """Check an attention method that shares prefixes, and return the result. If the model does not
+    support prefix sharing, the result has a fault. Otherwise the results of the method are compared
+    with those of the unchanged model."""
     reason = sharing_refusal(model)
     return check_attention(model, attention) if reason is None else AttentionCheck(fault=reason)
 
 
 def check_attention(model: Any, attention: str) -> AttentionCheck:
-    """Compare the results of any attention method, including `rows` (which shares no prefixes),
-    with the results of the unchanged model. Return the result of the check."""
+    """Compare the results of an attention method with those of the unchanged model, and return the
+    result of the check. The method may be any method, including `rows`, which shares no prefixes.
+    """
     try:
         log_prob, gradient = relative_differences(model, attention)
     # A model or kernel that does not fit fails in its own code, with any exception.
@@ -94,8 +96,8 @@ def check_attention(model: Any, attention: str) -> AttentionCheck:
 
 
 def relative_differences(model: Any, attention: str) -> tuple[float, float]:
-    """Return the relative differences between an attention method and the unchanged model, as
-    (difference of the log-probabilities, difference of a gradient)."""
+    """Return two relative differences between an attention method and the unchanged model: the
+    difference of the log-probabilities, and the difference of the gradients of a few weights."""
     causal = causal_model(model)
     calls = check_calls(causal.config.get_text_config(), attention)
     trained = (parameter for parameter in causal.parameters() if parameter.requires_grad)
@@ -113,8 +115,10 @@ def relative_differences(model: Any, attention: str) -> tuple[float, float]:
 def _one_by_one(
     causal: Any, calls: Sequence[CallTokens], weights: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Return (log-probabilities, gradients) of the unchanged model. The calls go through the model
-    one by one, so at most one call is in memory."""
+    """Return (log-probabilities, gradients) of the unchanged model. The log-probabilities are those
+    of the trained tokens of all calls (shape [tokens]). There is one gradient for each of
+    `weights`. The calls go through the model one by one, so that only one call is in memory at a
+    time."""
     log_probs: list[Tensor] = []
     gradients = [torch.zeros_like(weight) for weight in weights]
     coefficients = _coefficients(sum(end - start for call in calls for start, end in call.trained))
@@ -130,9 +134,9 @@ def _one_by_one(
 
 
 def _coefficients(number: int) -> Tensor:
-    """Return random coefficients, one for each token. The check compares the gradients of a
-    weighted sum of log-probabilities, in which these coefficients are the weights. With random
-    coefficients, errors at different tokens do not cancel each other out."""
+    """Return one random coefficient for each of `number` tokens. The check compares gradients of
+    the sum of coefficient times log-probability. With random coefficients, errors at different
+    tokens do not cancel each other out."""
     return torch.randn(number, generator=torch.Generator().manual_seed(0))
 
 
@@ -156,16 +160,16 @@ def _gradients(
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the norm of all values in all tensors. The norm is computed without a float64 copy,
-    because the copy of an embedding would need gigabytes, and some devices do not support float64.
-    """
+    """Return the norm of all values of all tensors, computed in at least float32. A float64 copy is
+    avoided, because it would need gigabytes for an embedding, and some devices do not support
+    float64."""
     wide = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack([torch.linalg.vector_norm(tensor, dtype=wide) for tensor in tensors]).norm()
 
 
 def check_calls(config: Any, attention: str) -> list[CallTokens]:
-    """Return random calls that are long enough for the check of the given attention method. For
-    `flex` the calls have several query blocks, and some key blocks to which all queries attend."""
+    """Return random calls that are long enough to check the given attention method. For `flex`, the
+    calls have several query blocks, and some key blocks to which all queries attend."""
     rng = random.Random(0)
     window = getattr(config, "sliding_window", None) or 0
     length = window + 3 if window <= MAX_WINDOW else SHORT
@@ -191,7 +195,8 @@ def check_calls(config: Any, attention: str) -> list[CallTokens]:
 
 
 def _plain_log_probs(causal: Any, call: CallTokens) -> Tensor:
-    """Return the log-probabilities of a call's trained tokens, computed by the unchanged model."""
+    """Return the log-probabilities of a call's trained tokens (shape [tokens]), computed by the
+    unchanged model."""
     ids = torch.tensor([list(call.ids)], device=causal.device)
     logits = causal(input_ids=ids, use_cache=False).logits[0, :-1]
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32)) / call.temperature

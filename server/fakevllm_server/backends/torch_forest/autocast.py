@@ -1,7 +1,8 @@
-"""Computation in another dtype than the dtype of the weights, by torch's autocast.
+"""Computation in another dtype than that of the weights, with torch's autocast.
 
-The weights stay in float32, which small updates need. Matrix products and attention run in bfloat16
-by autocast. Norms, the residual stream and everything after the LM head stay in float32.
+The weights stay in float32, because small updates would be lost in bfloat16. Matrix products and
+attention run in bfloat16 under autocast. Norms, the residual stream and everything after the LM
+head stay in float32.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ MARK = "fakevllm_compute_dtype"
 
 
 def set_compute_dtype(model: Any, dtype: torch.dtype) -> None:
-    """Set the dtype in which `model` computes to `dtype`. If the weights have the same dtype, the
-    model computes without autocast.
+    """Set the dtype in which `model` computes. If it is the dtype of the weights, no autocast is
+    used.
 
     Call this function again after layers of the model have been replaced.
     """

@@ -1,12 +1,14 @@
-"""Compute the log-probability of every edge of a planned piece.
+"""Compute the log-probabilities of the trained tokens of a piece. A prediction that several calls
+share is computed once.
+
+A piece is a set of calls that go through the model together. A head is a node of the forest that
+predicts tokens, at one temperature and from one set of allowed tokens. An edge is one token that is
+predicted by a head:
 
     log_prob[e] = log_softmax(logits[head of e] / temperature of e)[token of e]
 
-A piece is a set of calls that go through the model together. A head is a node of the forest that
-predicts tokens, at one temperature and from one set of allowed tokens. An edge is one predicted
-token of a head. The logits of tokens outside the allowed set are -inf. Each edge is computed once,
-even if several calls contain the edge. `plan.flat` and `plan.per_call` map the values of edges to
-the calls.
+The logits of tokens outside the allowed set are -inf. `Plan.flat` and `Plan.per_call` convert the
+values of edges to values of the calls' tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from fakevllm_server.types.token_masks import unpacked
 
 
 class EdgeValues(NamedTuple):
-    """Values of each edge of a piece."""
+    """Values of the edges of a piece. A piece is a set of calls that go through the model together.
+    An edge is a predicted token that several calls may share."""
 
     log_prob: Tensor
     """[edges] Log-probability of the edge's token, in float32 or a wider dtype."""
@@ -45,17 +48,17 @@ def edge_values(
     entropy_trains: bool = True,
     max_logits: int | None = None,
 ) -> EdgeValues:
-    """Run one forward pass of a piece, and return the log-probability of each edge. `attention` is
-    the name of a method in ATTENTIONS. The entropy of each edge is returned too if `with_entropy`
-    is true.
+    """Run one forward pass of a piece, which is a set of calls that go through the model together.
+    Return the log-probability of each edge (predicted token). If `with_entropy` is true, also
+    return the entropy of each edge's distribution. `attention` is the name of a method in
+    ATTENTIONS.
 
-    Set `entropy_trains` to False if no gradient goes through the entropy. Otherwise the gradient
-    graph of the entropy would keep logits in memory that no backward pass frees.
+    Set `entropy_trains` to False if the loss does not use the entropy. Otherwise the entropy's
+    gradient graph keeps logits in memory that no backward pass frees.
 
-    At most `max_logits` logits (heads times vocabulary) are in memory at a time. If the logits do
-    not fit into one chunk, they are computed again in the backward pass. For a piece without
-    trained tokens, the model does not run, and the returned tensors are empty and without a
-    gradient.
+    At most `max_logits` logits (heads times vocabulary) are in memory at a time. If a piece has
+    more, its logits are computed in several chunks, and computed again in the backward pass. If the
+    piece has no trained tokens, the model does not run, and the returned tensors are empty.
     """
     if not plan.num_edges:
         empty = torch.zeros(0, device=plan.device)
@@ -75,14 +78,14 @@ def edge_values(
 def edge_log_probs(
     model: Any, plan: Plan, attention: str, *, max_logits: int | None = None
 ) -> Tensor:
-    """Return the log-probability of every edge of a piece, [edges]. The arguments are those of
-    `edge_values`, where they are documented."""
+    """Return the log-probabilities of all edges (predicted tokens) of a piece, [edges]. A piece is
+    a set of calls that go through the model together. The arguments are those of `edge_values`."""
     return edge_values(model, plan, attention, max_logits=max_logits).log_prob
 
 
 def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[int, int]]:
-    """Return consecutive chunks of heads, as ranges [first, last). A chunk has at most `max_logits`
-    logits, or one head if a single head has more logits."""
+    """Divide the heads into consecutive ranges [first, last) of at most `max_logits` logits each. A
+    range has at least one head."""
     size = num_heads
     if max_logits is not None:
         size = max(1, max_logits // causal_model(model).config.get_text_config().vocab_size)
@@ -90,8 +93,8 @@ def _chunks(model: Any, num_heads: int, max_logits: int | None) -> list[tuple[in
 
 
 def _chunk_inputs(model: Any, plan: Plan, hidden: Tensor, first: int, last: int) -> tuple[Any, ...]:
-    """Return the positional arguments of `_head_values` for one chunk, which has the heads [first,
-    last) and the edges of these heads."""
+    """Return the positional arguments of `_head_values` for the heads [first, last) and the tokens
+    that they predict."""
     edges = plan.forest.edges
     begin, end = edges.head_start[first], edges.head_start[last]
     return (
@@ -117,8 +120,9 @@ def _head_values(
     with_entropy: bool,
     entropy_trains: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities and the entropies of the edges of some heads, [edges] each. If
-    `with_entropy` is false, the entropies are an empty tensor."""
+    """Return the log-probabilities and the entropies of the edges (predicted tokens) of some heads,
+    [edges] each. `hidden` has the hidden states of the heads, [heads, hidden]. If `with_entropy` is
+    false, the entropies are an empty tensor."""
     logits = _apply_logit_transforms(config, lm_head(hidden))
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if (temperature != 1).any():
@@ -141,9 +145,9 @@ def _head_values(
 
 
 def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
-    """Apply scaling and soft-capping to the logits, and return the result. Some models apply these
-    transforms after the LM head. The settings in the model's config decide which transforms apply.
-    The attention check detects a model with any other transform."""
+    """Apply the scaling and soft-capping that some models apply after the LM head, as the model's
+    config says. Return the changed logits. A model with any other transform fails the attention
+    check at start-up."""
     if divisor := getattr(config, "logits_scaling", None):
         logits = logits / divisor
     if (factor := getattr(config, "logit_scale", None)) is not None:
@@ -154,16 +158,16 @@ def _apply_logit_transforms(config: Any, logits: Tensor) -> Tensor:
 
 
 class HeadTokenSets:
-    """The allowed token sets of some heads, as masks of the logits.
+    """The sets of allowed tokens of some heads, as masks of the logits.
 
-    If a constraint (grammar, allowed ids, top-p …) limits a token to a set, the probabilities are
-    normalized over this set. A mask is as large as the logits. Therefore the sets stay packed until
+    If a constraint (grammar, allowed ids, top-p …) limits a token to a set, probabilities are
+    normalized over this set. Because a mask is as large as the logits, the sets stay packed until
     the logits of their heads are computed, and are unpacked again for the backward pass.
     """
 
     def __init__(self, sets: Sequence[bytes], head_set: Sequence[int]) -> None:
-        """Create the sets of some heads. `head_set` has, for each head, an index in `sets`, or -1
-        for the whole vocabulary."""
+        """Create the masks of some heads. `sets` has packed sets of token ids. `head_set` has, for
+        each head, an index in `sets`, or -1 for the whole vocabulary."""
         self._rows = [row for row, index in enumerate(head_set) if index >= 0] if sets else []
         used = sorted({head_set[row] for row in self._rows})
         position = {index: position for position, index in enumerate(used)}
@@ -171,9 +175,9 @@ class HeadTokenSets:
         self._set_of_row = [position[head_set[row]] for row in self._rows]
 
     def disallowed(self, logits: Tensor) -> Tensor | None:
-        """Return a mask [heads, vocabulary] that is true for each token outside the allowed set of
-        its head. Return None if all heads allow the whole vocabulary. The mask has the shape and
-        the device of `logits`."""
+        """Return a mask, [heads, vocabulary] of bool, that is True for each token outside the
+        allowed set of its head. Return None if all heads allow the whole vocabulary. The mask has
+        the shape and the device of `logits`."""
         if not self._rows:
             return None
         allowed = _unpack_sets(self._sets, logits.shape[-1]).to(logits.device)
@@ -183,7 +187,7 @@ class HeadTokenSets:
 
 
 def _unpack_sets(sets: Sequence[bytes], vocabulary: int) -> Tensor:
-    """Return packed token sets as a mask, [sets, vocabulary] of bool, which is true for the members
+    """Unpack sets of token ids to a mask, [sets, vocabulary] of bool, that is True for the members
     of each set."""
     width = -(-vocabulary // 8)
     bits = b"".join(unpacked(packed)[:width].ljust(width, b"\0") for packed in sets)

@@ -1,5 +1,5 @@
-"""A plan, which is a forest of calls as tensors on a device. The tensors are the inputs of a
-forward pass, and the mapping from its outputs back to the calls."""
+"""The plan of a forward pass: a forest of calls as tensors on a device. These tensors are the
+inputs of the pass, and the mapping from its outputs back to the calls."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from fakevllm_server.forest import Forest
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tensors of one piece, which is a set of calls that go through the model together. No
-    tensor is quadratic in the number of nodes. Therefore the plans of all pieces of a step fit into
-    memory together. The same plans are used for every pass over the step (old policy, reference,
-    each epoch)."""
+    """The tensors of one piece, which is a set of calls that go through the model together.
+
+    No tensor is quadratic in the number of nodes, so the plans of all pieces of a training step fit
+    into memory together. A plan is used for every pass over its piece: old policy, reference
+    policy, and each epoch.
+    """
 
     forest: Forest
     ids: Tensor
@@ -43,7 +45,7 @@ class Plan:
 
     @staticmethod
     def of(forest: Forest, device: torch.device | str = "cpu") -> Plan:
-        """Return the plan of a forest, with the forest's arrays as tensors on `device`."""
+        """Return the plan of a forest, with tensors on `device`."""
         edges = forest.edges
         return Plan(
             forest=forest,
@@ -66,19 +68,19 @@ class Plan:
         return len(self.edge_head)
 
     def flat(self, edge_values: Tensor) -> Tensor:
-        """Return values per trained token, [trained tokens], from values per edge, [edges]. An edge
-        is a predicted token that several calls may share. The returned tokens are in the order of
-        the calls, one call after another, as the losses expect them."""
+        """Convert values per edge, [edges], to values per trained token, [trained tokens]. An edge
+        is a predicted token that several calls may share. The result has the tokens of one call
+        after another, in the order of the calls."""
         return edge_values.index_select(0, self.gather)
 
     def per_call(self, edge_values: Tensor) -> Sequence[Tensor]:
-        """Return one tensor [trained tokens] for each call, from values per edge, [edges]. An edge
+        """Convert values per edge, [edges], to one tensor [trained tokens] for each call. An edge
         is a predicted token that several calls may share."""
         return self.flat(edge_values).split(list(self.num_trained))
 
 
 def as_tensor(numbers: array[int], device: torch.device | str) -> Tensor:
-    """Return an array of 64-bit integers as a tensor on `device`."""
+    """Convert an array of 64-bit integers to a tensor on `device`."""
     if not numbers:
         return torch.empty(0, dtype=torch.long, device=device)
     return torch.frombuffer(numbers, dtype=torch.long).to(device, copy=True)

@@ -1,17 +1,19 @@
-"""Check before every step that a plan contains the recorded tokens of its calls. A plan is the
-forest of some calls as tensors.
+"""Check before every training step that its plans contain the recorded tokens. A plan is a forest
+of calls as tensors, and the recorded calls have the tokens and log-probabilities that the rollout
+engine reported.
 
 Three invariants must hold for each trained token:
 
-    I1  The token's edge has the sampled token id. The edge's head has the node of the preceding
-        token, the call's temperature, and the set of tokens that could be sampled.
-    I2  The node of the preceding token attends to exactly the call's preceding tokens, in order, at
-        their positions.
+    I1  The edge of the token (its prediction in the forest) has the sampled token id. The head of
+        the edge (the predicting node) is the node of the preceding token, with the call's
+        temperature and the set of tokens that could be sampled.
+    I2  The node of the preceding token attends to exactly the call's tokens up to itself, in order
+        and at their positions.
     I3  The sampled log-probability that the loss reads is the recorded log-probability.
 
-The check compares the recorded calls with the tensors that a forward pass reads. It also compares
-them with the parents, subtree ends and segments from which the attention layouts are built. The
-attention kernels are checked by the module `attention_check`.
+The check covers the tensors that a forward pass reads, and the parents, subtree ends and segments
+from which the attention layouts are built. The module `attention_check` checks the attention
+kernels.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ from fakevllm_server.types.token_masks import WHOLE, TokenMasks
 
 
 class RecordedCall(Protocol):
-    """The fields of a recorded call that the check reads. The call is recorded with the tokens and
-    log-probabilities that the engine reported."""
+    """A call as the rollout engine reported it, with the fields that the check reads."""
 
     @property
     def group_id(self) -> str: ...
@@ -63,9 +64,9 @@ class PlanCheck:
 
 
 def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tensor) -> PlanCheck:
-    """Check a plan, and return the result of the check. `calls` are the recorded calls in the order
-    of the plan. `sampled_log_prob` has the sampled log-probabilities that the loss will read,
-    [trained tokens] in the order of `plan.flat`."""
+    """Compare a plan (a forest of calls as tensors) with the recorded calls, and return the result.
+    `calls` are in the order of the plan. `sampled_log_prob` has the sampled log-probabilities that
+    the loss will read, [trained tokens] in the order of `plan.flat`."""
     total = sum(plan.num_trained)
     for number, call in enumerate(calls):
         if len(call.logprobs) != len(call.response_ids):
@@ -85,8 +86,9 @@ def check_plan(plan: Plan, calls: Sequence[RecordedCall], sampled_log_prob: Tens
 
 
 def _trained_mask(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor | None:
-    """Return a mask [response tokens] of the trained tokens in `calls`. Return None if the plan and
-    `calls` differ in the number of trained tokens."""
+    """Return a mask, [response tokens of all calls] of bool, that is True for trained tokens.
+    Return None if the plan and `calls` differ in the number of calls, or in the number of trained
+    tokens of a call."""
     if len(calls) != len(plan.num_trained):
         return None
     is_trained = [list(call.is_trained) for call in calls]
@@ -102,8 +104,8 @@ def _is_correct(
     is_trained: Tensor,
     sampled_log_prob: Tensor,
 ) -> Tensor:
-    """Return a mask [trained tokens] that is True where the invariants I1, I2 and I3 of this module
-    hold."""
+    """Return a mask, [trained tokens] of bool, that is True where the invariants I1, I2 and I3 of
+    this module hold."""
     position = rows.responses[is_trained]
     gather, is_edge = _clipped_indices(plan.gather.cpu(), plan.num_edges)
     if not plan.num_edges:
@@ -129,8 +131,8 @@ def _is_correct(
 
 
 def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
-    """Return for each response token the index of its allowed set in the plan's list of sets,
-    [response tokens]."""
+    """Return the index of each response token's allowed set in the plan's list of sets, [response
+    tokens of all calls]."""
     numbers = {packed: number for number, packed in enumerate(plan.forest.edges.sets)}
     flat = array("q")
     for call in calls:
@@ -143,8 +145,8 @@ def _set_indices(plan: Plan, calls: Sequence[RecordedCall]) -> Tensor:
 
 
 class _CallRows(NamedTuple):
-    """The tokens of all calls, one call after another. Tensors are [tokens of all calls], unless
-    noted otherwise."""
+    """The tokens of all calls, one call after another. If a field does not say otherwise, it is a
+    tensor [tokens of all calls]."""
 
     recorded_ids: Tensor
     nodes: Tensor
@@ -156,8 +158,8 @@ class _CallRows(NamedTuple):
 
     @staticmethod
     def of(plan: Plan, calls: Sequence[RecordedCall]) -> _CallRows | None:
-        """Return the nodes of all calls, found by following the plan's paths, and masks of the
-        correct nodes. Return None if a path and its call differ in length."""
+        """Find the node of each token of the calls by following the plan's paths, and compare it
+        with the recorded token. Return None if a path and its call differ in length."""
         paths = plan.forest.paths
         prompts = torch.tensor([len(call.prompt_ids) for call in calls], dtype=torch.long)
         answers = torch.tensor([len(call.response_ids) for call in calls], dtype=torch.long)
@@ -181,9 +183,9 @@ class _CallRows(NamedTuple):
 
 
 def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
-    """Return a mask [tokens of all calls] that is True where the token's node correctly continues
-    the call. Two conditions must hold. The node is a child of the previous token's node. The node
-    attends to exactly its ancestors and itself."""
+    """Return a mask, [tokens of all calls] of bool, that is True where the token's node correctly
+    continues the call. This means that the node is a child of the previous token's node, and that
+    it attends to exactly its ancestors and itself."""
     parent = as_tensor(plan.forest.parent, "cpu")[nodes]
     before = torch.nn.functional.pad(nodes[:-1], (1, 0), value=-1)
     before = torch.where(position == 0, -1, before)
@@ -191,10 +193,13 @@ def _continues(plan: Plan, nodes: Tensor, position: Tensor) -> Tensor:
 
 
 def _has_consistent_ancestors(plan: Plan) -> Tensor:
-    """Return a mask [nodes] that is True for each node that attends to exactly its ancestors and
-    itself. Two conditions must hold for the node. The node's segment, whose path lists the
-    ancestors, is consistent. The number of subtrees that contain the node is the node's position +
-    1, because a node is in its own subtree and in the subtree of each ancestor."""
+    """Return a mask, [nodes] of bool, that is True for each node that attends to exactly its
+    ancestors and itself.
+
+    Two conditions are checked. First, the node's segment (its range of nodes without a branch),
+    whose path lists the ancestors, is consistent. Second, the number of subtrees that contain the
+    node is its position + 1, because a node is in its own subtree and in that of each ancestor.
+    """
     forest = plan.forest
     num = forest.num_nodes
     parent, tout = as_tensor(forest.parent, "cpu"), as_tensor(forest.tout, "cpu")
@@ -204,12 +209,11 @@ def _has_consistent_ancestors(plan: Plan) -> Tensor:
 
 
 def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Tensor:
-    """Return a mask [nodes] that is True for each node in a consistent segment. A segment is a
-    range of nodes without a branch.
+    """Return a mask, [nodes] of bool, that is True for each node in a consistent segment. A segment
+    is a range of nodes without a branch.
 
-    Two conditions must hold for a segment. All its nodes have the subtree end of the segment, so
-    the segment has no branch. The path of the segment contains each ancestor once, and ends with
-    the segment's own nodes.
+    Two conditions must hold for a segment. All its nodes have the same subtree end, so that the
+    segment has no branch. Its path contains each ancestor once, and ends with its own nodes.
     """
     num = forest.num_nodes
     segments = forest.segments
@@ -244,14 +248,15 @@ def _has_consistent_segment(forest: Forest, parent: Tensor, tout: Tensor) -> Ten
 
 
 def _clipped_indices(numbers: Tensor, limit: int) -> tuple[Tensor, Tensor]:
-    """Return (indices, mask). The mask is True for the indices inside [0, limit). Each index
-    outside [0, limit) is replaced by 0."""
+    """Return (indices, mask). The mask is True where a number is in [0, limit). All other numbers
+    are replaced by 0 in `indices`."""
     is_inside = (numbers >= 0) & (numbers < limit)
     return torch.where(is_inside, numbers, 0), is_inside
 
 
 def _expand_runs(runs: Sequence[tuple[int, int]]) -> Tensor:
-    """Return all members of ranges [start, end) as one tensor: [(0, 2), (5, 7)] -> [0, 1, 5, 6]."""
+    """Return all members of the ranges [start, end) as one tensor. For example, [(0, 2), (5, 7)]
+    becomes [0, 1, 5, 6]."""
     if not runs:
         return torch.empty(0, dtype=torch.long)
     starts, ends = torch.tensor(runs).unbind(1)

@@ -1,10 +1,10 @@
-"""Allow-list of model types whose calls may share prefixes.
+"""Allow-list of the model types whose calls may share prefixes.
 
-In these models the hidden state at a token depends only on the position and on the preceding token
-ids, and attention accepts any set of keys. Other models would silently give wrong results.
-Recurrent layers (linear attention, Mamba, short convolutions) depend on all earlier tokens of the
-row, including tokens of other calls. Dynamic RoPE depends on the length of the longest call. ALiBi
-depends on a token's place in the row.
+In these models, the hidden state at a token depends only on its position and on the preceding token
+ids, and attention works with any set of keys. Other models would silently give wrong results,
+because the calls of a forest are in one row. Recurrent layers (linear attention, Mamba, short
+convolutions) depend on all earlier tokens of the row, including those of other calls. Dynamic RoPE
+depends on the length of the longest call. ALiBi depends on the place of a token in the row.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ PROMPT_ADAPTERS = frozenset(
 
 
 def sharing_refusal(model: Any) -> str | None:
-    """Return the reason why calls cannot share prefixes in a model, or None if calls can share
-    prefixes."""
+    """Return the reason why calls cannot share prefixes in this model, or None if they can."""
     config = model.config.get_text_config()
     if config.model_type not in MODEL_TYPES:
         return f"models of type {config.model_type} are not known to share prefixes"

@@ -1,15 +1,15 @@
 """The gradient of a loss that couples tokens of different pieces. A piece is a set of calls that go
-through the model together. The pieces of a step do not fit into memory at the same time.
+through the model together. All pieces of a training step together do not fit into memory.
 
 The loss depends on the weights only through the log-probabilities l_e of the edges e (predicted
-tokens). The gradient of the loss is therefore
+tokens), and through their entropies if the loss uses them. Without entropies, its gradient is
 
     Σ_e c_e · ∇l_e     with  c_e = ∂loss/∂l_e
 
-Pass 1 computes all l_e without a gradient graph. `loss_coefficients` computes every c_e from these
-values. Pass 2 computes l_e again, one piece after another, and runs the backward pass of Σ c_e·l_e
-(`backward_piece`). The gradient is exact even if the loss couples tokens of a sequence, or
-different calls, across pieces. The method costs one additional forward pass.
+The first pass computes all l_e without a gradient graph, and `loss_coefficients` computes every c_e
+from them. The second pass computes l_e again, one piece after another, and runs the backward pass
+of Σ c_e · l_e (`backward_piece`). The gradient is exact, whichever tokens the loss couples. The
+method costs one additional forward pass.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ scalar."""
 def loss_coefficients(
     loss_of: LossOfEdges, first_pass: Sequence[EdgeValues]
 ) -> tuple[Tensor, list[EdgeValues]]:
-    """Return (loss, coefficients). The loss has no gradient graph. The coefficients are the
-    derivatives c_e of the loss with respect to the log-probabilities of the first pass, and with
-    respect to the entropies if there are entropies."""
+    """Return (loss, coefficients). `first_pass` has the edge values of all pieces from the first
+    pass: the log-probabilities of the predicted tokens, and their entropies if the loss needs them.
+    The coefficients are the derivatives of the loss with respect to these values. The returned loss
+    has no gradient graph."""
     leaves = [
         EdgeValues(
             _leaf(values.log_prob), None if values.entropy is None else _leaf(values.entropy)
@@ -59,8 +60,9 @@ def backward_piece(
     *,
     max_logits: int | None = None,
 ) -> None:
-    """Compute one piece's share of the gradient, and add it to the gradients of the model's
-    weights."""
+    """Compute the gradient of one piece (a set of calls that go through the model together), and
+    add it to the gradients of the model's weights. `coefficient` has the derivatives of the loss
+    with respect to the log-probabilities and entropies of the piece's predicted tokens."""
     if not plan.num_edges:
         return
     # The entropy is costly: leave its coefficient out if the loss does not use it.

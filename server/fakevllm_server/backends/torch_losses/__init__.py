@@ -1,18 +1,18 @@
 """Policy losses by verl's names, as pure functions of log-probabilities.
 
-    step_loss.py   the function that a trainer calls for one micro-batch's part of a step's loss
-    trained_tokens.py      the trained tokens of some calls as flat tensors
-    ppo_clip.py     PPO clip with dual clip
+    step_loss.py              one micro-batch's part of a step's loss, which trainers call
+    trained_tokens.py         the trained tokens of some calls as flat tensors
+    ppo_clip.py               PPO clip with dual clip
     gspo.py cispo.py sapo.py geo_mean.py gpg.py
-    policy_loss.py arithmetic that the losses share
-    kl.py          distance to a reference policy
+    policy_loss.py            arithmetic that the losses share
+    kl.py                     KL divergence to a reference policy
     importance_correction.py  importance weights and rejection where trainer and engine differ
-    mismatch_metrics.py    metrics of the difference between trainer and engine
-    aggregate.py   from a number per token to one number
+    mismatch_metrics.py       metrics of the difference between trainer and engine
+    aggregate.py              weighted mean over tokens
 
-A policy loss is a function of [tokens] tensors, and returns the loss of each token. The function
-never averages over tokens, because `algorithms.loss_sequences` decides the weights of the mean. To
-add a loss, add a file, an entry in LOSSES, and an entry in `loss_spec.LOSS_DEFAULTS`.
+A policy loss takes tensors [tokens] and returns the loss of each token. It never averages over
+tokens, because `algorithms.loss_sequences` determines the weight of each token. To add a loss, add
+a file, an entry in LOSSES, and an entry in `loss_spec.LOSS_DEFAULTS`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Average the losses of tokens to one number."""
+"""Average values over tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ def token_mean(
     """Return the weighted mean over tokens. `per_token` and `weights` have the same shape.
     `weights` is 0 for tokens that do not count.
 
-    `total_weight` replaces the sum of `weights` as the divisor. If `total_weight` is the sum over
-    the whole batch, the results of the micro-batches add up to the mean over the batch, for any
-    division into micro-batches.
+    If `total_weight` is given, it is the divisor instead of the sum of `weights`. With the total
+    weight of the whole batch as the divisor, the results of the micro-batches add up to the mean
+    over the batch.
     """
     total = weights.sum() if total_weight is None else total_weight
     # Values outside the mask may be infinite or NaN, and 0 * inf is not 0.

@@ -1,12 +1,12 @@
 """The policy loss of geometric-mean policy optimisation (GMPO).
 
-    d = log_prob - old_log_prob, bounded by high where A > 0 and by -low where A < 0
-    L = -A exp(mean over the unit of d)              for each token of the unit
+    d = log_prob - old_log_prob, at most high if A > 0, and at least -low if A < 0
+    L = -A exp(mean of d over the unit)              for each token of the unit
 
-L is the loss of a token, and A is its advantage. low and high are the clip bounds for d, the
-log-ratio of each token. A unit is a sequence of tokens in the loss. Source: Zhao et al., arXiv
-2507.20673. The loss is equal to verl's `geo_mean`. It is designed for the mean
-`seq-mean-token-mean`, which verl always uses for this loss.
+L is the loss of a token, and A is its advantage. d is the clipped log-ratio of a token, with the
+clip bounds low and high (`clip_ratio_low`, `clip_ratio_high`). A unit is one sequence in the loss.
+Source: Zhao et al., arXiv 2507.20673. The loss is equal to verl's `geo_mean`. It is designed for
+the aggregation `seq-mean-token-mean`, which verl always uses for this loss.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 def geo_mean(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the GMPO loss of each token. Each tensor is [tokens], and must contain all tokens of
-    each unit (a sequence of tokens in the loss)."""
+    """Return the GMPO loss of each token. Each tensor is [tokens]. The tensors must contain all
+    tokens of each unit (one sequence in the loss). `units` has the unit number of each token."""
     # verl leaves this log-ratio unbounded: one impossible token of a stale call makes it infinite.
     log_ratio = torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     bounded = torch.clamp(log_ratio, -spec.clip_ratio_low, spec.clip_ratio_high)

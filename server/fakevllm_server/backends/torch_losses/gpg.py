@@ -2,10 +2,11 @@
 
     L = -A log_prob
 
-L is the loss of a token, and A is its advantage. Sources: REINFORCE, Williams 1992; GPG, arXiv
-2504.02546. The loss is equal to verl's `gpg`, and has no importance ratio. If older weights may
-have sampled some calls, set `rollout_is`, which multiplies the loss by a truncated importance
-weight π / π_engine.
+L is the loss of a token, and A is its advantage. The loss has no importance ratio. If some calls
+may have been sampled with older weights, set `rollout_is`, which multiplies the loss by a truncated
+importance weight π / π_engine. π and π_engine are the token's probabilities in the trainer and in
+the rollout engine. Sources: REINFORCE, Williams 1992; GPG, arXiv 2504.02546. The loss is equal to
+verl's `gpg`.
 """
 
 from __future__ import annotations
@@ -19,5 +20,6 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, unclip
 def gpg(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the policy-gradient loss of each token. Each tensor is [tokens]."""
+    """Return the policy-gradient loss of each token. Each tensor is [tokens]. `old_log_prob` and
+    `units` are unused."""
     return unclipped(-advantages * log_prob)

@@ -1,11 +1,13 @@
-"""Corrections for the difference between the trainer's and the engine's log-probabilities. The
-corrections are importance weights and the rejection of tokens.
+"""Corrections for the difference between the trainer's and the rollout engine's log-probabilities:
+importance weights, and the rejection of tokens.
 
 Both corrections use `log_ratio`, which is the trainer's log-probability minus the engine's
-log-probability. No gradient flows through either correction. A sequence is a unit of the loss.
-Formulas and names are the same as in verl's `rollout_correction`. There are two kinds of importance
-weights. Truncated weights are from Yao et al., "Your efficient RL framework secretly brings you
-off-policy RL training" (2025). Weights that are 0 outside two bounds are from IcePop.
+log-probability of a token. No gradient flows through them. Formulas and names are those of verl's
+`rollout_correction`. A sequence is a unit of the loss, which the setting `loss_unit` defines.
+
+There are two kinds of importance weights. Truncated weights have an upper bound (Yao et al., "Your
+efficient RL framework secretly brings you off-policy RL training", 2025). Masked weights are 0
+outside two bounds (IcePop).
 """
 
 from __future__ import annotations
@@ -24,15 +26,19 @@ from fakevllm_server.backends.torch_losses.policy_loss import (
 )
 
 LEAST_MEAN = 1e-8
-"""Mean weight up to which weights are not normalized, because the mean would be a divisor of almost
-0. The value is verl's."""
+"""If the mean weight is at most this value, weights are not normalized, because the divisor would
+be almost 0. The value is verl's."""
 
 
 def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return the importance weight of each token, [tokens]. Without a lower bound, the weight is
-    min(ratio, high). With a lower bound, the weight is the ratio, or 0 if the ratio is outside the
-    bounds. The ratio is exp(log_ratio). If `rollout_is` is `sequence`, the ratio is exp of the sum
-    of log_ratio over the sequence. All weights are 1 if `rollout_is` is not set."""
+    """Return the importance weight of each token (shape [tokens]). All weights are 1 if
+    `rollout_is` is not set.
+
+    If `rollout_is` is `token`, the ratio of a token is exp(log_ratio). If it is `sequence`, the
+    ratio is exp of the sum of log_ratio over the token's sequence. The bounds are
+    `rollout_is_bounds`. Without a lower bound, the weight is min(ratio, upper bound). With a lower
+    bound, it is the ratio, or 0 if the ratio is outside the bounds.
+    """
     log_ratio = log_ratio.detach()
     if spec.rollout_is is None:
         return torch.ones_like(log_ratio)
@@ -47,11 +53,11 @@ def importance_weights(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tens
 
 
 def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossSpec) -> Tensor:
-    """Return the mean importance weight of a step, by which `rollout_is_batch_normalize` divides
-    all importance weights. The mean is taken over the step's tokens, or over its sequences if
-    `rollout_is` is `sequence`. If all importance weights are 0, return 1.
+    """Return the mean importance weight of a step. With `rollout_is_batch_normalize`, all
+    importance weights are divided by it. The mean is taken over the step's tokens, or over its
+    sequences if `rollout_is` is `sequence`. If the mean is almost 0, return 1.
 
-    The tensors, [tokens] each, must hold all tokens of the step that count in the loss.
+    Each tensor is [tokens], and must contain all tokens of the step that count in the loss.
     """
     if spec.rollout_is == "sequence":
         share_of_unit = 1 / unit_sum(torch.ones_like(weights), units)
@@ -62,8 +68,9 @@ def mean_weight(weights: Tensor, units: Tensor, token_share: Tensor, spec: LossS
 
 
 def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
-    """Return a mask [tokens] that is True for each token that passes all rejection criteria of
-    `rollout_rs`."""
+    """Return a mask (bool, shape [tokens]) that is True for each token that passes all rejection
+    criteria in the setting `rollout_rs`. `units` has the number of the token's unit (sequence in
+    the loss), of shape [tokens]."""
     log_ratio = torch.clamp(log_ratio.detach(), -MAX_LOG_RATIO, MAX_LOG_RATIO)
     kept = torch.ones_like(log_ratio, dtype=torch.bool)
     for name, bounds in spec.rejection_bounds.items():
@@ -73,8 +80,8 @@ def is_kept(log_ratio: Tensor, units: Tensor, spec: LossSpec) -> Tensor:
 
 
 def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
-    """Return an estimate of the divergence between the engine's policy and the trainer's policy,
-    computed from tokens that the engine sampled."""
+    """Return an estimate of KL(engine || trainer) for each token (shape [tokens]). The tokens were
+    sampled by the engine. `estimator` is `k1`, `k2` or `k3`."""
     match estimator:
         case "k1":
             return -log_ratio
@@ -85,9 +92,9 @@ def _divergence(log_ratio: Tensor, estimator: str) -> Tensor:
 
 
 def _is_within(divergence: Tensor, bounds: Bounds) -> Tensor:
-    """Return a mask [tokens] that is True where the token's divergence is within the bounds. For
-    the estimator k1, there are a lower and an upper bound, which are ratios. For k2 and k3, there
-    is only an upper bound, which is a divergence."""
+    """Return a mask (bool, shape [tokens]) that is True where the divergence is within the bounds.
+    For the estimator k1 there are two bounds, which are probability ratios, so their logarithms are
+    compared. For k2 and k3 there is only an upper bound, which is compared directly."""
     if bounds.low is None:
         return divergence <= bounds.high
     return (divergence >= math.log(bounds.low)) & (divergence <= math.log(bounds.high))

@@ -2,12 +2,12 @@
 
 Source: Schulman, "Approximating KL divergence" (2020). With d = log_prob - reference:
 
-    k1  d                    the gradient is 0 on average, not the gradient of the KL
-    k2  d² / 2               the value is biased, the gradient is right on average
-    k3  exp(-d) + d - 1      never negative, low variance, but not the gradient of the KL
-    +   `k1+` and `k3+` have the value of k1 or k3, with the gradient of k2
+    k1  d                  unbiased value; the mean of its gradient is 0
+    k2  d² / 2             biased value; the mean of its gradient is the gradient of the KL
+    k3  exp(-d) + d - 1    unbiased value ≥ 0 of low variance; its gradient is not that of the KL
 
-verl also calls the estimators k1, k2 and k3 by the names kl, mse and low_var_kl.
+`k1+` and `k3+` have the value of k1 or k3, and the gradient of k2. verl also calls the estimators
+k1, k2 and k3 by the names kl, mse and low_var_kl.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ def k2(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
 
 
 def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
-    """Return the k3 estimate of the KL divergence for each token. The derivative of the estimate
-    with respect to `log_prob` is 1 - exp(reference - log_prob)."""
+    """Return the k3 estimate of the KL divergence for each token, exp(-d) + d - 1 with d =
+    `log_prob` - `reference_log_prob`. Its derivative with respect to `log_prob` is 1 - exp(-d). The
+    value is at most MAX_K3."""
     difference = torch.clamp(reference_log_prob - log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.clamp(torch.exp(difference) - difference - 1, -MAX_K3, MAX_K3)
 
@@ -49,8 +50,9 @@ ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def kl_loss(log_prob: Tensor, reference_log_prob: Tensor, name: str) -> Tensor:
-    """Return the KL estimate of each token, [tokens]. `name` is the estimator, a value of
-    `kl_loss_type`. The reference's log-probabilities get no gradient."""
+    """Return the KL estimate of each token (shape [tokens]). `name` is the name of the estimator,
+    which is a value of the setting `kl_loss_type`. The reference log-probabilities get no
+    gradient."""
     reference = reference_log_prob.detach()
     value = ESTIMATORS[name.removesuffix("+")](log_prob, reference)
     if not name.endswith("+"):

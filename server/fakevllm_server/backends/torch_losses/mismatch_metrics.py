@@ -1,21 +1,22 @@
-"""Metrics of the difference between the trainer's and the engine's log-probabilities, before a
-step's first update.
+"""Metrics of the difference between the trainer's and the rollout engine's log-probabilities,
+before a step's first update.
 
-For a token that the engine sampled, let d = trainer - engine and w = exp(d):
+For each token that the engine sampled, let d = (trainer's log-probability) - (engine's
+log-probability) and w = exp(d). n is the number of tokens.
 
-    mismatch        mean |d|
-    mismatch_k3     mean w - d - 1, an estimate of KL(engine || trainer)
+    mismatch        mean of |d|
+    mismatch_k3     mean of w - d - 1, an estimate of KL(engine || trainer)
     mismatch_large  share of tokens with |d| > 0.5
     ess             (Σ w)² / (n Σ w²), the effective sample size as a share of n
 
-The metrics are computed from sums over all tokens of the step, so they do not depend on the
-division into micro-batches. Each token has a weight, its `token_share`, which is its weight in
-every mean over the step's tokens. The formulas above are for tokens of equal weight.
+The formulas are for tokens of equal weight. In general, each token is weighted with its
+`token_share`, its weight in all means over the step's tokens. The metrics are computed from sums
+over all tokens of the step, so they do not depend on the division into micro-batches.
 
-Rounding differences, and weights that changed after sampling, both increase the metrics. To measure
-only rounding differences, the metrics are taken over the tokens of calls that were sampled wholly
-by the current weights. `equal_version` is the share of these tokens in the step. If this share is
-0, the metrics are taken over all tokens and include both effects.
+Both rounding differences and weights that changed after sampling increase the metrics. To measure
+only rounding differences, the metrics use only the calls that were sampled entirely with the
+current weights. `equal_version` is the share of the step's tokens in such calls. If this share is
+0, the metrics use all tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ LARGE = 0.5
 
 @dataclass(frozen=True, slots=True)
 class MismatchSums:
-    """Weighted sums over some tokens, from which the mismatch metrics are computed. The weight of a
-    token is its `token_share`, its weight in every mean over the step's tokens."""
+    """Weighted sums over some tokens, from which the mismatch metrics are computed. Each token is
+    weighted with its `token_share`, its weight in all means over the step's tokens."""
 
     share: float = 0.0
     absolute: float = 0.0
@@ -46,7 +47,8 @@ class MismatchSums:
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor) -> MismatchSums:
-        """Return the mismatch sums over the given tokens. Each tensor is [tokens]."""
+        """Compute the sums over the given tokens. Each tensor is [tokens]: the trainer's
+        log-probabilities, the engine's log-probabilities, and the `token_share` of each token."""
         if not len(share):
             return MismatchSums()
         trainer, engine, share = log_prob.double(), sampled.double(), share.double()
@@ -68,7 +70,7 @@ class MismatchSums:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mismatch metrics computed from the sums, by name. There must be at least one
+        """The mismatch metrics by name, computed from the sums. The sums must include at least one
         token."""
         return {
             "mismatch": self.absolute / self.share,
@@ -80,18 +82,18 @@ class MismatchSums:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Mismatch sums over some tokens of a step. `all_tokens` has the sums over all these tokens.
-    `equal_version` has the sums over the tokens whose calls were sampled wholly by the current
-    weights."""
+    """Two sums for the mismatch metrics: one over some tokens of a step, and one over only those of
+    these tokens whose call was sampled entirely with the current weights."""
 
     all_tokens: MismatchSums
     equal_version: MismatchSums
-    """Sums over the tokens whose calls were sampled wholly by the current weights."""
+    """Sums over the tokens of calls that were sampled entirely with the current weights."""
 
     @staticmethod
     def of(log_prob: Tensor, sampled: Tensor, share: Tensor, is_equal_version: Tensor) -> Mismatch:
-        """Return the mismatch sums over the given tokens. All tokens must have a weight in the
-        loss. Each tensor is [tokens]."""
+        """Compute the sums over the given tokens, all of which must count in the loss. Each tensor
+        is [tokens]. `is_equal_version` is True for tokens of calls that were sampled entirely with
+        the current weights."""
         return Mismatch(
             MismatchSums.of(log_prob, sampled, share),
             MismatchSums.of(
@@ -101,8 +103,7 @@ class Mismatch:
 
     @staticmethod
     def joined(parts: Iterable[Mismatch]) -> Mismatch:
-        """Return the mismatch sums of a step, which are the totals of the sums of the step's
-        parts."""
+        """Return the sums of a whole step, added up from the sums of its parts."""
         parts = list(parts)
         return Mismatch(
             sum((part.all_tokens for part in parts), MismatchSums()),
@@ -111,8 +112,8 @@ class Mismatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mismatch metrics computed from the sums, by name. Without tokens, the dictionary is
-        empty."""
+        """The mismatch metrics by name, computed from the sums. If there are no tokens, the
+        dictionary is empty."""
         if not self.all_tokens.share:
             return {}
         sums = self.equal_version if self.equal_version.share else self.all_tokens

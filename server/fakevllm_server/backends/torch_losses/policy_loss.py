@@ -13,8 +13,7 @@ impossible. The value is verl's."""
 
 
 class PolicyLoss(NamedTuple):
-    """The loss of each token, and marks for the tokens that were clipped. Each tensor is
-    [tokens]."""
+    """The loss of each token, and marks for clipped tokens. Each tensor is [tokens]."""
 
     per_token: Tensor
     clipped: Tensor
@@ -25,31 +24,33 @@ class PolicyLoss(NamedTuple):
 
 
 def unclipped(per_token: Tensor) -> PolicyLoss:
-    """Wrap losses per token as a PolicyLoss in which no token is clipped."""
+    """Return a PolicyLoss with the given loss of each token, in which no token is marked as
+    clipped."""
     return PolicyLoss(per_token, torch.zeros_like(per_token), torch.zeros_like(per_token))
 
 
 def ratio_of(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """Return the importance ratio π / π_old of each token."""
+    """Return the importance ratio π / π_old of each token (shape [tokens])."""
     return torch.exp(torch.clamp(log_prob - old_log_prob, -MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
 def unit_sum(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the sum of `values` over all tokens of its unit, [tokens]. `units` has
-    the unit number of each token, counted from 0. A unit is a sequence of tokens in the loss."""
+    """Return for each token the sum of `values` over all tokens of its unit (shape [tokens]). A
+    unit is one sequence in the loss. `units` has the unit number of each token, counted from 0."""
     return _sums(values, units)[units]
 
 
 def unit_mean(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the mean of `values` over all tokens of its unit, [tokens]. A unit is a
-    sequence of tokens in the loss."""
+    """Return for each token the mean of `values` over all tokens of its unit (shape [tokens]). A
+    unit is one sequence in the loss. `units` has the unit number of each token, counted from 0."""
     lengths = _sums(torch.ones_like(values), units).clamp(min=1)
     return (_sums(values, units) / lengths)[units]
 
 
 def unit_max(values: Tensor, units: Tensor) -> Tensor:
-    """Return for each token the maximum of `values` over all tokens of its unit, [tokens]. A unit
-    is a sequence of tokens in the loss. The maximum has no gradient."""
+    """Return for each token the maximum of `values` over all tokens of its unit (shape [tokens]),
+    without a gradient. A unit is one sequence in the loss. `units` has the unit number of each
+    token, counted from 0."""
     lowest = values.new_full((_num(units),), float("-inf"))
     return lowest.scatter_reduce(0, units, values.detach(), "amax")[units]
 
@@ -59,6 +60,6 @@ def _sums(values: Tensor, units: Tensor) -> Tensor:
 
 
 def _num(units: Tensor) -> int:
-    """Return an upper bound of the number of units, which is the number of tokens. The exact number
-    would require a device synchronization."""
+    """Return the number of tokens as an upper bound of the number of units (sequences in the loss).
+    Computing the exact number would require a device synchronization."""
     return units.numel()

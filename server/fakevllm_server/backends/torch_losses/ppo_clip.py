@@ -1,15 +1,17 @@
 """The clipped policy loss of PPO, with dual clip.
 
     r = exp(log_prob - old_log_prob)
-    L = max(-A r, -A clip(r, 1 - low, 1 + high))         if A >= 0
+    L = max(-A r, -A clip(r, 1 - low, 1 + high))               if A >= 0
     L = min(max(-A r, -A clip(r, 1 - low, 1 + high)), -A c)    if A < 0
 
-L is the loss of a token, A is its advantage, r is its importance ratio, low and high are the clip
-bounds, and c is the dual clip's bound of the ratio (`clip_ratio_c`).
+L is the loss of a token, A is its advantage, and r is its importance ratio. low and high are the
+clip bounds (`clip_ratio_low`, `clip_ratio_high`). c is the upper bound of the ratio in dual clip
+(`clip_ratio_c`).
 
-Sources: Schulman et al. 2017 (arXiv 1707.06347); dual clip: Ye et al. 2019 (arXiv 1912.09729);
-separate upper bound: DAPO (arXiv 2503.14476), which is this loss with high 0.28 and token-mean. The
-loss is equal to verl's `vanilla` (verl/trainer/ppo/core_algos.py), which the tests verify.
+Sources: PPO, Schulman et al. 2017, arXiv 1707.06347; dual clip, Ye et al. 2019, arXiv 1912.09729;
+separate bounds low and high, DAPO, arXiv 2503.14476. DAPO uses high = 0.28 and the aggregation
+`token-mean`. The loss is equal to verl's `vanilla` (verl/trainer/ppo/core_algos.py), which the
+tests verify.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class ClipSettings(Protocol):
 def vanilla(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: ClipSettings
 ) -> PolicyLoss:
-    """Return the PPO loss of each token. Only `log_prob` gets a gradient. The argument `units` is
-    unused, so the tensors may have any shape, and the advantages may be broadcast."""
+    """Return the PPO loss of each token. Only `log_prob` gets a gradient. The tensors may have any
+    common shape, and `advantages` may be broadcast to it. `units` is unused."""
     ratio = ratio_of(log_prob, old_log_prob)
     plain = -advantages * ratio
     clipped = -advantages * torch.clamp(ratio, 1 - spec.clip_ratio_low, 1 + spec.clip_ratio_high)

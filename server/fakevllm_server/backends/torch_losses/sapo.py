@@ -1,10 +1,9 @@
-"""The SAPO policy loss, which has a soft gate (a sigmoid of the importance ratio) instead of a
-clip.
+"""The SAPO policy loss. It has a soft gate, a sigmoid of the importance ratio, instead of a clip.
 
-    L = -A · 4/τ · sigmoid(τ (r - 1)),   τ = tau_pos where A > 0, else tau_neg
+    L = -A · 4/τ · sigmoid(τ (r - 1)),   τ = tau_pos if A > 0, else tau_neg
 
 L is the loss of a token, A is its advantage, and r is its importance ratio π / π_old. Source: SAPO,
-arXiv 2511.20347. The loss is equal to verl's `sapo`. It is designed for the mean
+arXiv 2511.20347. The loss is equal to verl's `sapo`. It is designed for the aggregation
 `seq-mean-token-mean`, which verl always uses for this loss.
 """
 
@@ -20,7 +19,7 @@ from fakevllm_server.backends.torch_losses.policy_loss import PolicyLoss, ratio_
 def sapo(
     log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, units: Tensor, spec: LossSpec
 ) -> PolicyLoss:
-    """Return the SAPO loss of each token. Each tensor is [tokens]."""
+    """Return the SAPO loss of each token. Each tensor is [tokens]. `units` is unused."""
     ratio = ratio_of(log_prob, old_log_prob)
     tau = torch.where(advantages > 0, spec.tau_pos, spec.tau_neg).to(ratio.dtype)
     return unclipped(-advantages * (4 / tau) * torch.sigmoid(tau * (ratio - 1)))

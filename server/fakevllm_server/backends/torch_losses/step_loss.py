@@ -2,14 +2,14 @@
 
     L = Σ_t scale_t · kept_t · (weight_t · policy_t + kl_loss_coef · kl_t - entropy_coeff · H_t)
 
-For each token t, policy_t is the policy loss, weight_t is the importance weight, kl_t is the KL
-estimate, and H_t is the entropy. kept_t is 0 if `rollout_rs` rejects the token, else 1. scale_t is
-the token's factor in the mean or sum that `loss_agg_mode` selects.
+For each token t, policy_t is the policy loss, kl_t is the KL estimate, and H_t is the entropy.
+weight_t is the importance weight that corrects the difference between rollout engine and trainer.
+kept_t is 0 if `rollout_rs` rejects the token, else 1. scale_t is the token's factor in the mean or
+sum that `loss_agg_mode` selects.
 
-scale_t is computed from the whole step (`call_shares`), so the losses and gradients of the
-micro-batches add up to the loss and gradient of the step. A rejected token adds nothing to the
-loss. But it still counts in the denominators of the means, because the denominators are computed
-before any forward pass.
+scale_t is computed from the whole step (`call_shares`). Therefore the losses and gradients of the
+micro-batches add up to those of the step. A rejected token adds nothing to the loss, but still
+counts in the denominators, because they are computed before any forward pass.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from fakevllm_server.backends.torch_losses.trained_tokens import TrainedTokens
 
 
 class SplitUnit(ValueError):
-    """Error: a loss that couples tokens received only a part of a sequence or of a step."""
+    """Raised if a loss that couples tokens gets only a part of the coupled tokens, which are those
+    of a sequence or of the whole step."""
 
 
 class StepLoss(NamedTuple):
@@ -45,11 +46,11 @@ def step_loss(
 ) -> StepLoss:
     """Return one micro-batch's part of the step's loss.
 
-    `log_prob` and `entropy` have a value for each token, [tokens], computed with the present
+    `log_prob` and `entropy` have a value for each token (shape [tokens]), computed with the current
     weights and with a gradient. The entropy is required if `entropy_coeff` is not 0.
 
-    Raises SplitUnit if the loss couples the tokens of a unit (a sequence in the loss) or of the
-    step, but `tokens` contains only some of the coupled tokens.
+    Raises SplitUnit if the loss couples the tokens of a unit (one sequence in the loss) or of the
+    step, but `tokens` contains only a part of them.
     """
     _check_whole(tokens, spec)
     # Tokens that do not count may be infinite or NaN, and no arithmetic makes 0 of an infinity.
@@ -90,9 +91,9 @@ def _check_whole(tokens: TrainedTokens, spec: LossSpec) -> None:
 
 
 def token_means(per_token: dict[str, Tensor], tokens: TrainedTokens) -> dict[str, Tensor]:
-    """Return one micro-batch's contributions to means over the step, by name and without a
-    gradient. `per_token` has the values to average, a tensor [tokens] for each name. Only tokens
-    with a weight in the loss count."""
+    """Return one micro-batch's contributions to means over the step's tokens, by name and without a
+    gradient. `per_token` has a tensor [tokens] of values for each name. Tokens with weight 0 in the
+    loss do not count."""
     counted = tokens.counted
     return {
         name: (value.detach()[counted] * tokens.token_share[counted]).sum()

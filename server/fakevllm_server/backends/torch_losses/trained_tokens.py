@@ -1,4 +1,4 @@
-"""The trained tokens of some whole calls, as the flat tensors that the loss functions read."""
+"""The trained tokens of whole calls, as the flat tensors that the loss functions read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fakevllm_server.algorithms.loss_sequences import CallShare
 
 
 class TrainedCall(Protocol):
-    """Sampled log-probabilities and advantage of a call's trained tokens."""
+    """The advantage of a call, and the log-probabilities that the rollout engine reported for its
+    trained tokens."""
 
     @property
     def logprobs(self) -> Sequence[float]: ...
@@ -28,8 +29,8 @@ class TrainedCall(Protocol):
 class TrainedTokens:
     """The trained tokens of a micro-batch, one call after another. Each tensor is [tokens].
 
-    The step's loss is the same for any distribution of the calls over micro-batches, as long as
-    each call is in exactly one micro-batch.
+    The step's loss does not depend on how the calls are divided into micro-batches, as long as each
+    call is in exactly one micro-batch.
     """
 
     sampled_log_prob: Tensor
@@ -56,7 +57,7 @@ class TrainedTokens:
         return self.scale != 0
 
     def only(self, chosen: Tensor) -> TrainedTokens:
-        """Return a copy with only the tokens for which `chosen`, [tokens] of bool, is true."""
+        """Return a copy with only the tokens at which `chosen` (bool, shape [tokens]) is True."""
         old, reference = self.old_log_prob, self.reference_log_prob
         return TrainedTokens(
             sampled_log_prob=self.sampled_log_prob[chosen],
@@ -80,14 +81,14 @@ class TrainedTokens:
         old_log_prob: Tensor | None = None,
         reference_log_prob: Tensor | None = None,
     ) -> TrainedTokens:
-        """Return the trained tokens of `calls` as flat tensors. `shares` has the share of each call
-        in the step's loss, in the order of `calls`."""
+        """Return the trained tokens of `calls` as flat tensors. `shares` has the weights of each
+        call in the step's loss, in the order of `calls`."""
         lengths = [len(call.logprobs) for call in calls]
         counts = torch.tensor(lengths, dtype=torch.long)
 
         def spread(values: Sequence[float], dtype: torch.dtype = dtype) -> Tensor:
-            """Return a tensor [tokens] with one number for each call, repeated for each trained
-            token of the call."""
+            """Repeat the number of each call for all of its trained tokens, and return a tensor
+            [tokens]."""
             return torch.tensor(values, dtype=dtype).repeat_interleave(counts).to(device)
 
         def joined(rows: Sequence[Sequence[float]]) -> Tensor:
@@ -121,11 +122,11 @@ def _per_token(advantage: float | Sequence[float], length: int) -> Sequence[floa
 
 
 def _unit_numbers(shares: Sequence[CallShare]) -> list[int]:
-    """Return a number for each call. Calls of the same unit have the same number; a unit is one or
-    more calls that the loss treats as one sequence.
+    """Return the unit number of each call within a micro-batch. A unit is one or more calls that
+    the loss treats as one sequence.
 
-    Units with a token that has a weight in the loss are numbered from 0. All other units get the
-    number 0, too: they add nothing to the loss.
+    Units with a token that counts in the loss are numbered from 0. All other units get the number 0
+    too, because they add nothing to the loss.
     """
     counted = dict.fromkeys(share.unit for share in shares if share.scale)
     numbers = {unit: number for number, unit in enumerate(counted)}
@@ -140,8 +141,8 @@ def _has_whole_units(shares: Sequence[CallShare], lengths: Sequence[int]) -> boo
 
 
 def _has_whole_step(shares: Sequence[CallShare], lengths: Sequence[int]) -> bool:
-    """Return True if a micro-batch contains all tokens of the step that count in the loss. This is
-    tested by the token shares, which add up to 1 over the whole step. The result is also True if no
-    token of the micro-batch counts, because such a micro-batch adds nothing to the step."""
+    """Return True if a micro-batch contains all tokens of the step that count in the loss. The test
+    uses the token shares, which add up to 1 over the whole step. The result is also True if no
+    token of the micro-batch counts, because then the micro-batch adds nothing to the loss."""
     parts = [share.token_share * length for share, length in zip(shares, lengths, strict=True)]
     return math.isclose(math.fsum(parts), 1.0, rel_tol=1e-9) or not any(parts)

@@ -1,9 +1,9 @@
-"""Rules of a training step that all trainers share, without torch.
+"""Rules of a training step that all trainers share. This folder does not import torch.
 
-    epochs.py          a step's metrics from those of its epochs
+    epochs.py          a step's metrics from the metrics of its epochs
     mismatch_limit.py  when a step makes no update
-    failed_step.py    how a step that failed after an update is reported
+    failed_step.py     how a step that failed after an update is reported
 
-Every trainer backend applies these rules, so a job gives comparable results on all trainers. This
+Every trainer backend applies these rules, so a job gives comparable results on all of them. This
 folder does not compute a loss or a gradient.
 """

@@ -1,4 +1,4 @@
-"""Distinguish failed training steps that changed no weights from failed steps that may have changed
+"""Distinguish failed training steps that changed no weights from those that may have changed
 weights."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from fakevllm_server.types.backend import BackendError
 
 
 class PartialStep(BackendError):
-    """Error: a training step failed after the step had begun to change the weights. The present
-    weights are therefore not the weights after any complete step."""
+    """Raised if a training step fails after it has begun to change the weights. The weights are
+    then neither those before the step nor those after a complete step."""
 
 
 class UpdateTracker:
-    """Record of whether a training step has begun to change the weights."""
+    """Records whether a training step has begun to change the weights."""
 
     def __init__(self) -> None:
         self.has_begun = False
@@ -28,8 +28,8 @@ class UpdateTracker:
 
 @contextmanager
 def partial_step_guard() -> Generator[UpdateTracker]:
-    """Run a training step inside this context manager. An exception after the step's first update
-    is raised as PartialStep."""
+    """Context manager in which a training step runs. It raises PartialStep in place of any
+    exception that occurs after the step has begun to change the weights."""
     updates = UpdateTracker()
     try:
         yield updates

@@ -1,11 +1,10 @@
-"""Limit of the mismatch between the log-probabilities of engine and trainer. A step above the limit
-makes no update.
+"""The limit of the mismatch between the log-probabilities of rollout engine and trainer. A step
+above the limit makes no update.
 
-Engine and trainer should compute the same log-probabilities, except for rounding. The metric
-`mismatch_k3` measures the difference. In healthy runs the metric is below 0.01. In runs that are
-about to collapse, the metric grows by orders of magnitude. Above the job's limit, the samples
-differ too much from the trainer's policy. The gradient is then wrong, even with a correction for
-small differences.
+Except for rounding, engine and trainer should compute the same log-probabilities. The metric
+`mismatch_k3` measures the difference. It is below 0.01 in healthy runs, and grows by orders of
+magnitude in runs that are about to collapse. Above the limit, the samples differ so much from the
+trainer's policy that the gradient is wrong, even with importance weights.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ TOO_FAR = {**NO_UPDATE, "too_far": 1.0}
 
 
 def is_too_far(metrics: Mapping[str, float], job: TrainJob) -> bool:
-    """Return True if the mismatch between engine and trainer is above the job's limit. The mismatch
-    is measured before the step's first update. A mismatch of NaN counts as above the limit.
+    """Return True if the step's mismatch between rollout engine and trainer is above the job's
+    limit. The mismatch is measured before the step's first update. NaN counts as above the limit.
 
     >>> is_too_far({"mismatch_k3": 3.0}, TrainJob()), is_too_far({}, TrainJob())
     (True, False)

@@ -1,4 +1,4 @@
-"""The verl trainer's process, which the server starts as `python -m
+"""The entry point of the verl trainer's process. The server starts it as `python -m
 fakevllm_server.backends.verl`."""
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def _limit_close_time() -> None:
 
 
 def workers_environment(*, is_cpu: bool) -> dict[str, str]:
-    """Return the environment variables for this process and all of its workers."""
+    """Return the environment variables to set in this process and in all workers. `is_cpu` says
+    whether the workers train on CPUs."""
     env = {"RAY_USAGE_STATS_ENABLED": "0"}
     if "HF_HUB_OFFLINE" in os.environ:
         env["HF_HUB_OFFLINE"] = os.environ["HF_HUB_OFFLINE"]

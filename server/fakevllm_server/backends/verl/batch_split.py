@@ -1,4 +1,4 @@
-"""Split a batch of calls among the workers."""
+"""Divide a batch of calls among the workers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ PADDING = Call("", [0], [0], [0.0], version=0, temperature=1.0, advantage=0.0, w
 
 
 def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
-    """Return the calls of a batch in the order of the workers. All calls of worker 0 come first,
-    then all calls of worker 1, and so on. Each returned call is one row. Calls without a response
-    are left out.
+    """Divide the calls of a batch among the workers. Return the rows of worker 0, then the rows of
+    worker 1, and so on. A row is one call. Calls without a response are left out.
 
-    Each worker gets the same number of rows and about the same number of tokens. If the number of
-    rows is not divisible by the number of workers, padding rows are added. Raises BackendError for
-    a call without a prompt, and for a call with temperature 0, because the log-probabilities of
-    such calls cannot be trained.
+    Each worker gets the same number of rows, and about the same number of tokens. If necessary,
+    padding rows with weight 0 are added. Raises BackendError for a call without a prompt or with
+    temperature 0, because such calls cannot be trained.
 
     >>> [len(call.prompt_ids) for call in split_batch([PADDING] * 3, 2)]
     [1, 1, 1, 1]
@@ -39,17 +37,17 @@ def split_batch(calls: Sequence[Call], num_workers: int) -> list[Call]:
 
 
 def num_tokens(call: Call) -> int:
-    """Return the number of tokens in the prompt and the response of a call."""
+    """Return the number of tokens in a call's prompt and response together."""
     return len(call.prompt_ids) + len(call.response_ids)
 
 
 def total_weight(calls: Sequence[Call]) -> float:
-    """Return the sum of the loss weights of all response tokens, which is the denominator of the
+    """Return the sum of the loss weights of all response tokens. It is the denominator of the
     batch's loss."""
     return sum(call.weight * len(call.response_ids) for call in calls)
 
 
 def token_weights(rows: Sequence[Call]) -> Tensor:
-    """Return the loss weights of all response tokens, row after row, [tokens]. Each token has the
-    weight of its call."""
+    """Return the loss weights of the response tokens of all rows, one row after another.
+    The shape is [response tokens]. Each token has the weight of its call."""
     return torch.cat([torch.full((len(row.response_ids),), row.weight) for row in rows])

@@ -1,4 +1,4 @@
-"""The Ray cluster of the trainer's workers: an existing cluster, or a private one."""
+"""The Ray cluster in which the trainer's workers run: an existing cluster, or a private one."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -32,17 +32,17 @@ sockets, and the kernel allows 108 characters for a socket's path."""
 class Cluster:
     """A connection to a Ray cluster.
 
-    Create the connection on a thread that lives as long as this process. When the thread that
-    started a private cluster ends, the kernel ends the cluster too. A separate cleanup process then
-    kills the cluster's processes that are still running.
+    Create it on a thread that lives as long as this process, because the kernel ends a private
+    cluster when the thread that has started it ends. If some of the cluster's processes continue to
+    run, a separate cleanup process kills them.
     """
 
     def __init__(self, address: str | None, num_fake_gpus: int, env: Mapping[str, str]) -> None:
         """Connect to the Ray cluster at `address`, or start a private cluster if `address` is None.
 
-        The private cluster declares `num_fake_gpus` GPUs, which do not exist. The environment
-        variables `env` are set in every worker. Raises BackendRefused if the cluster cannot be
-        joined.
+        A private cluster declares `num_fake_gpus` GPUs, which do not exist. verl needs them to
+        place workers on CPUs. The environment variables `env` are set in every worker. Raises
+        BackendRefused if the cluster at `address` cannot be joined.
         """
         self._folder: Path | None = None
         self._cleanup_process: subprocess.Popen[bytes] | None = None
@@ -79,9 +79,9 @@ class Cluster:
 
 
 def _check_reachable(address: str) -> None:
-    """Check that a program listens at `address`, because Ray would otherwise try to connect for
-    minutes. Raises BackendRefused if no program listens. An address other than `host:port` is not
-    checked."""
+    """Check that a program listens at `address`. Without this check, Ray would try to connect for
+    minutes. Raises BackendRefused if no program listens. Addresses that do not have the form
+    `host:port` are not checked."""
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:  # `auto`, or the address of a Ray client
         return

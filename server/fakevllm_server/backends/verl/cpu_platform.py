@@ -1,7 +1,8 @@
-"""The CPU as one of verl's platforms, so that verl's classes train without an accelerator.
+"""The CPU as one of verl's platforms, so that verl's classes can train without an accelerator.
 
-This module is a plugin of verl, and importing it registers the platform. verl imports the module
-because `workers_environment` in `__main__` lists it in VERL_USE_EXTERNAL_MODULES.
+This module is a plugin of verl, and registers the platform when it is imported. verl imports it
+because the function `workers_environment` lists it in the environment variable
+VERL_USE_EXTERNAL_MODULES.
 """
 
 # pyright: reportMissingImports=false
@@ -28,14 +29,14 @@ def _return_zero(*_: object, **__: object) -> int:
 
 
 def _free_and_total_memory(*_: object) -> tuple[int, int]:
-    """Return the free and the total memory of the machine, in bytes."""
+    """Return the free memory and the total memory of the machine, in bytes."""
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
 def _device_module() -> types.ModuleType:
-    """Return a copy of the module `torch.cpu`, extended by the functions of `torch.cuda` that verl
-    calls. The functions that measure memory use return 0."""
+    """Return a copy of the module `torch.cpu` that also has the functions of `torch.cuda` that verl
+    calls. Those that measure memory use return 0."""
     module = types.ModuleType("verl_cpu")
     module.__dict__.update({k: v for k, v in vars(torch.cpu).items() if not k.startswith("__")})
     module.__dict__.update(
@@ -80,13 +81,13 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:
-        """Return True if the environment variable VERL_PLATFORM selects the CPU. The CPU is never
-        selected automatically."""
+        """Return True if the environment variable VERL_PLATFORM selects the CPU. verl never selects
+        this platform automatically."""
         return os.environ.get("VERL_PLATFORM") == NAME
 
     def current_device(self) -> Any:
-        """Return the device name of the CPU. verl passes the name to `.to(device)`, where a number
-        would mean an accelerator."""
+        """Return the name of the CPU device. verl passes the value to `.to(device)`, in which a
+        number would mean an accelerator."""
         return NAME
 
     def device_count(self) -> int:
@@ -123,8 +124,8 @@ class CpuPlatform(PlatformBase):
     def profiler_stop(self) -> None: ...
 
     def ray_resource_name(self) -> str:
-        """Return the name of Ray's GPU resource. verl places workers by GPU ids even on a CPU, so
-        the private cluster declares GPUs that do not exist."""
+        """Return the name of Ray's GPU resource. verl places workers by GPU even on a CPU.
+        Therefore the private cluster declares GPUs that do not exist."""
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:

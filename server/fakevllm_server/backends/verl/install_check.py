@@ -16,8 +16,8 @@ HOW_TO_INSTALL = (
 
 
 def check_installed(version_of: Callable[[str], str] = metadata.version) -> None:
-    """Check that Ray and a tested version of verl are installed. Raises BackendRefused, with the
-    install command, if a package is missing or its version is untested."""
+    """Raise BackendRefused, with the command to install the packages, if Ray or verl is not
+    installed or the version of verl is untested."""
     for package in ("ray", "verl"):
         try:
             version_of(package)

@@ -1,5 +1,5 @@
-"""verl's policy loss with this project's KL term. The module has the loss function of the workers,
-and the metrics of a batch."""
+"""verl's policy loss with this project's KL term: the loss function for the workers, and the
+metrics of a batch."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -38,10 +38,10 @@ refused."""
 
 
 class VerlPolicyLoss:
-    """A policy loss of verl, selected by the name and the settings of a LossSpec."""
+    """A policy loss of verl, with the name and the settings of a LossSpec."""
 
     def __init__(self, spec: LossSpec) -> None:
-        """Select verl's policy loss for `spec`. Raises BackendError if verl does not have this
+        """Look up verl's policy loss for `spec`. Raises BackendError if verl does not have this
         loss, or if the verl trainer does not support the settings of `spec`."""
         _check_supported(spec)
         self.spec = spec
@@ -54,8 +54,8 @@ class VerlPolicyLoss:
             ) from None
 
     def worker_loss(self) -> Callable[..., object]:
-        """Return a new loss function to send to the workers. The function has a config of its own,
-        because verl stores totals of the batch in the config."""
+        """Return a new loss function to send to the workers. It has a config object of its own, in
+        which verl stores totals of the batch."""
         config, coef = _config(self.spec), self.spec.kl_loss_coef
         if coef == 0:
             return partial(ppo_loss, config=config)
@@ -64,10 +64,10 @@ class VerlPolicyLoss:
     def kl(
         self, rows: Sequence[Call], log_probs: Sequence[Tensor], reference: Sequence[Tensor]
     ) -> float:
-        """Return the KL divergence to the reference policy. The result is the mean over response
-        tokens, weighted with the loss weights of their calls.
+        """Return the KL divergence to the reference policy, as a mean over response tokens. Each
+        token has the loss weight of its call.
 
-        `log_probs` and `reference` have one tensor for each row, [response tokens].
+        `log_probs` and `reference` have one tensor for each row (shape [response tokens]).
         """
         per_token = kl_loss(
             torch.cat(list(log_probs)), torch.cat(list(reference)), self.spec.kl_loss_type
@@ -75,12 +75,13 @@ class VerlPolicyLoss:
         return token_mean(per_token, token_weights(rows), total_weight(rows)).item()
 
     def clip_fractions(self, rows: Sequence[Call], log_probs: Sequence[Tensor]) -> StepMetrics:
-        """Return the clip fractions of the whole batch, which are means over response tokens,
-        weighted with the loss weights of their calls. The embedded trainer reports the same
-        numbers. For a loss that does not clip, the fractions are 0.
+        """Return the clip fractions of the whole batch, as means over response tokens. Each token
+        has the loss weight of its call. `log_probs` has one tensor for each row (shape [response
+        tokens]).
 
-        The metrics of the workers are not used, because these metrics are means over micro-batches
-        without weights. `log_probs` has one tensor for each row, [response tokens].
+        The embedded trainer reports the same numbers. They are computed again here, because the
+        workers' metrics are means over micro-batches without weights. For a loss that does not
+        clip, the fractions are 0.
         """
         sampled = [torch.tensor(list(row.logprobs)) for row in rows]
         advantages = [torch.tensor(list(row.advantages)) for row in rows]
@@ -104,8 +105,9 @@ def _policy_and_kl_loss(
     data: Any,
     dp_group: Any = None,
 ) -> tuple[Tensor, Any]:
-    """Return verl's policy loss plus this project's KL term. verl's own KL term (`use_kl_loss`) is
-    not used, because it ignores the loss weights of the calls."""
+    """Return verl's policy loss plus `coef` times this project's KL term, and verl's metrics.
+    verl's own KL term (`use_kl_loss`) is not used, because it ignores the loss weights of the
+    calls."""
     loss, metrics = ppo_loss(config, model_output, data, dp_group)
     padded = data.select("response_mask", "rollout_is_weights", "ref_log_prob").to_padded_tensor()
     log_probs = no_padding_2_padding(model_output["log_probs"], data)
@@ -118,9 +120,9 @@ def _check_supported(spec: LossSpec) -> None:
     """Check that the verl trainer supports the settings of a loss. Raises BackendError for other
     settings.
 
-    verl gets each call as a separate row, with the weight of its tokens in a mean over tokens.
-    Other means are therefore not supported. A row contains no information about the other calls of
-    its episode. Losses that couple the calls of an episode are therefore not supported either.
+    verl gets each call as a row of its own, and computes the loss as a weighted mean over tokens.
+    Therefore no other aggregation is supported. Losses that couple the calls of an episode are not
+    supported either, because a row has no information about other calls.
     """
     default = LossSpec()
     unsupported = [

@@ -2,10 +2,10 @@
 
     python -m fakevllm_server.backends.verl.session_cleanup SESSION FOLDER
 
-Ray ends together with the process that started it. But some helper processes of Ray continue to run
-for a while. The cleanup process runs in a session of its own. The trainer holds the other end of
-the cleanup process's standard input. When this standard input closes, the cleanup process ends all
-processes of the trainer's session and removes Ray's folder.
+Ray ends together with the process that started it, but some of its helper processes continue to run
+for a while. The cleanup process runs in a session of its own, and its standard input is a pipe from
+the trainer. When the trainer ends, the pipe closes. The cleanup process then kills all processes of
+the trainer's session SESSION, and removes Ray's folder FOLDER.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ ROUND_INTERVAL_S = 0.1
 
 
 def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
-    """Start the cleanup process for the session of the calling process, and return the cleanup
-    process. Keep a reference to the returned object. If the object is deleted, the standard input
-    of the cleanup process closes, and the cleanup begins.
+    """Start the cleanup process for the session of the calling process, and return it. Keep a
+    reference to the returned object: if it is deleted, the standard input of the cleanup process
+    closes and the cleanup begins. `folder` is Ray's folder, which the cleanup removes.
 
-    If the calling process is not the leader of its session, no cleanup process is started, and None
-    is returned. Such a session also contains processes that do not belong to the trainer, and the
-    cleanup would kill them.
+    If the calling process is not the leader of its session, start nothing and return None. Such a
+    session also contains processes that do not belong to the trainer, which the cleanup would kill.
     """
     if os.getsid(0) != os.getpid():
         return None
@@ -48,8 +47,8 @@ def start_cleanup_process(folder: Path) -> subprocess.Popen[bytes] | None:
 
 
 def kill_session(session: int) -> None:
-    """Kill all processes of a session. Processes may start new processes meanwhile, so the kill is
-    repeated until no process is left, for at most `MAX_ROUNDS` rounds."""
+    """Kill all processes of a session. The kill is repeated until no process is left, because
+    processes may start new ones meanwhile. There are at most `MAX_ROUNDS` rounds."""
     for _ in range(MAX_ROUNDS):
         processes = live_processes(SESSION, session)
         for process in processes:

@@ -23,16 +23,16 @@ def make_tensordict(
     *,
     is_trained: bool = True,
 ) -> TensorDict:
-    """Return a batch of calls as a TensorDict for verl's workers.
+    """Return a batch of calls as a TensorDict for verl's workers. `rows` has one call per row.
 
-    The batch makes verl compute its loss as a weighted mean over response tokens, in which a token
-    has the loss weight of its call. verl multiplies the loss of each token by `rollout_is_weights`,
-    and divides the sum by the sum of `loss_mask` over all workers. Both tensors of the batch
-    contain the loss weights.
+    With this batch, verl computes its loss as a weighted mean over response tokens, in which each
+    token has the loss weight of its call. verl multiplies the loss of each token by
+    `rollout_is_weights`, and divides the sum by the sum of `loss_mask` over all workers. Therefore
+    both tensors contain the loss weights.
 
-    `max_tokens` is the maximum size of a micro-batch, or the length of the longest row if that is
-    larger. `reference` has the reference policy's log-probabilities of each row, [response tokens].
-    If `is_trained` is false, the workers compute only log-probabilities.
+    `max_tokens` is the maximum number of tokens of a micro-batch. It is raised to the length of the
+    longest row. `reference` has the reference policy's log-probabilities, one tensor [response
+    tokens] for each row. If `is_trained` is false, the workers compute only log-probabilities.
     """
     assert all(row.allowed is None for row in rows), "verl's rows cannot hold allowed token sets"
     tensors: dict[str, Any] = {
@@ -69,7 +69,8 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
     """Return the part of a worker's output that belongs to response tokens, as one tensor [response
     tokens] for each row.
 
-    `per_token` is a jagged tensor, [rows, tokens]. The value at position i belongs to token i + 1.
+    `per_token` is a jagged tensor, [rows, tokens]. Its value at position i of a row belongs to
+    token i + 1.
     """
     return [
         values[len(row.prompt_ids) - 1 : num_tokens(row) - 1].float()
@@ -78,8 +79,7 @@ def select_responses(rows: Sequence[Call], per_token: Tensor) -> list[Tensor]:
 
 
 def _repeat(value: Callable[[Call], float]) -> Callable[[Call], Sequence[float]]:
-    """Return a function that computes the given value of a row, and repeats the value for all
-    response tokens of the row."""
+    """Return a function that repeats `value(row)` once for each response token of the row."""
     return lambda row: [value(row)] * len(row.response_ids)
 
 

@@ -1,5 +1,4 @@
-"""The verl trainer, which is a TrainEngine (the interface for training) whose weights are in Ray
-workers."""
+"""The verl trainer: a TrainEngine (the interface for training) whose weights are in Ray workers."""
 
 from __future__ import annotations
 
@@ -41,8 +40,8 @@ from fakevllm_server.types.backend import (
 Result = TypeVar("Result")
 
 LOST_EXIT_CODE = 70
-"""Exit code after workers were lost. The code differs from 2, which means that the user must fix
-something."""
+"""Exit code after workers were lost. It differs from 2, the exit code for errors that the user must
+fix."""
 CLOSE_TIMEOUT_S = 5.0
 NO_REFERENCE = (
     "the verl trainer was started without the reference policy that this job needs (kl_loss_coef "
@@ -61,8 +60,8 @@ class VerlTrainer:
         *,
         has_reference: bool = False,
     ) -> None:
-        """Create the trainer with its workers. `micro_batch_tokens` overrides the job's setting. If
-        `has_reference` is true, the workers keep the weights of the reference policy."""
+        """Create the trainer. `micro_batch_tokens` overrides the job's setting unless it is None.
+        `has_reference` says whether the workers have kept the weights of the reference policy."""
         self._cluster = cluster
         self._workers = workers
         self._model = model
@@ -77,8 +76,8 @@ class VerlTrainer:
         await self._run(lambda: self._boot(job))
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        """Run one training step on a batch. Raises PartialStep if the step fails after its first
-        update."""
+        """Run one training step on a batch, and return its metrics. Raises PartialStep if the step
+        fails after it has begun to change the weights."""
         with partial_step_guard() as updates:
             return await self._run(lambda: self._step(batch, loss, updates))
 
@@ -101,8 +100,8 @@ class VerlTrainer:
         await self._run(lambda: self._restore(folder))
 
     def _boot(self, job: TrainJob) -> None:
-        """Apply the settings of a job. A boot changes neither the weights nor the optimizer's
-        moments, so it may follow a restore.
+        """Apply the settings of a job. Neither the weights nor the optimizer's moments change, so
+        this method may be called after a restore.
 
         Raises BackendRefused for settings that the verl trainer does not support.
         """
@@ -139,7 +138,7 @@ class VerlTrainer:
 
         If the loss or the gradient norm is not finite, the step ends without a further update, and
         the metrics contain the non-finite value. If the mismatch between the log-probabilities of
-        engine and trainer is above the job's limit, the step ends before any update.
+        rollout engine and trainer is above the job's limit, the step makes no update.
         """
         job = self._job
         has_kl_loss = policy_loss.spec.kl_loss_coef > 0
@@ -172,8 +171,8 @@ class VerlTrainer:
         return mean_of_epochs(epochs)
 
     def _set_loss(self, spec: LossSpec) -> VerlPolicyLoss:
-        """Return the policy loss for `spec`. If the workers have another loss, send the new loss to
-        the workers."""
+        """Return verl's policy loss for `spec`. If the workers have another loss, send them this
+        one."""
         self._check_reference(spec.kl_loss_coef > 0)
         if self._loss is None or self._loss.spec != spec:
             loss = VerlPolicyLoss(spec)
@@ -195,8 +194,8 @@ class VerlTrainer:
         ]
 
     def _response_log_probs(self, rows: list[Call], policy: PolicyName) -> list[Tensor]:
-        """Return the log-probabilities of the response tokens, one tensor [response tokens] for
-        each row."""
+        """Return the log-probabilities of the response tokens under `policy`, one tensor [response
+        tokens] for each row."""
         data = make_tensordict(rows, self._max_tokens, is_trained=False)
         return select_responses(rows, self._workers.log_probs(data, policy))
 
@@ -213,8 +212,8 @@ class VerlTrainer:
 
         Raises BackendError, before any weight has changed, if the checkpoint's fsdp_config.json
         cannot be read. Raises BackendRefused if the checkpoint was saved by another number of
-        workers. An older checkpoint is not used instead, because this would undo steps without the
-        user's consent.
+        workers. The server does not use an older checkpoint instead, because this would undo
+        training steps without the user's consent.
         """
         try:
             num_saved: int = json.loads((folder / "fsdp_config.json").read_text())["world_size"]
@@ -234,8 +233,8 @@ class VerlTrainer:
         return await self._thread.run(lambda: self._exit_if_lost(action))
 
     def _exit_if_lost(self, action: Callable[[], Result]) -> Result:
-        """Run an action and return its result. If workers were lost, end this process. The server
-        then starts a new process and restores the latest checkpoint."""
+        """Run an action and return its result. If workers are lost, end this process. The server
+        then starts a new process, which restores the latest checkpoint."""
         try:
             return action()
         except WorkersLost as error:
@@ -248,9 +247,8 @@ class VerlTrainer:
 
 
 def _check_model_settings(job: TrainJob) -> None:
-    """Check that the job does not set properties of the model, because the workers build their
-    models before the job is known. Raises BackendError if the job sets LoRA or gradient
-    checkpointing."""
+    """Raise BackendError if the job sets LoRA or gradient checkpointing. The workers build their
+    models before the job is known, so a job cannot change the model."""
     for setting, is_set, reason in (
         ("lora_rank", job.lora_rank > 0, "because it trains all weights"),
         (

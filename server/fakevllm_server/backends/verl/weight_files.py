@@ -10,18 +10,16 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 MAX_SHARD_BYTES = 5 * 2**30
-"""Maximum size of one file, in bytes. Writing holds at most one file's tensors and one further
-tensor in memory."""
+"""Maximum size of one file in bytes. While files are written, the tensors of at most one file and
+one further tensor are in memory."""
 
 
 def write_weights(
     folder: Path, tensors: Iterable[tuple[str, Tensor]], max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write the weights to `model.safetensors`, or to several shard files and an index of the
-    shards.
+    """Write the weights to `model.safetensors`, or to several shard files with an index.
 
-    A shard has at most `max_shard_bytes` bytes. A tensor larger than this limit gets a shard of its
-    own.
+    A shard has at most `max_shard_bytes` bytes. A larger tensor gets a shard of its own.
     """
     shard_of_tensor: dict[str, str] = {}
     shard: dict[str, Tensor] = {}

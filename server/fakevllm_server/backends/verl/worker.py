@@ -1,5 +1,5 @@
-"""One worker (rank) of the trainer, in a Ray actor. The worker is verl's worker, extended by a
-reference policy and by the export of weights."""
+"""One worker (rank) of the trainer, in a Ray actor. It extends verl's worker by a reference policy
+and by the export of weights."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -49,23 +49,24 @@ class PolicyWorker(TinkerTrainingWorker):
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def keep_reference(self) -> None:
-        """Keep a copy of the current weights as the reference policy. Each rank keeps its shards,
-        on the CPU."""
+        """Keep a copy of the current weights as the reference policy. Each rank keeps its own
+        shards on the CPU."""
         self._reference = [_copy_to_cpu(shard) for shard in self._shards()]
 
     @register(
         dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False
     )
     def reference_log_probs(self, data: Any) -> Any:
-        """Return the output of `infer_batch` with the weights of the reference policy."""
+        """Run `infer_batch` with the weights of the reference policy, and return its output, which
+        contains the log-probabilities."""
         assert self._reference is not None, "call keep_reference first"
         with self._with_weights(self._reference):
             return self.infer_batch(data)
 
     @register(dispatch_mode=_dispatch.ONE_TO_ALL)
     def export_weights(self, folder: Path, dtype: torch.dtype) -> None:
-        """Write the weights as safetensors files. All ranks gather each tensor, and rank 0 writes
-        the gathered tensor."""
+        """Write the weights as safetensors files. All ranks take part in gathering each tensor, and
+        rank 0 writes it."""
         tensors = self._named_tensors(dtype, is_kept=self.rank == 0)
         if self.rank == 0:
             write_weights(folder, tensors)
@@ -76,8 +77,8 @@ class PolicyWorker(TinkerTrainingWorker):
 
     @contextmanager
     def _with_weights(self, others: Sequence[Tensor]) -> Iterator[None]:
-        """Use the weights `others` within the `with` block, and restore the trained weights at the
-        end of the block."""
+        """Use the weights `others` within the `with` block, and restore the trained weights
+        afterwards."""
         shards = self._shards()
         trained = [shard.to("cpu", copy=True) for shard in shards]
         try:
@@ -89,7 +90,7 @@ class PolicyWorker(TinkerTrainingWorker):
 
     def _shards(self) -> list[Tensor]:
         """Return this rank's shard of each parameter. The returned tensors share the memory of the
-        parameters, and are not part of autograd."""
+        parameters, and have no gradient."""
         self._reshard()
         with torch.no_grad():
             return [
@@ -98,10 +99,10 @@ class PolicyWorker(TinkerTrainingWorker):
             ]
 
     def _reshard(self) -> None:
-        """Free the parameters that FSDP has gathered from all ranks, in all layers.
+        """Free the full parameters that FSDP has gathered from all ranks for a pass.
 
-        A failed pass leaves some layers with gathered parameters. Without this function, the next
-        pass would use these old copies instead of the shards.
+        If a pass fails, some layers keep their gathered parameters. Without this method, the next
+        pass would use these outdated copies instead of the shards.
         """
         for module in self._module.modules():
             if isinstance(module, FSDPModule):
@@ -113,12 +114,12 @@ class PolicyWorker(TinkerTrainingWorker):
         return engine.module
 
     def _named_tensors(self, dtype: torch.dtype, *, is_kept: bool) -> Iterator[tuple[str, Tensor]]:
-        """Gather the weights one by one from all ranks. If `is_kept` is true, yield the name and
-        the gathered tensor of each weight, on the CPU. If `is_kept` is false, only take part in the
-        gathering, and yield nothing.
+        """Gather the weights from all ranks, one by one. If `is_kept` is true, yield the name and
+        the full tensor of each weight, on the CPU. Otherwise only take part in the gathering, and
+        yield nothing.
 
-        The weights have the same names as in a Hugging Face model folder. A weight that is tied to
-        another weight is yielded only once.
+        The names are those in a Hugging Face model folder. Of several tied weights, only one is
+        yielded.
         """
         engine: Any = self.engine
         is_tied = engine.model_config.hf_config.get_text_config().tie_word_embeddings
@@ -135,8 +136,8 @@ def _copy(values: Sequence[Tensor], shards: Sequence[Tensor]) -> None:
 
 
 def _copy_to_cpu(tensor: Tensor) -> Tensor:
-    """Return an exact copy of a tensor on the CPU. The copy is in bfloat16 if bfloat16 represents
-    all values exactly, as for the starting weights of most models."""
+    """Return an exact copy of a tensor on the CPU. To save memory, the copy is in bfloat16 if
+    bfloat16 represents all values exactly, as it does for the starting weights of most models."""
     exact = tensor.to("cpu", copy=True)
     rounded = exact.to(torch.bfloat16)
     return rounded if torch.equal(rounded.to(exact.dtype), exact) else exact

@@ -1,4 +1,4 @@
-"""Method calls on all workers at once, with detection of lost workers."""
+"""Call a method on all workers of the trainer at once, and detect lost workers."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
@@ -20,20 +20,21 @@ from fakevllm_server.types.backend import BackendError, PolicyName
 
 
 class WorkersLost(Exception):
-    """Error: a worker has died, or a call failed on one rank, so that this rank is out of step with
-    the other ranks. Training can continue only after all workers have been started again."""
+    """Raised if a worker has died. Also raised if a call has failed on one of several ranks,
+    because this rank is then out of step with the others. All workers must be started again before
+    training can continue."""
 
 
 class WorkerGroup:
-    """All workers of the trainer. Each method runs on every rank.
+    """All workers of the trainer. Each method is called on every rank.
 
-    If a worker dies, the method raises WorkersLost. If a call fails in a living worker, the method
-    raises WorkersLost if there are several workers, because the ranks are then out of step. With a
-    single worker, the method raises BackendError.
+    If a worker dies, the method raises WorkersLost. If a call fails on one of several workers, it
+    also raises WorkersLost, because the ranks are then out of step. With a single worker, a failed
+    call raises BackendError.
     """
 
     def __init__(self, config: Any, workers_per_node: list[int], *, on_loopback: bool) -> None:
-        """Start the workers. If `on_loopback` is true, all workers are on this machine, and connect
+        """Start the workers. If `on_loopback` is true, all of them are on this machine and connect
         to each other by its loopback address."""
         self.num_workers = sum(workers_per_node)
         pool = RayResourcePool(
@@ -57,11 +58,11 @@ class WorkerGroup:
         self._call_all("set_grad_clip", grad_clip)
 
     def forward_backward(self, rows: Any) -> tuple[float, Any]:
-        """Run a forward and backward pass over a batch. The gradients are added to the gradients
-        that the workers hold.
+        """Run a forward and backward pass over a batch. The gradients are added to those that the
+        workers hold.
 
-        Return (loss of the batch, verl's output). The output has `log_probs` and `entropy` of the
-        rows, in the order of the rows.
+        Return (loss of the batch, verl's output). The output contains `log_probs` and `entropy` for
+        the rows of the batch, in the same order.
         """
         result = self._group.forward_backward(rows)
         self._wait(result.futures)
@@ -73,9 +74,8 @@ class WorkerGroup:
         self._call_all("keep_reference")
 
     def log_probs(self, rows: Any, policy: PolicyName) -> Any:
-        """Return the log-probabilities of the rows under `policy`, in the order of the rows. The
-        format is that of `log_probs` in the output of `forward_backward`. No gradient is computed.
-        """
+        """Return the log-probabilities of all tokens of the rows under `policy`, as a jagged tensor
+        [rows, tokens] in the order of the rows. No gradient is computed."""
         group = self._group
         method = group.reference_log_probs if policy == "reference" else group.infer_batch
         result = method(rows)
@@ -106,9 +106,9 @@ class WorkerGroup:
         return self._wait(self._group.execute_all_async(method, *arguments))
 
     def _wait(self, futures: Sequence[ray.ObjectRef]) -> list[Any]:
-        """Wait for a call on all ranks, and return the results of all ranks. If one rank fails, the
-        error of this rank is raised at once, because all other ranks would wait for this rank
-        forever."""
+        """Wait for a call on all ranks, and return the results of all ranks. If the call fails on
+        one rank, raise the error at once, because the other ranks would wait for this rank forever.
+        """
         waiting = list(futures)
         try:
             while waiting:
@@ -128,8 +128,8 @@ class WorkerGroup:
 
 
 def _describe(error: Exception) -> str:
-    """Return the type and the first line of the message of an error. If the error has a cause in
-    the worker, describe the cause instead."""
+    """Return the type of an error and the first line of its message. If the error was caused by an
+    exception in the worker, describe that exception instead."""
     cause = getattr(error, "cause", None) or error
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[0] if lines else 'no reason given'}"

@@ -1,2 +1,1 @@
-"""vLLM as the rollout engine. vLLM is a child process of the server, or an external server at a
-URL."""
+"""vLLM as the rollout engine: a child process of the server, or an external server at a URL."""

@@ -1,9 +1,9 @@
-"""Checks of vLLM's capabilities, evaluated from vLLM's responses. The module `capability_probe`
+"""Checks of what a vLLM server can do, evaluated from its responses. The module `capability_probe`
 sends the requests.
 
-vLLM can serve even if all checks fail. Training is possible only if all required checks succeed.
-The required checks are about the token ids, the logprobs of these ids, and the routes that replace
-the weights.
+vLLM can serve requests even if all checks fail. Training is possible only if all required checks
+succeed. The required checks are those of the token ids, of their logprobs, and of the routes that
+replace the weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from fakevllm_server.backends.vllm.response import Json, VllmResponse, as_list, 
 
 UPDATE_ROUTES = ("/pause", "/resume", "/collective_rpc", "/reset_prefix_cache")
 NO_SUCH_METHOD = 405
-"""Status of a GET on a POST route that exists. A route that does not exist gives 404."""
+"""HTTP status of a GET request to an existing POST route. For a route that does not exist, it is
+404."""
 MINUS_INFINITY = -9999.0
 """The value that vLLM sends as the logprob minus infinity."""
 PROCESSED_RATIO = (0.4, 0.62)
@@ -26,7 +27,8 @@ PROCESSED_RATIO = (0.4, 0.62)
 difference between two logprobs at temperature 2, divided by the same difference at temperature 1.
 The exact ratio is 0.5. The range allows for logits in bfloat16."""
 RAW_RATIO = (0.8, 1.25)
-"""Range of the same ratio for logprobs that ignore the temperature. The exact ratio is 1."""
+"""The range of the ratio of PROCESSED_RATIO for logprobs that ignore the temperature. The exact
+ratio is 1."""
 MIN_GAP = 1e-4
 """Smallest difference of two logprobs at temperature 1 that allows the ratio to be measured."""
 
@@ -42,7 +44,8 @@ class CheckResult:
     """Whether training requires that the check succeeds."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result of the check as a JSON object for the file engine_probes.json."""
+        """Return the result as a JSON object for the file engine_probes.json in the run
+        directory."""
         return {
             "name": self.name,
             "ok": self.is_ok,
@@ -57,8 +60,8 @@ class CheckResult:
 
 
 def training_refusal(results: Sequence[CheckResult]) -> str | None:
-    """Return the reason, in one sentence, why samples of this vLLM cannot be used for training.
-    Return None if the samples can be used."""
+    """Return the reason, in one sentence, why the samples of this vLLM cannot be used for training.
+    Return None if they can be used."""
     failed = [result for result in results if result.is_required and not result.is_ok]
     if not failed:
         return None
@@ -69,7 +72,7 @@ def training_refusal(results: Sequence[CheckResult]) -> str | None:
 
 
 def check_version(response: VllmResponse) -> CheckResult:
-    """Check that vLLM's version, which is the response to GET /version, is a tested version."""
+    """Check that vLLM's version is a tested one. `response` is the response to GET /version."""
     version = response.json.get("version")
     if version is None:
         return CheckResult("version", False, f"not reported ({response.detail})")
@@ -79,7 +82,7 @@ def check_version(response: VllmResponse) -> CheckResult:
 
 
 def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResult:
-    """Check that vLLM serves the model under the configured name."""
+    """Check that vLLM serves the model under the configured name `wanted`."""
     if served == wanted:
         return CheckResult("model", True, f"{served}, {max_model_len} tokens")
     finding = f"it serves no {wanted!r}; apps must use {served!r} ({max_model_len} tokens)"
@@ -87,8 +90,8 @@ def check_model_name(served: str, wanted: str, max_model_len: int) -> CheckResul
 
 
 def check_token_ids(response: VllmResponse) -> CheckResult:
-    """Check that a chat completion, which was requested with `return_token_ids`, contains the token
-    ids."""
+    """Check that a chat completion, requested with `return_token_ids`, contains the token ids of
+    the prompt and of the answer."""
 
     def failed(finding: str) -> CheckResult:
         return CheckResult("token ids", False, finding, "version >=0.24", is_required=True)
@@ -107,7 +110,7 @@ def check_token_ids(response: VllmResponse) -> CheckResult:
 
 
 def check_logprobs(response: VllmResponse) -> CheckResult:
-    """Check that a chat completion has one finite logprob for each token."""
+    """Check that a chat completion has one finite logprob for each sampled token."""
 
     def failed(finding: str, fix: str = "") -> CheckResult:
         return CheckResult("logprobs", False, finding, fix, is_required=True)
@@ -125,13 +128,12 @@ def check_logprobs(response: VllmResponse) -> CheckResult:
 
 
 def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> CheckResult:
-    """Check that vLLM reports the logprobs of the distribution from which it samples: the
-    distribution after the logits were divided by the temperature.
+    """Check that vLLM reports the logprobs of the distribution from which it samples, in which the
+    logits are divided by the temperature.
 
-    The arguments are two completions of the same prompt, at temperatures 1 and 2, with the top
-    logprobs at the first position. Logits are divided by the temperature. Therefore the difference
-    between the logprobs of two tokens at temperature 2 must be half of the difference at
-    temperature 1.
+    The arguments are two chat completions for the same prompt, at temperatures 1 and 2, with the
+    top logprobs at the first position. If the logprobs include the temperature, the difference
+    between the logprobs of two tokens at temperature 2 is half of the difference at temperature 1.
     """
 
     def result(is_ok: bool, finding: str, fix: str = "") -> CheckResult:
@@ -157,8 +159,9 @@ def check_sampled_distribution(at_one: VllmResponse, at_two: VllmResponse) -> Ch
 
 
 def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
-    """Check that vLLM has all UPDATE_ROUTES, which are the POST routes that replace the weights. If
-    a route exists, vLLM responds to a GET on the route with status 405."""
+    """Check that vLLM has all UPDATE_ROUTES, which are the POST routes that replace the weights.
+    `responses` has the response to a GET request on each route. Its status is 405 if the route
+    exists."""
     name, fix = "weight update", "VLLM_SERVER_DEV_MODE=1 in its environment"
     missing = [route for route, response in responses.items() if response.status != NO_SUCH_METHOD]
     if missing:
@@ -168,8 +171,8 @@ def check_weight_update(responses: Mapping[str, VllmResponse]) -> CheckResult:
 
 
 def check_tool_calls(response: VllmResponse, chat_template: str | None) -> CheckResult:
-    """Check that vLLM supports tool calls, by the response to a chat completion with tools and
-    `tool_choice: auto`."""
+    """Check that vLLM supports tool calls. `response` is the response to a chat completion request
+    with tools and `tool_choice: auto`."""
     if response.is_ok:
         return CheckResult("tool calls", True, "accepted")
     parser = tool_parser(chat_template) or "NAME"
@@ -181,8 +184,9 @@ def check_reasoning(server_info: VllmResponse, chat_template: str | None) -> Che
     """Check that vLLM uses a reasoning parser if the model's chat template contains `<think>`.
     Without a parser, the reasoning is part of the answer.
 
-    The parser is named in the response to GET /server_info, which only a vLLM in development mode
-    supports. Without this response, the check succeeds.
+    `server_info` is the response to GET /server_info, which names the parser. Only a vLLM in
+    development mode has this route. If the response does not contain the configuration, the check
+    succeeds.
     """
     name = "reasoning parser"
     config = as_object(server_info.json.get("vllm_config")).get("structured_outputs_config")
@@ -212,8 +216,8 @@ def _is_logprob(value: object) -> TypeGuard[float]:
 
 
 def _top_logprobs(response: VllmResponse) -> dict[str, float]:
-    """Return the top logprobs at the first position of a completion, by token. Impossible tokens
-    (logprob -inf) are left out."""
+    """Return the top logprobs at the first position of a completion, by token. Tokens with logprob
+    -inf are left out."""
     entries = _logprobs(response)
     alternatives = as_list(entries[0].get("top_logprobs")) if entries else []
     by_token = {entry.get("token"): entry.get("logprob") for entry in map(as_object, alternatives)}

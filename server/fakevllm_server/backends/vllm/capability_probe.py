@@ -1,6 +1,7 @@
-"""Requests that the server sends to vLLM after each start, to find out what this vLLM can do.
+"""Probe requests that the server sends to vLLM after each start, to find out what this vLLM
+supports.
 
-The requests also warm vLLM up: the first tokens after a cold start can take half a minute.
+The requests also warm vLLM up, because the first tokens after a start can take half a minute.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ log = logging.getLogger("fakevllm.server")
 PROBE_FILE = "engine_probes.json"
 """The file in the run directory with the results of the latest probe."""
 COMPLETION_TIMEOUT_S = 300.0
-"""vLLM may compile kernels for the first tokens."""
+"""Timeout of a completion. It is long because vLLM may compile kernels for the first tokens."""
 SERVER_ERROR = 500
-"""Lowest status of a temporary failure. Lower statuses depend on how vLLM was started."""
+"""Lowest HTTP status that counts as a temporary failure. Lower error statuses depend on how vLLM
+was started."""
 NUM_TOP = 20
-"""Number of top logprobs that are requested, which is vLLM's default limit. More top logprobs have
-larger differences, which make the check of the logprobs more certain."""
+"""Number of top logprobs to request, which is vLLM's default limit. Among more top logprobs there
+are larger differences, which make the check of the logprobs more certain."""
 UNTRUNCATED = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings that sample from the whole distribution, and override generation_config.json."""
 TOOL: Json = {
@@ -40,7 +42,7 @@ TOOL: Json = {
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model in vLLM's response to GET /v1/models."""
+    """A model that vLLM lists in its response to GET /v1/models."""
 
     name: str
     max_model_len: int
@@ -78,8 +80,9 @@ async def probe(
 
 
 def served_model(response: VllmResponse, wanted_name: str) -> ServedModel:
-    """Return the model with the wanted name from vLLM's response to GET /v1/models. If no model has
-    this name, return the first model."""
+    """Return the model named `wanted_name` from vLLM's response to GET /v1/models, or the first
+    model if none has this name. Raises BackendRefused if vLLM requires another API key or the
+    server is not a vLLM, and BackendError if there is no model."""
     if response.status in (401, 403):
         raise BackendRefused("vLLM wants another key: give it with --rollout-key-file FILE")
     cards = [as_object(card) for card in as_list(response.json.get("data"))]
@@ -117,9 +120,9 @@ async def _complete(client: ControlClient, model: ServedModel, **sampling: Any) 
 
 
 def _settled(response: VllmResponse, request: str) -> VllmResponse:
-    """Return `response` unchanged if it is conclusive about vLLM's capabilities. Raises
-    BackendError if there was no response or a server error, because such a failure may be
-    temporary."""
+    """Return `response` unchanged. Raises BackendError if there was no response or a server error
+    (status 500 or above). Such failures may be temporary, and say nothing about vLLM's
+    capabilities."""
     if response.status == 0:
         raise BackendError(f"vLLM did not respond to {request}: {response.detail}")
     if response.status >= SERVER_ERROR:

@@ -1,7 +1,7 @@
 """The command line and the environment of `vllm serve`. This module does not start a process.
 
-All values that this module sets are defaults. An argument or environment variable of the user
-overrides a default.
+Most values are defaults, which an argument or an environment variable of the user overrides.
+Arguments that break an assumption of the server are refused.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ these parsers."""
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """The vLLM that is installed for this Python."""
+    """The vLLM package that is installed for this Python."""
 
     version: str
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the installed vLLM is a build for CPUs. Such a build has "cpu" in its version.
-        vLLM looks for the same substring when it selects its platform."""
+        """Whether the installed vLLM is a build for CPUs, whose version contains "cpu". vLLM itself
+        looks for the same substring to select its platform."""
         return "cpu" in self.version
 
     @property
@@ -90,9 +90,10 @@ class Install:
 def serve_command(
     spec: EngineSpec, install: Install, socket: Path, chat_template: str | None
 ) -> list[str]:
-    """Return the command that starts `vllm serve` on a Unix socket, under the process supervisor.
+    """Return the command that starts `vllm serve` on a Unix socket, as a child of the process
+    supervisor.
 
-    Raises BackendRefused if `spec` has no model or has an argument in `REFUSED`.
+    Raises BackendRefused if `spec` has no model, or an argument that is listed in `REFUSED`.
     """
     if spec.model is None:
         raise BackendRefused("vLLM needs a model: set --model to a folder in Hugging Face format")
@@ -112,8 +113,8 @@ def serve_command(
 
 
 def job_arguments(job: TrainJob) -> dict[str, str]:
-    """Return the arguments of `vllm serve` for the engine settings of a job. The keys are the names
-    of the arguments without leading dashes.
+    """Return the arguments of `vllm serve` for a job's engine settings, by name without leading
+    dashes.
 
     >>> job_arguments(TrainJob(max_num_seqs=8))
     {'max-num-seqs': '8'}
@@ -123,8 +124,9 @@ def job_arguments(job: TrainJob) -> dict[str, str]:
 
 
 def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[str, str]:
-    """Return the environment variables for vLLM's process. Inherited variables override the
-    defaults. VLLM_API_KEY is removed, because the server's requests carry no key."""
+    """Return the environment variables for vLLM's process: defaults, and the inherited variables,
+    which override them. VLLM_API_KEY is removed, because the server's requests carry no key.
+    Redirects of media URLs are always disabled."""
     defaults = {
         # Enables the routes that change weights. Only the server can reach the socket.
         "VLLM_SERVER_DEV_MODE": "1",
@@ -143,8 +145,8 @@ def serve_environment(inherited: Mapping[str, str], install: Install) -> dict[st
 
 
 def tool_parser(chat_template: str | None) -> str | None:
-    """Return the name of vLLM's parser for the tool call format of a chat template. Return None if
-    no parser is known.
+    """Return the name of vLLM's parser for the tool call format of a chat template, or None if no
+    parser is known.
 
     >>> tool_parser("{{ '<tool_call>' }}")
     'hermes'
@@ -155,11 +157,11 @@ def tool_parser(chat_template: str | None) -> str | None:
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
-    """Parse command line arguments. Return a dict from the name of each long flag to its value, or
-    to None for a flag without a value.
+    """Parse command line arguments. Return the value of each long flag by its name, or None for a
+    flag without a value.
 
-    The names are those that vLLM uses, without leading dashes, without the prefix `no-`, and with
-    hyphens instead of underscores.
+    Names are in vLLM's form: without leading dashes, without the prefix `no-`, and with hyphens
+    instead of underscores.
 
     >>> parse_flags(["--max_model_len=512", "--no-enforce-eager", "--dtype", "half"])
     {'max-model-len': '512', 'enforce-eager': None, 'dtype': 'half'}

@@ -1,5 +1,5 @@
-"""HTTP client that controls a vLLM. It checks the health of vLLM, replaces its weights, and sends
-the requests that probe its capabilities.
+"""HTTP client that controls a vLLM server: it checks its health, replaces its weights, and sends
+the probe requests.
 
 Every request has a timeout.
 """
@@ -19,19 +19,19 @@ log = logging.getLogger("fakevllm.server")
 
 HEALTH_TIMEOUT_S = 5.0
 DEFAULT_TIMEOUT_S = 30.0
-"""Time limit for routes that need only vLLM's API process and not its engine. The machine may be
+"""Timeout of requests that need only vLLM's API process and not its engine. The machine may be
 busy."""
 PAUSE_TIMEOUT_S = 120.0
-"""vLLM first finishes its current engine step, which may have a large batch."""
+"""Timeout of a pause. vLLM first finishes its current engine step, which may have a large batch."""
 RELOAD_TIMEOUT_S = 900.0
-"""Weights of hundreds of gigabytes may come from a slow disk."""
+"""Timeout of a reload. Weights of hundreds of gigabytes may come from a slow disk."""
 NO_ROUTE = 404, 405
 CONNECTION_ERRORS = aiohttp.ClientError, OSError, TimeoutError
 
 
 class ControlClient:
-    """A client for one vLLM. Each connection is used once, because vLLM may close an idle
-    connection at any time."""
+    """HTTP client of one vLLM server. Each connection is used for one request only, because vLLM
+    may close an idle connection at any time."""
 
     def __init__(self, url: str, socket: Path | None, headers: Mapping[str, str]) -> None:
         connector: aiohttp.BaseConnector
@@ -45,34 +45,33 @@ class ControlClient:
         await self._http.close()
 
     async def get(self, path: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> VllmResponse:
-        """Send a GET request to vLLM and return the response. After a connection error or a
-        timeout, the returned response has status 0."""
+        """Send a GET request to vLLM and return the response. If the connection fails or the
+        request times out, the response has status 0."""
         return await self._send("GET", path, None, timeout_s)
 
     async def post(
         self, path: str, body: Json | None = None, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> VllmResponse:
-        """Send a POST request to vLLM and return the response. After a connection error or a
-        timeout, the returned response has status 0."""
+        """Send a POST request to vLLM and return the response. If the connection fails or the
+        request times out, the response has status 0."""
         return await self._send("POST", path, body, timeout_s)
 
     async def is_healthy(self) -> bool:
         return (await self.get("/health", HEALTH_TIMEOUT_S)).is_ok
 
     async def pause(self) -> None:
-        """Pause vLLM. A paused vLLM runs no engine step until `resume`, and keeps its running
-        requests.
+        """Pause vLLM. Until `resume`, vLLM runs no engine step. It keeps its running requests.
 
         Raises ActionFailed if vLLM reports a failure, and BackendError if vLLM does not respond.
         """
         await self._require("/pause?mode=keep", PAUSE_TIMEOUT_S)
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Load new weights into a paused vLLM, then resume vLLM.
+        """Load new weights into a paused vLLM, and then resume it.
 
-        Because of the pause, no engine step computes with a mixture of old and new weights. If
-        loading fails, vLLM stays paused. Raises ActionFailed if vLLM reports a failure, and
-        BackendError if vLLM does not respond.
+        Because of the pause, no engine step uses a mixture of old and new weights. If loading
+        fails, vLLM stays paused. Raises ActionFailed if vLLM reports a failure, and BackendError if
+        vLLM does not respond.
         """
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await self._require("/collective_rpc", RELOAD_TIMEOUT_S, body)
@@ -98,14 +97,14 @@ class ControlClient:
         return (await self.get("/is_paused")).json.get("is_paused") is True
 
     async def update_version(self, version: int) -> bool:
-        """Send the version of the current weights to vLLM. Return True if vLLM has recorded the
-        version, which not every vLLM supports."""
+        """Report the version of the current weights to vLLM. Return True if vLLM has recorded it.
+        Not every vLLM supports this."""
         body = {"new_version": str(version)}
         return (await self.post("/update_weight_version", body, HEALTH_TIMEOUT_S)).is_ok
 
     async def _require(self, path: str, timeout_s: float, body: Json | None = None) -> VllmResponse:
-        """Send a POST request, and return the response if its status is 200. Raises ActionFailed
-        for any other status, and BackendError if vLLM does not respond."""
+        """Send a POST request, and return the response if it is successful. Raises ActionFailed if
+        vLLM reports a failure, and BackendError if vLLM does not respond."""
         response = await self.post(path, body, timeout_s)
         name = path.partition("?")[0].strip("/")
         if response.status == 0:

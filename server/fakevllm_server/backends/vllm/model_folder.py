@@ -1,7 +1,6 @@
-"""The chat template and the default sampling parameters, read from vLLM's model folder.
+"""Read the chat template and the default sampling parameters from vLLM's model folder.
 
-If the model is a Hugging Face name that vLLM downloads, there is no local folder from which the
-template and the parameters can be read.
+If vLLM downloads the model from the Hugging Face hub, there is no such folder to read.
 """
 
 from __future__ import annotations
@@ -17,7 +16,8 @@ vLLM ignores the key `do_sample`."""
 
 
 def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> str | None:
-    """Return the chat template that vLLM will use, or None if it cannot be read."""
+    """Return the chat template that vLLM will use, or None if it cannot be read. `flags` are vLLM's
+    command line flags."""
     user_template = flags.get("chat-template")
     if user_template is not None:
         return _read_text(Path(user_template)) or user_template
@@ -30,7 +30,8 @@ def read_chat_template(model: str | None, flags: Mapping[str, str | None]) -> st
 
 
 def read_default_sampling(model: str | None, flags: Mapping[str, str | None]) -> Json:
-    """Return the sampling parameters that vLLM uses by default, if a request does not set them."""
+    """Return the values that vLLM uses for sampling parameters that a request does not set. `flags`
+    are vLLM's command line flags."""
     source = flags.get("generation-config") or "auto"
     folder = model if source == "auto" else source
     settings: Json = {}

@@ -2,11 +2,10 @@
 
     python -m fakevllm_server.backends.vllm.process_supervisor -- PROGRAM [ARGUMENT...]
 
-The server starts the supervisor as the leader of a new process group. PROGRAM and all processes
-that PROGRAM starts belong to this group. The supervisor passes SIGTERM on to PROGRAM. The
-supervisor ends the whole group when PROGRAM ends. It also ends the group when the supervisor's
-standard input closes, which happens when the server is killed. The exit code of the supervisor is
-the exit code of PROGRAM.
+The server starts the supervisor as the leader of a new process group, to which PROGRAM and all
+processes that PROGRAM starts belong. The supervisor passes SIGTERM on to PROGRAM. It ends the whole
+group when PROGRAM ends. It also ends the group when its own standard input closes, which happens
+when the server is killed. Its exit code is that of PROGRAM.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ POLL_INTERVAL_S = 0.02
 
 
 def main() -> int:
-    """Run the program whose command line is in `sys.argv`. When the program has ended, end all
-    processes that it started. Return the program's exit code, or 128 + the number of the signal
-    that ended the program."""
+    """Run the program whose command line is in `sys.argv`, and end all processes that it has
+    started when it ends. Return the program's exit code, or 128 + the number of the signal that
+    ended it."""
     command = sys.argv[1:]
     if command[:1] != ["--"] or not command[1:]:
         print("usage: process_supervisor -- PROGRAM [ARGUMENT...]", file=sys.stderr)
@@ -58,8 +57,8 @@ def main() -> int:
 
 
 def _wait_for_exit_or_eof(pid: int) -> bool:
-    """Wait until the program has ended or standard input has closed. Return True if the program has
-    ended, and False if standard input has closed."""
+    """Wait until the program with the process id `pid` has ended, or standard input has closed.
+    Return True if the program has ended."""
     process = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -73,11 +72,11 @@ def _wait_for_exit_or_eof(pid: int) -> bool:
 
 
 def _end_group() -> None:
-    """End all other processes of the supervisor's process group: first with SIGTERM, then with
+    """End all other processes of the supervisor's process group, first with SIGTERM, then with
     SIGKILL.
 
-    Resource trackers of Python get SIGKILL last, because they clean up after the other processes. A
-    process that survives SIGKILL hangs in the kernel, and cannot be ended.
+    Python's resource trackers get SIGKILL last, because they clean up after the other processes. A
+    process that survives SIGKILL hangs in the kernel and cannot be ended.
     """
     started_at = time.monotonic()
     _send_signal(_other_processes(), signal.SIGTERM)
@@ -89,10 +88,10 @@ def _end_group() -> None:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Return whether a process is a resource tracker of Python.
+    """Return whether a process is one of Python's resource trackers.
 
-    A resource tracker removes the shared memory of killed processes. The tracker ignores SIGTERM,
-    and ends by itself when all processes that use the tracker have ended.
+    A resource tracker removes the shared memory of killed processes. It ignores SIGTERM, and ends
+    by itself when all processes that use it have ended.
     """
     try:
         return b"resource_tracker" in (Path("/proc") / str(pid) / "cmdline").read_bytes()

@@ -1,4 +1,4 @@
-"""One HTTP response of vLLM, and functions that read its JSON without raising an error."""
+"""An HTTP response of vLLM, and functions that read its JSON without raising errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ MAX_DETAIL_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class VllmResponse:
-    """A response of vLLM. If no response arrived, `status` is 0 and `body` is the reason."""
+    """An HTTP response of vLLM. If there was no response, `status` is 0 and `body` is the
+    reason."""
 
     status: int
     body: bytes
@@ -25,13 +26,12 @@ class VllmResponse:
 
     @property
     def json(self) -> Json:
-        """The response body as a JSON object, or an empty object if the body is not a JSON
-        object."""
+        """The body as a JSON object, or {} if the body is not a JSON object."""
         return parse_object(self.body)
 
     @property
     def detail(self) -> str:
-        """The reason for a failure, taken from the response body, on one line of at most
+        """The reason for a failure, from the response body, on one line of at most
         `MAX_DETAIL_CHARS` characters."""
         error = self.json.get("error")
         message = as_object(error).get("message") or error or self.body.decode(errors="replace")

@@ -1,8 +1,5 @@
-"""vLLM as the rollout engine, either as a child process on a Unix socket or as a vLLM server at
-`--rollout-url`.
-
-In this module, a vLLM server at a URL is named an external vLLM.
-"""
+"""vLLM as the rollout engine. vLLM is either a child process on a Unix socket, or an external vLLM:
+a server at `--rollout-url` that the user has started."""
 
 from __future__ import annotations
 
@@ -58,7 +55,7 @@ class VllmRollout:
         """Number of publishes in a row that failed after the pause."""
 
     async def launch(self) -> Endpoint:
-        """Start vLLM, or connect to an external vLLM. Then probe the capabilities of this vLLM.
+        """Start vLLM, or connect to an external vLLM. Then probe its capabilities.
 
         Raises BackendRefused if the user must correct a setting, and BackendError if vLLM does not
         become ready for another reason.
@@ -73,12 +70,13 @@ class VllmRollout:
             raise
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        """Replace vLLM's weights. First, running calls have up to `DRAIN_BOUND_S` seconds to
-        finish. Raises BackendError if the weights cannot be replaced.
+        """Replace vLLM's weights. Before vLLM is paused for this, running calls have up to
+        `DRAIN_BOUND_S` seconds to finish. Raises BackendError if the weights cannot be replaced.
+        After such a failure, the state depends on its cause:
 
-        * If vLLM was not paused, it continues with the old weights.
-        * If a child process fails after the pause, it is ended, because its weights are unknown.
-        * If an external vLLM fails after the pause, it stays paused, and calls wait until a later
+        * If vLLM could not be paused but still works, it continues with the old weights.
+        * A child process that fails after the pause is ended, because its weights are unknown.
+        * An external vLLM that fails after the pause stays paused. Its calls wait until a later
           publish succeeds.
         """
         client = self._connected_client()
@@ -97,8 +95,8 @@ class VllmRollout:
         return await self._client.is_healthy()
 
     async def lost(self) -> str:
-        """Wait until vLLM has ended or hangs. Return a message that describes the failure. A child
-        process that hangs is ended."""
+        """Wait until vLLM has ended or hangs. A child process that hangs is ended. Return a message
+        that describes the failure."""
         if self._client is None:
             return "vLLM is not running"
         hung = asyncio.ensure_future(self._wait_until_hung(self._client))
@@ -118,8 +116,8 @@ class VllmRollout:
     async def close(self) -> None:
         """End the child process, or disconnect from an external vLLM.
 
-        If `close` is cancelled, the work continues in the background. The next call of `close`
-        waits until this work has finished.
+        If this call is cancelled, closing continues in the background, and the next call of `close`
+        waits for it.
         """
         if self._closing is None or self._closing.done():
             self._closing = asyncio.ensure_future(self._close())
@@ -196,9 +194,9 @@ class VllmRollout:
         )
 
     async def _pause(self, client: ControlClient) -> None:
-        """Pause vLLM. If the request fails, raise BackendError. vLLM may have paused although the
-        request failed. Therefore it is resumed before the error is raised, if it still has its old
-        weights."""
+        """Pause vLLM. Raises BackendError if this fails. vLLM may be paused although the request
+        failed. Therefore a vLLM that still has its old weights is resumed before the error is
+        raised."""
         self._is_changing = True
         try:
             await client.pause()
@@ -215,9 +213,9 @@ class VllmRollout:
             ) from None
 
     async def _pause_failure(self, failure: BackendError) -> BackendError:
-        """Handle a failed pause, after which it is unknown whether vLLM is paused. A child process
-        is ended, so that the server starts vLLM again. An external vLLM is marked as failed, so
-        that the server connects to this vLLM again. Return the error to raise."""
+        """Handle a failed pause, after which it is unknown whether vLLM is paused. Return the error
+        to raise. A child process is ended, so that the server starts vLLM again. An external vLLM
+        is marked as unhealthy, so that the server connects to it again."""
         if self._spec.url is None:
             await self.close()
             return BackendError(
@@ -228,7 +226,7 @@ class VllmRollout:
         return BackendError(f"{self._name} was not paused for new weights: {failure}")
 
     async def _push(self, client: ControlClient, folder: Path, version: int) -> None:
-        """Load new weights into vLLM. If loading fails, try once more."""
+        """Load new weights into a paused vLLM. If this fails, try once more."""
         try:
             await client.load_weights(folder, version)
         except BackendError as failure:
@@ -238,9 +236,9 @@ class VllmRollout:
             await client.load_weights(folder, version)
 
     async def _publish_failure(self, failure: BackendError, folder: Path) -> BackendError:
-        """Handle a failed publication of weights. A child process is ended. For an external vLLM,
-        the failure is counted, because too many failures make it unhealthy. Return the error to
-        raise."""
+        """Handle a failure to load new weights, and return the error to raise. A child process is
+        ended. For an external vLLM, the failure is counted; after MAX_FAILED_PUBLISHES failures in
+        a row, it is unhealthy."""
         if self._spec.url is None:
             await self.close()
             return BackendError(f"vLLM did not take new weights and was ended: {failure}")
@@ -284,14 +282,14 @@ def _size(file: Path) -> int:
 
 
 def _read_from(file: Path, position: int) -> str:
-    """Return the text of a log file from a byte position to the end."""
+    """Return the text of a log file from the byte position `position` to the end."""
     with file.open("rb") as log_file:
         log_file.seek(position)
         return log_file.read().decode(errors="replace")
 
 
 def find_install() -> Install:
-    """Return the vLLM that is installed for this Python, without importing vllm. Raises
+    """Find the vLLM package that is installed for this Python, without importing it. Raises
     BackendRefused if vLLM is not installed."""
     try:
         version = importlib.metadata.version("vllm")

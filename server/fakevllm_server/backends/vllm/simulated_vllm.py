@@ -1,14 +1,14 @@
-"""A simulation of vLLM for tests. It has vLLM's control routes, and a deterministic policy instead
-of a model.
+"""A simulated vLLM server for tests. It has vLLM's control routes, and a deterministic policy
+instead of a model.
 
     python -m fakevllm_server.backends.vllm.simulated_vllm FOLDER --uds PATH [--fault NAME]
 
 The simulation behaves as follows:
 
 * It reports the logprobs of its policy at the requested temperature.
-* The weights are the file `weights.txt` in the weights folder. The text of this file is the content
+* Its weights are the text of the file `weights.txt` in the weights folder. This text is the content
   of every answer.
-* While it is paused, the simulation samples nothing.
+* It samples nothing while it is paused.
 * After a failed reload of the weights, the content of every answer is the text HALF_LOADED.
 
 Each `Fault` makes the simulation behave like a vLLM with one wrong setting or one failure.
@@ -187,8 +187,8 @@ def _server_error(message: str) -> web.Response:
 
 
 def policy(temperature: float) -> list[float]:
-    """Return the logprobs of all tokens of the vocabulary, from the most to the least likely token.
-    The logprobs do not depend on the prompt."""
+    """Return the logprobs of all tokens of the vocabulary at a temperature, from the most to the
+    least likely token. They do not depend on the prompt."""
     logits = [-0.25 * token / temperature for token in range(VOCABULARY)]
     total = math.log(sum(map(math.exp, logits)))
     return [logit - total for logit in logits]

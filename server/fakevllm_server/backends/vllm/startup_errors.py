@@ -1,4 +1,4 @@
-"""Known causes of a failed start of vLLM, each with a fix. A cause is recognized by the text of
+"""Known causes of a failed start of vLLM, each with a fix. A cause is recognized by a text in
 vLLM's log."""
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ first."""
 
 
 def explain_startup_error(log: str) -> str | None:
-    """Return the cause and the fix for a failed start, or None if the log shows no known cause.
+    """Return the cause of a failed start and its fix, or None if the log shows no known cause.
 
     >>> explain_startup_error("ValueError: No available memory for the cache blocks.")[:26]
     'the KV cache does not fit:'

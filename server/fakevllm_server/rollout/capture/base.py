@@ -1,11 +1,11 @@
-"""Capture of one LLM call: its tokens are recorded for training, and the app gets the answer that a
-plain vLLM would give.
+"""Capture of one LLM call: the call's tokens are recorded for training, and the app gets the answer
+that a plain vLLM would give.
 
 This module has the part that all wire formats share. Each wire format has a subclass of
 CallCapture.
 
 * The engine is asked for token ids, logprobs, weight versions and usage.
-* Answer fields that the app did not request are reset to null, as a plain vLLM would print them.
+* Answer fields that only the capture requested are reset to null, as in a plain vLLM's answer.
   Stream chunks that vLLM sends only because of the capture's request fields are removed.
 * Token ids and logprobs are recorded as the engine reported them. They are never derived from the
   text.
@@ -45,8 +45,9 @@ _PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, RecursionError
 
 
 class CallCapture(ABC):
-    """Capture of one LLM call. It is created from the app's request body, and `record` returns the
-    recorded call at the end."""
+    """Capture of one LLM call: it adds fields to the request for the engine, and records the tokens
+    in the answer. Create it from the app's request body. At the end, `record` returns the recorded
+    call."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class CallCapture(ABC):
 
     @staticmethod
     def cannot_capture(body: Json) -> bool:
-        """Return True if no part of the call could be trained on. Such a call is relayed to the
-        engine without capture."""
+        """Return True if no part of a call with this request body could be trained on. Such a call
+        is forwarded to the engine without capture."""
         return False
 
     @abstractmethod
@@ -106,26 +107,27 @@ class CallCapture(ABC):
 
     @abstractmethod
     def _request_logprobs(self, body: Json) -> None:
-        """Add the field that requests logprobs to the engine's request `body`.
+        """Add the field that requests logprobs to `body`, the request for the engine.
 
-        The field is not added if vLLM must refuse the app's own fields, because the app must get
-        this refusal.
+        The field is not added if vLLM would refuse a combination of the app's own fields. The app
+        must then get this refusal.
         """
 
     @abstractmethod
     def _logprobs_in(self, choice: Json) -> list[Any]:
-        """Return the logprob of each token in one choice of an answer, as the engine reported
-        it."""
+        """Return the logprob of each token in one choice of an answer. The logprobs are those that
+        the engine reported."""
 
     @abstractmethod
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if a plain vLLM would not have sent this choice of a stream chunk."""
+        """Return True if this choice of a stream chunk exists only because of the fields that the
+        capture requested. A plain vLLM would not have sent it."""
 
     # --- from the request to the record
 
     def upstream_body(self) -> Json:
-        """Return the request body for the engine: the app's body with the capture's fields
-        added."""
+        """Return the request body for the engine: the app's body with the fields that the capture
+        needs."""
         body: Json = self.body | {"return_token_ids": True, "return_weight_versions": True}
         self._request_logprobs(body)
         if self._requests_allowed:
@@ -180,8 +182,8 @@ class CallCapture(ABC):
     def event(self, event: bytes) -> bytes:
         """Record one event of a stream, and return the bytes to send to the app now.
 
-        The bytes are empty if the app must not see the event, or if the event is held back. An
-        event that was held back is returned together with a later event.
+        The result is empty if the app must not see the event, or if the event is held back. An
+        event that was held back is returned later, before the next event that is sent.
         """
         try:
             chunk = parse_event(event)
@@ -196,15 +198,15 @@ class CallCapture(ABC):
         return self._release_held_chunk() + event if event == DONE else event
 
     def mark_refused(self) -> None:
-        """Record that the engine refused the request fields that the capture added, and that it
-        then answered the request without these fields."""
+        """Record that the engine refused the request with the fields that the capture added, and
+        then answered the request without them. The call is then untrainable."""
         self._capture_failure = "capture_refused"
 
     def record(self, stamp: CallStamp) -> RecordedCall | None:
         """Return the recorded call, or None if the answer is incomplete.
 
         If the engine did not report a weight version for every token, the versions are taken from
-        `stamp`, which contains the versions that were served during the call.
+        `stamp`. It contains all versions that were served during the call.
         """
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
@@ -251,7 +253,7 @@ class CallCapture(ABC):
         return "unknown_weights" if is_doubtful else None
 
     def _chunk(self, chunk: Json) -> bytes:
-        """Record one chunk of a stream, and return the bytes that the app may see now."""
+        """Record one chunk of a stream, and return the bytes to send to the app now."""
         usage: Json = chunk.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens", self._completion_tokens)
         choices: list[Json] = chunk.get("choices") or []
@@ -270,12 +272,13 @@ class CallCapture(ABC):
         return self._release_held_chunk() + encode(chunk)
 
     def _release_held_chunk(self, fingerprint: str | None = None) -> bytes:
-        """Return the bytes of the chunk that was held back, or no bytes if no chunk was held back.
+        """Return the chunk that was held back, as bytes for the app. Return no bytes if no chunk
+        was held back.
 
-        vLLM prints the system fingerprint only in the last chunk of a stream. If usage is
-        requested, the last chunk is the usage chunk. If only the capture requested usage, the usage
-        chunk is not sent to the app. The app's last chunk is then the chunk before it, which is
-        held back for this purpose, and gets the `fingerprint` of the usage chunk.
+        vLLM writes the system fingerprint only in the last chunk of a stream. With usage (token
+        counts) requested, the last chunk is the usage chunk. If only the capture requested usage,
+        the app does not get the usage chunk, so the chunk before it is the app's last chunk. This
+        chunk is held back until the usage chunk arrives, and gets its `fingerprint`.
         """
         held, self._held_chunk = self._held_chunk, None
         if held is None:
@@ -331,16 +334,17 @@ class CallCapture(ABC):
 
 
 def _as_vllm_writes(body: Json) -> bytes:
-    """Serialize an answer to JSON with vLLM's format of small numbers. vLLM writes 1e-05 where
-    orjson would write 1e-5."""
+    """Serialize an answer to JSON as vLLM does. Small numbers differ between serializers: vLLM
+    writes 1e-05, orjson would write 1e-5."""
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def _adds_usage(body: Json) -> bool:
-    """Return True if the capture must request usage (token counts), because the app does not.
+    """Return True if the capture must request usage (token counts) from the engine, because the app
+    does not.
 
-    The capture requests usage only for streams with one choice, because vLLM reports usage as the
-    sum over all choices.
+    The capture needs usage only for streams. It requests usage only if the stream has one choice,
+    because vLLM reports usage as the sum over all choices.
     """
     if body.get("stream") is not True or body.get("n") not in (None, 1):
         return False
@@ -349,8 +353,8 @@ def _adds_usage(body: Json) -> bool:
 
 
 def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
-    """Return the chunk with a system fingerprint inserted after `choices`, which is vLLM's
-    position."""
+    """Return a stream chunk with the system fingerprint inserted after `choices`, where vLLM writes
+    it."""
     extended: Json = {}
     for key, value in chunk.items():
         extended[key] = value
@@ -360,15 +364,16 @@ def _with_fingerprint(chunk: Json, fingerprint: str) -> Json:
 
 
 def _cover(spans: Sequence[VersionSpan], length: int) -> bool:
-    """Return True if the version spans cover exactly `length` tokens without a gap."""
+    """Return True if the version spans (ranges of tokens, each with a weight version) cover exactly
+    `length` tokens, without gaps."""
     begins = [span.start for span in spans]
     ends = [span.end for span in spans]
     return bool(spans) and begins == [0, *ends[:-1]] and ends[-1] == length
 
 
 def _checked_id(value: object) -> int:
-    """Return the value if it is an integer from 0 to MAX_ID, so that it can be a token id, a
-    position or a weight version. Raises ValueError otherwise."""
+    """Return `value` if it is an integer from 0 to MAX_ID, as token ids, positions and weight
+    versions are. Raises ValueError otherwise."""
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value

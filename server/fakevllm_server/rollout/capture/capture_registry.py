@@ -1,4 +1,4 @@
-"""Table of the capture classes, by the engine's path, such as /v1/chat/completions."""
+"""The capture class for each path of the engine's API, such as /v1/chat/completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Capture of chat completions, and hiding of reasoning that the app does not want to see.
+"""Capture of the tokens of chat completions. If the app does not want to see the model's reasoning,
+the reasoning is removed from the answer after the capture.
 
 The module does no I/O.
 """
@@ -55,7 +56,8 @@ class ChatCapture(CallCapture):
             self._hidden_reasoning.hide(choice)
 
     def _is_extra_choice(self, choice: Json) -> bool:
-        """Return True if the choice is an empty delta that a plain vLLM would not have sent.
+        """Return True if this choice of a stream chunk is an empty delta that a plain vLLM would
+        not have sent.
 
         vLLM's parsers remove some tokens from the text. Such a token appears as an empty delta, but
         only if token ids or logprobs are requested.
@@ -66,7 +68,8 @@ class ChatCapture(CallCapture):
 
 def _needs_own_logprobs(body: Json) -> bool:
     """Return True if vLLM refuses the body, because it has `top_logprobs` or `logprob_token_ids`
-    without `logprobs`. The app must get this refusal, so the capture must not add `logprobs`."""
+    without `logprobs`. The app must get this refusal, so the capture does not add `logprobs` to
+    such a body."""
     return not body.get("logprobs") and bool(
         body.get("top_logprobs") or body.get("logprob_token_ids")
     )
@@ -77,12 +80,11 @@ _REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 
 class HiddenReasoning:
-    """Removes the reasoning from one answer in the same way as vLLM does. The answer may be
-    complete or streamed.
+    """Removes the reasoning from one answer, which may be streamed, in the same way as vLLM does.
 
-    With `include_reasoning: false`, vLLM hides the reasoning and also its token ids and logprobs,
-    which training needs. Therefore the capture requests the reasoning from vLLM and hides it from
-    the app.
+    With `include_reasoning: false`, vLLM hides the reasoning and also its token ids and logprobs.
+    Training needs these. Therefore the capture requests the reasoning from vLLM, and this class
+    hides it from the app.
     """
 
     def __init__(self) -> None:
@@ -104,7 +106,8 @@ class HiddenReasoning:
 
 
 def _without_reasoning(delta: Json) -> Json:
-    """Return the delta that vLLM's reasoning parsers would send with `include_reasoning: false`.
+    """Return a stream's delta as vLLM's reasoning parsers would send it with `include_reasoning:
+    false`.
 
     The field `reasoning` is set to null. If the delta has no content and no tool calls, return {}.
 

@@ -1,5 +1,5 @@
-"""Capture of text completions with one prompt and one choice. The choice contains the token ids and
-logprobs."""
+"""Capture of the tokens of text completions with one prompt and one choice. Other completions are
+not captured. The choice contains the token ids and logprobs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CompletionsCapture(CallCapture):
 
 def _num_prompts(prompt: object) -> int:
     """Return the number of prompts in the request field `prompt`. Return 0 if the field is neither
-    a text nor a list."""
+    a string nor a list."""
     if isinstance(prompt, str):
         return 1
     if not isinstance(prompt, list):

@@ -1,10 +1,10 @@
 """Access rules of the server: some routes are only for admins, and an episode is only for the owner
-of the key that claimed it.
+of the API key that claimed it.
 
 Clients may call the model, claim and end their own episodes, end groups, and read the status.
 Routes that affect other clients, or show other clients' calls, are only for admins. Groups of
-passive traffic have no owner: their ids are random, and while a group is open, only the proxy that
-created it knows its id.
+answers to apps' requests have no owner. Their ids are random, and while a group is open, only the
+proxy that created it knows its id.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ADMIN_PATHS = frozenset(
 """Paths that need a key with the role admin."""
 
 _MODEL_PATHS = ("/v1/", "/e/")
-"""Beginnings of all paths that call the model. No other path begins with them."""
+"""Prefixes of all paths that call the model. No other path has one of them."""
 
 
 def caller_of(state: ServerState, scope: Scope) -> str:
-    """Return the name of the owner of the API key that a request sends, or "" if the server
-    requires no keys. An owner may use the episodes that were claimed with the owner's key."""
+    """Return the owner id of the API key in a request, or "" if the server requires no keys. A
+    client may use the episodes that were claimed with a key of the same owner."""
     return state.config.keys.owner_of(api_key_of(header_map(scope)))
 
 
@@ -58,8 +58,11 @@ def is_key_of_episode(state: ServerState, key: str | None, path: str) -> bool:
 
 
 def invalid_key_error(state: ServerState, key: str | None, path: str) -> WireError:
-    """Return the error for an invalid key. The status is 404 if the request calls the model with
-    the key of an episode that is no longer claimed. Otherwise the status is 401."""
+    """Return the error for an invalid API key.
+
+    The status is 404 if the request calls the model with the key of an episode that is no longer
+    claimed. Otherwise the status is 401.
+    """
     is_late = (
         key is not None and key.startswith(EPISODE_KEY_PREFIX) and path.startswith(_MODEL_PATHS)
     )
@@ -69,7 +72,7 @@ def invalid_key_error(state: ServerState, key: str | None, path: str) -> WireErr
 
 
 def unclaimed_key() -> WireError:
-    """Return the error (404) for the key of an episode that is not claimed."""
+    """Return the error (404) for the API key of an episode that is not claimed."""
     return not_found("The episode of this key is not claimed, cannot accept new requests.")
 
 

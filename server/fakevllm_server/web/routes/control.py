@@ -62,7 +62,8 @@ class SyncReply(BaseModel):
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes of the engine's status, job and life cycle."""
+    """Return the routes for the engine's status, its job, its start and stop, the pause of claims,
+    and the run log."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/health")
@@ -169,7 +170,8 @@ def router(state: ServerState) -> APIRouter:
 
 
 def _refuse_running(state: ServerState) -> None:
-    """Raise HTTPException unless the engine is offline, because a running engine keeps its job."""
+    """Raise HTTPException (400) unless the engine is offline. A running engine keeps its job, so no
+    other job can be set."""
     if state.engine.status is not EngineStatus.OFFLINE:
         raise HTTPException(
             400,

@@ -1,8 +1,8 @@
-"""Routes for the episodes of active clients: claim, renew, end, abort.
+"""Routes for the episodes of clients that run agents: claim, renew, end, abort.
 
 The server speaks the protocol of AgentJet, a framework for training agents. Clients that were
-written for AgentJet search the messages for certain words. Therefore these words are the same as in
-AgentJet.
+written for AgentJet search the server's messages for certain words. Therefore the messages contain
+the same words as AgentJet's.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _ADVICE = {
     EngineStatus.WEIGHT_SYNCING: "Engine is syncing weights. Try again (maybe 1 minute) later.",
     EngineStatus.ROLLING_POST: "Engine is in post-rolling phase. Try again (maybe 1 minute) later.",
 }
-"""What to do when a claim is refused, by the engine's status."""
+"""Advice for a client whose claim is refused, by the engine's status."""
 _LOCKSTEP = (
     "The job is in lockstep: only groups of its proxy are trained, so no episode can be claimed."
 )
 _NO_FREE_EPISODE = "No available episodes to claim. Try again (maybe 1 minute) later."
-"""Sentence that clients match. The text that follows it in a message is for people."""
+"""Sentence that clients search for in a message. The text after it is for people."""
 _TASK_MISSING = (
     "throttle_policy.current_task_id must name the task of the episode: "
     "shares are counted in tasks."
@@ -147,7 +147,8 @@ def _idempotency_of(request: ClaimEpisodeRequest) -> Idempotency | None:
 
 
 def _claim_refusal(state: ServerState, request: ClaimEpisodeRequest) -> str | None:
-    """Return the reason why the episode cannot be claimed now, or None if it can be claimed.
+    """Return the reason why the requested episode cannot be claimed now, or None if it can be
+    claimed.
 
     Raises HTTPException (400) for a request that can never succeed.
     """
@@ -177,11 +178,11 @@ def _end_refusal(status: EngineStatus) -> str:
 
 
 def _scalar_reward(request: EndEpisodeRequest) -> float:
-    """Return the reward of an ended episode.
+    """Return the reward in a request that ends an episode.
 
-    Raises HTTPException (400) for a reward that is not one number, or for a wrong task id. The
-    check comes before the episode is closed, so the client can repeat the request with a correct
-    reward.
+    Raises HTTPException (400) if the reward is not one number, or if the task id is wrong. This
+    check is made before the episode is ended, so the client can send the request again with a
+    correct reward.
     """
     output = request.workflow_output
     if not request.task_id or output.metadata.get("task_id") != request.task_id:

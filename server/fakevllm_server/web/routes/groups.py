@@ -1,7 +1,7 @@
-"""Routes for groups of passive traffic, and for feedback samples.
+"""Routes for passive groups (the answers to one request of an app), and for feedback samples.
 
-A group ends with a reward for every sibling at once, or it is aborted. A feedback sample is an
-answer that is trained again because of later feedback from a user.
+A group ends with the rewards of all its siblings (answers) in one request, or it is aborted. A
+feedback sample is an answer that is trained again because of later feedback from a user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from fakevllm_server.web.server_state import ServerState
 
 
 def router(state: ServerState) -> APIRouter:
-    """Return the routes for groups and feedback samples."""
+    """Return the routes for passive groups (the answers to one request of an app) and for feedback
+    samples."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/end_group")

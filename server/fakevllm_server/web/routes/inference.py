@@ -1,8 +1,8 @@
-"""Calls to the model: endpoints of the wire formats, and small engine routes that are relayed.
+"""Model calls: endpoints of the wire formats, and small engine routes whose requests are relayed.
 
-A call belongs to a sibling if a header names the sibling. A call belongs to a claimed episode if
-its path or its key names the episode. These calls are captured for training. All other calls are
-only answered.
+A call belongs to a sibling (one answer to an app's request) if a header names the sibling. A call
+belongs to a claimed episode if its path or its API key names the episode. Calls of siblings and
+episodes are captured for training. All other calls are only answered.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ from fakevllm_server.web.server_state import ServerState
 log = logging.getLogger("fakevllm.server")
 
 LIMITS = Limits()
-"""Limits of the body of an episode's call."""
+"""Limits on the body of a call that belongs to an episode."""
 _RELAYED_LIMITS = Limits(json_depth=MAX_DEPTH)
-"""Limit of the nesting of all other bodies, which is above each limit that a proxy's user may set.
-vLLM parses deeper than this process, so that what it would read in a deeper body is not known."""
+"""Limit on the nesting of all other bodies. It is higher than each limit that the user of a proxy
+can set. Deeper bodies are refused, because vLLM can parse them and this process cannot, so their
+content cannot be checked."""
 HOLD_S = 300.0
 """Seconds that a call waits for an engine that is being restarted or given new weights."""
 _SIBLING = SIBLING_HEADER.lower().encode()
@@ -73,7 +74,7 @@ _ENGINE_FAILED = "The engine did not answer; it is being started again."
 
 def create_endpoint(state: ServerState, adapter: Adapter | None) -> AsgiApp:
     """Return the ASGI endpoint for calls in the wire format of `adapter`. If `adapter` is None, the
-    endpoint relays its requests to the engine unchanged."""
+    endpoint relays requests to the engine unchanged."""
 
     async def answer(scope: Scope, body: bytes, send: Send) -> None:
         if adapter is None:
@@ -89,11 +90,11 @@ def engine_endpoint(
     answer: Callable[[Scope, bytes, Send], Awaitable[None]],
     adapter: Adapter | None = None,
 ) -> AsgiApp:
-    """Return an ASGI endpoint that needs the engine.
+    """Return an ASGI endpoint that answers requests with the help of the engine.
 
-    `answer` sends the answer to a request with the given body. It is cancelled if the client
-    disconnects. If it raises WireError or EngineFailed, the client gets an error, in the wire
-    format of `adapter` if there is one.
+    The function `answer` sends the answer to a request. It is cancelled if the client disconnects.
+    If it raises WireError or EngineFailed, the client gets an error. With `adapter`, the error has
+    the adapter's wire format.
     """
 
     async def refuse(error: WireError, send: Send) -> None:
@@ -120,8 +121,8 @@ def engine_endpoint(
 
 
 async def relay_route(state: ServerState, scope: Scope, body: bytes, send: Send) -> None:
-    """Relay a request for a small route, such as /v1/models, to the engine. Unless the path is in
-    NEVER_WAIT, wait while the engine is restarted."""
+    """Relay a request for a small route, such as /v1/models, to the engine. If the engine is being
+    restarted, wait for it, unless the path is in NEVER_WAIT."""
     headers = header_map(scope)
     path = path_at_engine(state, scope)
     url = path_with_query(path, scope.get("query_string", b""))
@@ -139,10 +140,11 @@ async def attempt_when_serving(
     state: ServerState, attempt: Callable[[EngineClient], Awaitable[None]]
 ) -> None:
     """Call `attempt` with the client of an engine that answers calls. If the engine fails before
-    anything was sent to the client, wait until it answers again, and call `attempt` once more.
+    anything was sent to the client, wait until an engine answers again, and call `attempt` a second
+    time.
 
-    Raises EngineFailed if the second attempt fails too, and WireError (503) if the engine does not
-    answer in time.
+    Raises EngineFailed if the second attempt fails too, and WireError (503) if no engine answers in
+    time.
     """
     client = await _wait_until_serving(state)
     try:
@@ -155,11 +157,11 @@ async def attempt_when_serving(
 async def _wait_until_serving(
     state: ServerState, failed: EngineClient | None = None
 ) -> EngineClient:
-    """Return the client of an engine that answers calls. Unlike a model call, a request for a small
-    route does not wait at the gate while new weights are loaded.
+    """Wait until an engine answers calls, and return its client.
 
-    `failed` is the client of the engine that failed the request before. Raises WireError (503)
-    after HOLD_S seconds.
+    The function is for small routes, such as /v1/models. Unlike a model call, their requests do not
+    wait while new weights are loaded. `failed` is the client of an engine on which this request
+    failed before. Raises WireError (503) after HOLD_S seconds.
     """
     try:
         async with asyncio.timeout(HOLD_S):
@@ -169,7 +171,8 @@ async def _wait_until_serving(
 
 
 def path_at_engine(state: ServerState, scope: Scope) -> str:
-    """Return the path of a request, without the part that names an episode.
+    """Return the path of a request as the engine knows it, without the prefix `/e/UUID` that names
+    an episode.
 
     Raises WireError (404) if the request names an episode that is not claimed.
     """
@@ -187,7 +190,8 @@ def key_fingerprint(headers: dict[bytes, bytes]) -> str:
 async def _answer_call(
     state: ServerState, scope: Scope, adapter: Adapter, body: bytes, send: Send
 ) -> None:
-    """Answer a model call, and capture it if it belongs to a sibling or an episode."""
+    """Answer a model call. Capture it for training if it belongs to a sibling (an answer to an
+    app's request) or an episode."""
     headers = header_map(scope)
     siblings = _siblings_of_call(headers)
     episode = _episode_of_call(state, scope, headers)
@@ -232,7 +236,8 @@ async def _answer_call(
 def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None:
     """Raise WireError (400) if vLLM would fetch a media URL whose host is not allowed.
 
-    The other engines fetch nothing, and refuse media with vLLM's error for a text model.
+    If the rollout engine is not vLLM, nothing is checked: the other engines fetch nothing, and
+    refuse media with vLLM's error for a text model.
     """
     if state.config.rollout_name == "vllm":
         refusal = media_refusal(raw, body, state.config.media_domains)
@@ -241,9 +246,10 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
 
 
 def _check_previous_response(state: ServerState, key: str, checked: CheckedBody) -> None:
-    """Raise WireError (404) if a request refers to a response that its key has not made.
+    """Raise WireError (404) if the engine must not get the `previous_response_id` of a request.
 
-    The engine must not get such an id, because it does not check keys.
+    The engine may get the id only if it stores this response itself, and if the response was made
+    with the same API key. The server checks this, because the engine does not check keys.
     """
     response_id = previous_response_id_of(checked.raw, checked.body)
     if response_id is None:
@@ -262,10 +268,10 @@ def _log_direct_call(state: ServerState, headers: dict[bytes, bytes]) -> None:
 
 async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
     """Send a call to the engine. If the call fails before anything was sent to the client, wait
-    until the engine answers again, and send the call once more.
+    until an engine answers again, and send the call a second time.
 
-    Raises EngineFailed if the second attempt fails too, and WireError if the engine does not answer
-    again in time.
+    Raises EngineFailed if the second attempt fails too, and WireError if no engine answers again in
+    time.
     """
     async with _pass_gate(state) as (client, stamp):
         try:
@@ -280,8 +286,8 @@ async def _attempt_twice(state: ServerState, attempt: Attempt) -> None:
 async def _pass_gate(
     state: ServerState, failed: EngineClient | None = None
 ) -> AsyncGenerator[tuple[EngineClient, CallStamp]]:
-    """Wait until an engine answers calls and its gate is open, which means that no weights are
-    being changed. Yield the client of the engine and the call's stamp of weight versions.
+    """Wait until an engine answers calls and its weights are not being changed. Yield the engine's
+    client, and a stamp that records the weight versions of this call.
 
     The call counts as running while the `with` block runs. `failed` is the client of an engine on
     which this call failed before, or None. Raises WireError (503) after HOLD_S seconds, or if the
@@ -313,8 +319,8 @@ async def _enter_gate(
 
 
 async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None:
-    """Await `work`. If the client disconnects first, cancel `work`, which also ends the request to
-    the engine."""
+    """Await `work`. If the client disconnects first, cancel `work`, which also cancels the request
+    to the engine."""
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(wait_for_disconnect(receive))
     try:
@@ -340,11 +346,12 @@ def _siblings_of_call(headers: dict[bytes, bytes]) -> SiblingRange | None:
 def _episode_of_call(
     state: ServerState, scope: Scope, headers: dict[bytes, bytes]
 ) -> Episode | None:
-    """Return the claimed episode of a call, or None if the call names no episode.
+    """Return the claimed episode to which a call belongs, or None if the call names no episode.
 
-    A call names an episode by the episode's key. A call may also name an episode by its path and
-    send the API key that claimed the episode. Raises WireError (404) if the named episode is not
-    claimed, or was claimed with another key. The messages have the words of the swarm protocol.
+    A call can name an episode in two ways: by the episode's key, or by its path. In the second
+    case, the call must send the API key that claimed the episode, or the episode's key. Raises
+    WireError (404) if the named episode is not claimed, or was claimed with another key. The error
+    messages have AgentJet's words, because clients search for them.
     """
     key = api_key_of(headers)
     uuid = scope.get("path_params", {}).get("episode_uuid")
@@ -368,8 +375,8 @@ def _episode_of_call(
 
 
 def _with_model(checked: CheckedBody, model: str | None) -> CheckedBody:
-    """Return the request body with the name of the served model, because an agent may send any
-    model name."""
+    """Return the request body with the served model's name as `model`, because an agent may send
+    any name."""
     if checked.body is None or model is None or checked.body.get("model") == model:
         return checked
     raw, body = rewrite_body(checked.raw, model=model), checked.body | {"model": model}

@@ -1,5 +1,5 @@
-"""Routes that show the server's state: claimed episodes, the batch, tokens of a group, the latest
-call, the verbose log, and the run directory."""
+"""Routes that show the server's state: claimed episodes, the current batch, tokens of a group, the
+latest call, the verbose log, and the run directory."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from fakevllm_server.web.server_state import ServerState
 from fakevllm_server.web.verbose_log import MAX_CHARS, VerboseEntry, VerboseLog
 
 MASKED = "***"
-"""Text in place of an episode's key. Only the client that claimed the episode needs its key, and
-that client got the key with the claim."""
+"""Text that replaces an episode's key. Only the client that claimed the episode needs the key, and
+it got the key with the claim."""
 
 _LATEST_CALL_NOT_KEPT = (
     "The server does not keep the latest call: start it with --keep-latest-call to inspect calls."
@@ -51,8 +51,8 @@ class VerboseReply(BaseModel):
 
 
 def router(state: ServerState, latest_call: LatestCall | None) -> APIRouter:
-    """Return the inspection routes. `latest_call` is None if the server does not keep the latest
-    call."""
+    """Return the routes that show the server's state. `latest_call` is None if the server does not
+    keep the latest call."""
     routes = APIRouter(route_class=StrictRoute)
     for part in (_batch_routes(state), _token_routes(state), _trainer_routes()):
         routes.include_router(part)
@@ -109,7 +109,8 @@ def _status(episode: Episode, base_url: str) -> EpisodeStatus:
 
 
 def _batch_routes(state: ServerState) -> APIRouter:
-    """Return the routes that show the batch that is being collected."""
+    """Return two routes about the batch that is being collected. One shows the batch. With the
+    other, a client agrees to train on the batch."""
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.get("/get_current_batch_rollout_pool_information")
@@ -167,12 +168,11 @@ TRAINER_PATHS = (
 
 
 def _trainer_routes() -> APIRouter:
-    """Return the routes that are only for the trainer of AgentJet, the framework whose protocol
-    this server speaks. In AgentJet, the trainer is a client that sets the engine's state and the
-    batch.
+    """Return routes of the swarm protocol that refuse every request.
 
-    The trainer of this server is a child process of the server. Therefore these routes refuse every
-    request, with a reply in the protocol's format.
+    In AgentJet, the framework whose protocol this server speaks, the trainer is a client, and sets
+    the engine's state and the batch through these routes. This server has a trainer of its own, as
+    a child process. The refusals have the protocol's format.
     """
     routes = APIRouter()
     for path in TRAINER_PATHS:

@@ -1,9 +1,9 @@
-"""One call of a client in its wire format, and how the call is sent to the engine.
+"""One call of a client in the client's wire format, and how it is sent to the engine.
 
-The engine usually gets a chat completions or completions request. If the client's request cannot be
-translated to such a request, or if the engine refuses the translated request, the engine gets the
-client's original request on its own route for the client's format. An error message repeats parts
-of the request, so the refused request must be the one that the client wrote.
+The call is usually translated to a chat completions or completions request for the engine. If it
+cannot be translated, or if the engine refuses the translated request, the client's original request
+is sent to the engine's own route for this format. The reason is that an error message repeats parts
+of the request, and the client must see the parts that it wrote.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SaveCall = Callable[[RecordedCall], Awaitable[None]]
 SaveSiblingCall = Callable[[SiblingRef, RecordedCall], Awaitable[None]]
 """Saves a captured call of a sibling."""
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
-"""Sends a call to an engine and the answer to the client. It may be called again after
+"""Sends a call to an engine, and the answer to the client. It may be called again after it raised
 EngineFailed."""
 _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 """Body of the 404 that Starlette, below vLLM's FastAPI, sends for a path without a route."""
@@ -50,23 +50,24 @@ _STARLETTE_NO_ROUTE = {"detail": "Not Found"}
 
 @dataclass(frozen=True, slots=True)
 class ClientCall:
-    """One call of a client. Its methods send the call to the engine, and the answer to the
-    client."""
+    """One call of a client. Its methods send the call to the engine, and send the engine's answer
+    to the client."""
 
     adapter: Adapter
     """Adapter of the client's wire format."""
     raw: bytes
     """Request body as the client sent it."""
     parsed: Json | None
-    """Parsed body. None if the body is not a JSON object; the engine then writes the error."""
+    """Parsed body. None if the body is not a JSON object. The engine then gets the original body
+    and writes the error."""
     headers: dict[str, str]
     """Headers for the engine."""
     send: Send
     job: TrainJob | None = None
     """Job whose sampling settings are added to an episode's call; None for other calls."""
     store: Callable[[str, bytes | None], None] | None = None
-    """Stores the id and the body of a response of the Responses format. The body is None if the
-    engine's own route made the response. Other formats have no such responses."""
+    """Function that stores the id and the body of an answer in the Responses format. The body is
+    None if the engine's own route made the answer. Answers in other formats are not stored."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine and its answer to the client, without capture.
@@ -93,11 +94,11 @@ class ClientCall:
         await self._request_with_retry(engine, exchange, request)
 
     def captured(self, save: SaveCall) -> Attempt:
-        """Return a function that makes one attempt to answer the call and captures the call's
+        """Return a function that makes one attempt to answer the call, and captures the call's
         tokens.
 
-        Each attempt captures from the start. If the answer of an attempt is complete, `save` is
-        called with the captured call.
+        Each attempt captures the answer from its start. When an attempt has a complete answer, the
+        function `save` is called with the captured call.
         """
 
         async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
@@ -212,9 +213,12 @@ class ClientCall:
         exchange: Exchange,
         request: Callable[[ErrorPredicate], Awaitable[None]],
     ) -> None:
-        """Send the request to the engine. If prompt and token limit together exceed the context,
-        the engine refuses the request. Then send the request once more without the token limit. If
-        the second request is refused too, the client gets the first error."""
+        """Send the request to the engine.
+
+        If prompt and token limit together exceed the context, the engine refuses the request. The
+        request is then sent once more without the token limit. If it is refused again, the client
+        gets the first error.
+        """
         unlimited = drop_token_limits(exchange.body)
 
         def raises_refused(status: int, body: Json) -> bool:
@@ -232,12 +236,13 @@ class ClientCall:
         await self._send_refusal(engine, first)
 
     def _open(self, engine: EngineClient) -> Exchange | WireError:
-        """Return the exchange, the object that translates the call to the engine's format and the
-        answer back. The exchange's request body is ready for the engine. It has the job's sampling
-        settings. In a chat request, token limits that exceed the context are removed.
+        """Return the exchange for this call. An exchange is the object that translates the call to
+        the engine's format and the answer back.
 
-        If the call cannot be translated, return an error. The client gets this error only if the
-        engine has no route for the client's format.
+        Its request body is ready for the engine: it has the job's sampling settings and, in a chat
+        request, no token limit that exceeds the context. If the call cannot be translated, return
+        an error. The client gets this error only if the engine has no route for the client's
+        format.
         """
         try:
             parsed = self.parsed if self.parsed is not None else parse_object(self.raw)
@@ -264,13 +269,13 @@ class ClientCall:
         return self.adapter.path != self.adapter.upstream_path
 
     def _translation(self, exchange: Exchange) -> Exchange | None:
-        """Return the exchange, which translates the answer, or None if the answer needs no
-        translation."""
+        """Return the exchange if it must translate the answer. Return None if the client's format
+        is the engine's format."""
         return exchange if self._is_translated else None
 
     def _request_body(self, exchange: Exchange) -> bytes:
-        """Return the request body for the engine. If nothing was changed, these are the client's
-        own bytes."""
+        """Return the request body for the engine. If the body was not changed, these are the
+        client's own bytes."""
         return self.raw if exchange.body is self.parsed else orjson.dumps(exchange.body)
 
     async def _send_refusal(self, engine: EngineClient, refused: Refused) -> None:
@@ -288,8 +293,8 @@ class ClientCall:
     async def _try_native_route(self, engine: EngineClient) -> bool:
         """Send the client's original request to the engine's own route for the client's format.
 
-        Return True if the engine has such a route. The client has then got the engine's answer.
-        Return False if the engine has no such route. Nothing was sent to the client then.
+        If the engine has such a route, send its answer to the client and return True. If not,
+        return False; nothing is sent to the client.
         """
         path, send, store = self.adapter.path, self.send, self.store
         if store is not None and not chooses_response_id(self.raw, self.parsed):

@@ -1,4 +1,5 @@
-"""GET /v1/models/ID, answered from the engine's list of models."""
+"""The route GET /v1/models/ID, which returns one model's card. The card is taken from the engine's
+list of models."""
 
 from __future__ import annotations
 

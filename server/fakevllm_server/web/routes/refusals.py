@@ -1,5 +1,5 @@
-"""Error responses of the swarm protocol's routes: invalid bodies, journal failures and
-conflicts."""
+"""Error responses of the swarm protocol's routes: for invalid bodies, journal failures, and reused
+idempotency keys."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _NOT_FINITE = " JSON has no NaN and no Infinity: send a finite number."
 
 
 class _StrictRequest(Request):
-    """A request whose body is limited in size and must be strict JSON."""
+    """A request whose body must not be too large and must be strict JSON."""
 
     async def body(self) -> bytes:
-        """Return the request body. Raises HTTPException (413) if the body is too large, because
-        FastAPI would otherwise answer that the body cannot be parsed."""
+        """Return the request body. Raises HTTPException (413) if the body is too large. Without
+        this, FastAPI would answer that the body cannot be parsed."""
         try:
             return await super().body()
         except WireError as error:
@@ -38,17 +38,17 @@ class _StrictRequest(Request):
         """Return the parsed body. Values that cannot be written as JSON (NaN, a lone surrogate) are
         refused, because they would break the run log or a reply.
 
-        Raises orjson.JSONDecodeError, which is a subclass of json.JSONDecodeError.
+        Raises orjson.JSONDecodeError, a subclass of the json.JSONDecodeError that FastAPI handles.
         """
         return orjson.loads(await self.body())
 
 
 class StrictRoute(APIRoute):
-    """A route that reads strict JSON, and answers an invalid body with status 422 and a message of
-    one line.
+    """A route that accepts only strict JSON. It answers an invalid body with status 422 and a
+    message of one line.
 
-    Unlike FastAPI's own 422, the message does not repeat the body, because the body may be
-    impossible to write as JSON.
+    FastAPI's own 422 repeats the body. This message does not, because it may be impossible to write
+    the body as JSON.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -64,15 +64,16 @@ class StrictRoute(APIRoute):
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Register the responses to JournalError and IdempotencyConflict, which every route that writes
-    to the journal may raise."""
+    """Register the error responses to JournalError and IdempotencyConflict. Every route that writes
+    to the journal may raise these errors."""
     app.add_exception_handler(JournalError, _journal_unavailable)
     app.add_exception_handler(IdempotencyConflict, _conflict)
 
 
 def _journal_unavailable(_: Request, error: Exception) -> Response:
-    """Return a 503 instead of acknowledging a request that a crash could lose. The client may
-    repeat the request, which then counts only once."""
+    """Return a 503 for a request that could not be written to the journal. It is not acknowledged,
+    because a crash could lose it. The client may send the request again, and it counts only
+    once."""
     detail = f"The request cannot be written to the journal now ({error}). Try again later."
     return JSONResponse({"detail": detail}, 503, {"Retry-After": "2"})
 
@@ -86,7 +87,7 @@ def _conflict(_: Request, error: Exception) -> Response:
 
 
 def _validation_message(error: RequestValidationError) -> str:
-    """Return one line that names the invalid part of the body."""
+    """Return a message of one line that names the first invalid part of the body."""
     problems = error.errors()
     first = problems[0]
     if first["type"] == "json_invalid":

@@ -1,4 +1,5 @@
-"""GET, DELETE and cancel of a stored response, for the key that made the response."""
+"""The routes GET, DELETE and cancel for a stored response. Only the API key that made the response
+may use them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ _JSON: Headers = [(b"content-type", b"application/json")]
 
 
 def create_endpoint(state: ServerState) -> AsgiApp:
-    """Return the ASGI endpoint of PATH (GET and DELETE) and CANCEL_PATH (POST)."""
+    """Return the ASGI endpoint for the paths PATH (GET and DELETE) and CANCEL_PATH (POST) of a
+    stored response."""
 
     async def answer(scope: Scope, body: bytes, send: Send) -> None:
         path_at_engine(state, scope)

@@ -1,7 +1,7 @@
-"""The sampler of the embedded engine: batched decoding of one model on one thread.
+"""The sampler of the embedded engine: batched decoding of one model on one thread, without
+training.
 
 The reported log-probability of a token belongs to the distribution from which the token was
-sampled. The log-probability does not depend on the other requests of the batch. All modules run on
-the engine thread. `chat_renderer` and `grammar` are also called from the event loop. This package
-does not train.
+sampled. Except for rounding, it does not depend on the other requests of the batch. Decoding runs
+on the engine thread. Requests are checked and rendered to token ids on other threads.
 """

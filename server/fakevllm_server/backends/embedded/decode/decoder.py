@@ -1,7 +1,8 @@
-"""Decoding of a batch: one forward pass gives every row (one running request) its next token.
+"""Decode a batch: one forward pass computes the next token of every row. A row is one running
+request.
 
-The decoder holds the model, the KV cache and the rows. Other modules decide which requests join the
-batch, run the threads, and deliver the tokens.
+The decoder holds the model, the KV cache and the rows. Other modules run the threads, deliver the
+tokens, and decide which requests join the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from fakevllm_server.types.sampling import Token
 
 
 class Decoder:
-    """The rows that are being decoded, with their KV cache. Each row is one running request."""
+    """The running requests, with the model and the KV cache. Each request is one row of the
+    batch."""
 
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.rows: list[DecodeRequest] = []
@@ -38,15 +40,16 @@ class Decoder:
 
     def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
         """Add a request to the batch as a new row. `prefix` has the keys and values of all ids of
-        the request (prompt and sampled tokens) except the last id."""
+        the request (prompt and sampled tokens) except the last id. It is None if the request has
+        only one id."""
         self.cache.add_row(prefix)
         self.rows.append(request)
         self._sampling = None
 
     def advance(self, version: int) -> list[DecodeRequest]:
-        """Sample one token for every row, and return the requests of these rows. Rows that are
-        finished are then removed. `version` is the weight version that is recorded with the
-        tokens."""
+        """Sample one token for every row, and return the requests of these rows. Then remove the
+        rows whose request has finished. `version` is the weight version to record with the tokens.
+        """
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
         sampling = self._sampling or self._settings(rows)
@@ -69,8 +72,8 @@ class Decoder:
         return self._sampling
 
     def logits(self) -> Tensor:
-        """Compute the next-token logits of each row from the row's last id, and store the keys and
-        values of this id. Return the logits, [rows, vocabulary]."""
+        """Run one forward pass on the last id of each row, and store the keys and values of this id
+        in the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
         output = self.model(
@@ -95,8 +98,8 @@ class Decoder:
             self.drop([index for index, row in enumerate(self.rows) if row.cancelled])
 
     def drop_for_memory(self) -> list[DecodeRequest]:
-        """Remove rows until memory suffices for one more token in each remaining row, or until one
-        row is left. The shortest rows are removed first, because the keys and values of short rows
+        """Remove rows until the KV cache has memory for one more token in each remaining row, or
+        until one row is left. The shortest rows are removed first, because their keys and values
         are the cheapest to compute again. Return the requests of the removed rows."""
         dropped: list[DecodeRequest] = []
         while len(self.rows) > 1 and not self.cache.fits(
@@ -114,8 +117,8 @@ class Decoder:
 
 
 class Prefill:
-    """The computation of the keys and values of several prompts. It runs in pieces of at most
-    `piece_tokens` padded tokens."""
+    """The prefill of several prompts, which computes their keys and values. It runs in parts of at
+    most `piece_tokens` tokens, padding included."""
 
     def __init__(
         self, model: PreTrainedModel, prompts: dict[bytes, list[int]], piece_tokens: int
@@ -131,8 +134,8 @@ class Prefill:
         self._piece_tokens = max(1, piece_tokens // len(rows))
 
     def advance(self) -> bool:
-        """Compute the next piece of the prompts, at most `piece_tokens` padded tokens. Return True
-        if this piece was the last piece of the prefill."""
+        """Run the next part of the prefill, which has at most `piece_tokens` tokens, padding
+        included. Return True if it was the last part."""
         piece = self._ids[:, self._done : self._done + self._piece_tokens]
         # The logits are unused; one position is the minimum that can be requested.
         self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
@@ -152,9 +155,9 @@ class Prefill:
 
 
 def cache_shape(model: PreTrainedModel) -> CacheShape:
-    """Return the KV cache shape of a model. A forward pass measures the shape, because the configs
-    of different models have different names for the sizes. Raises ValueError if the layers have
-    different shapes."""
+    """Return the shape of the keys and values in a model's KV cache. The shape is measured with a
+    forward pass, because model configs have different names for the sizes. Raises ValueError if the
+    layers have different shapes."""
     cache = DynamicCache()
     network: Any = model
     with torch.inference_mode():

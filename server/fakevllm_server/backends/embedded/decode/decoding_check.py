@@ -1,4 +1,5 @@
-"""Check at start-up that batched decoding gives the logits of the model itself."""
+"""Check at start-up that batched decoding computes the same logits as the model without a KV
+cache."""
 
 from __future__ import annotations
 
@@ -15,14 +16,14 @@ from fakevllm_server.types.backend import BackendError
 from fakevllm_server.types.sampling import Sampling
 
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-"""Largest accepted difference by type, relative to the largest logit. It is above the rounding of a
-deep model, and far below the effect of a wrong position or mask."""
+"""Largest accepted difference by dtype, relative to the largest logit. It is above the rounding of
+a deep model, and far below the effect of a wrong position or mask."""
 
 
 def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
-    """Check that the model's batched decoding gives the same logits as plain forward passes. The
-    check decodes two rows of different lengths that join the batch at different times. Raises
-    BackendError if the model cannot be decoded in a batch, or if the logits differ."""
+    """Check that batched decoding gives the same logits as plain forward passes of the model. The
+    check decodes two rows of different lengths, of which the second joins the batch one step later.
+    Raises BackendError if the model cannot be decoded in a batch, or if the logits differ."""
     try:
         worst = _worst_difference(model, max_model_len)
     # A model that does not fit fails in its own code, with any exception.
@@ -41,7 +42,7 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
 @torch.inference_mode()
 def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
     """Return the largest difference between the logits of batched decoding and of plain forward
-    passes, relative to the largest logit. If a logit is NaN, return infinity."""
+    passes, as a fraction of the largest logit. Return infinity if a logit is NaN."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size

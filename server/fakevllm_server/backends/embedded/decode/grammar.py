@@ -1,9 +1,9 @@
 """Grammars that constrain an answer, for example to a JSON schema or a regular expression. The
-library xgrammar compiles and applies them.
+library xgrammar compiles and applies the grammars.
 
-The first request with a grammar imports xgrammar. A grammar is checked before the answer begins.
-This check is fast. Compiling a grammar is slow for a large vocabulary, and runs in a thread beside
-the event loop.
+xgrammar is imported by the first request that has a grammar. Before the answer begins, a fast check
+finds invalid grammars. Compiling a grammar is slow for a large vocabulary, so it runs in a worker
+thread and does not block the event loop.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fakevllm_adapters.protocol.errors import WireError, bad_request
 from fakevllm_adapters.vllm_compat.grammar import Grammar
 
 MAX_CHECKED_GRAMMARS = 256
-"""Number of grammars that are remembered as valid. Siblings and retries use the same one within
-seconds."""
+"""Number of grammars that are remembered as valid. Siblings and retries of a request use the same
+grammar within seconds."""
 CACHE_BYTES = 64 << 20
 """Size of the cache of compiled grammars."""
 MAX_CHARACTERS = 200_000
@@ -33,9 +33,9 @@ MAX_DEPTH = 100
 is about half a second."""
 MAX_WHITESPACE = 13
 """Maximum number of consecutive white-space characters between the parts of a JSON text. It allows
-a line break with an indent of two at six levels, or of four at three levels. vLLM has no bound, so
-that a small model may write only white space until its token limit. Structural tags have no bound
-here either, because xgrammar does not support one for them."""
+a line break with an indent of two at six levels, or of four at three levels. Without a bound, as in
+vLLM, a small model may write only white space until its token limit. Structural tags have no bound,
+because xgrammar does not support one for them."""
 COMPILE_TIMEOUT_S = 30.0
 WORD_BITS = 32
 _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
@@ -43,8 +43,7 @@ _IN_XGRAMMAR = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
 
 class GrammarCompiler:
-    """Compiler of grammars for one tokenizer, which also checks grammars. Several threads may use
-    one compiler."""
+    """Checks and compiles grammars for one tokenizer. Several threads may use one compiler."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -55,7 +54,7 @@ class GrammarCompiler:
         self._checked_lock = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Check that a grammar is valid. Raises WireError (400) with vLLM's error messages."""
+        """Check that a grammar is valid. Raises WireError (400) with the error message of vLLM."""
         with self._checked_lock:
             is_checked = grammar in self._checked
         if is_checked:
@@ -68,7 +67,7 @@ class GrammarCompiler:
 
     async def matcher(self, grammar: Grammar) -> GrammarMatcher:
         """Compile a grammar, and return a new matcher for one request. Raises WireError (400) if
-        the grammar cannot be compiled."""
+        the grammar cannot be compiled within COMPILE_TIMEOUT_S seconds."""
         import xgrammar
 
         self.check(grammar)
@@ -97,8 +96,8 @@ class GrammarCompiler:
                 return compiler.compile_grammar(_ebnf(grammar))
 
     def _ready_compiler(self) -> Any:
-        """Return xgrammar's compiler, which is created on first use. If two threads create a
-        compiler at the same time, the compiler that was created second is kept."""
+        """Return xgrammar's compiler, which is created on first use. It does no harm if two threads
+        create one at the same time; the second one is kept."""
         if self._compiler is None:
             import xgrammar
 
@@ -114,8 +113,8 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """The state of one request within its grammar. The state decides which tokens may follow. The
-    matcher is used on the engine thread only."""
+    """The position of one request in its grammar, which determines the tokens that may follow. Use
+    a matcher on the engine thread only."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -124,8 +123,8 @@ class GrammarMatcher:
         self._is_over = False
 
     def allowed(self) -> Tensor | None:
-        """Return a mask [vocabulary] that is true for each token that the grammar allows next.
-        Return None if every token is allowed."""
+        """Return a mask, [vocabulary] of bool, that is True for each token that the grammar allows
+        next. Return None if every token is allowed."""
         if self._is_over or not self._matcher.fill_next_token_bitmask(self._words[None]):
             return None
         bits = self._words[:, None] >> torch.arange(WORD_BITS, dtype=torch.int32)
@@ -177,10 +176,10 @@ def _refusal(grammar: Grammar, reason: str) -> WireError:
 
 
 def _check_schema(grammar: Grammar) -> None:
-    """Check a JSON schema. Raises ValueError if the schema is nested so deeply that compiling would
-    take too long. Raises WireError if xgrammar would ignore a part of the schema. In the schema of
-    a tool's parameters, ignored parts are accepted, because such a schema is only a guide for the
-    model."""
+    """Check a JSON schema. Raises ValueError if the schema is nested deeper than MAX_DEPTH, because
+    compiling would take too long. For a grammar of kind `json`, raises WireError (400) if the
+    schema has a keyword that xgrammar ignores. Schemas of tool parameters may have such keywords.
+    """
     schema: Any = json.loads(grammar.text)
     level: list[Any] = [schema]
     depth = 0
@@ -201,7 +200,8 @@ def _inner(value: Any) -> list[Any]:
 
 
 def _is_unsupported(schema: Any) -> bool:
-    """Return True if the JSON schema contains keywords that xgrammar ignores."""
+    """Return True if `schema` describes an array and has a keyword that xgrammar ignores. Nested
+    schemas are not searched."""
     unsupported = ("uniqueItems", "contains", "minContains", "maxContains")
     is_array = isinstance(schema, dict) and schema.get("type") == "array"
     return is_array and any(schema.get(key) for key in unsupported)
@@ -224,8 +224,8 @@ def _ebnf(grammar: Grammar) -> str:
 
 
 def _structural_tag(text: str) -> Any:
-    """Compile a structural tag, which is JSON text. The tag has either the keys `structures` and
-    `triggers`, or the key `format`."""
+    """Compile a structural tag to a grammar. `text` is the JSON of the tag. It has either the keys
+    `structures` and `triggers`, or the key `format`."""
     import xgrammar
 
     tag = json.loads(text)

@@ -1,12 +1,12 @@
-"""The KV cache: keys and values of all rows that are being decoded, with the interface of
-transformers' caches. A row is one running request.
+"""The KV cache of the batch that is being decoded, as a cache class of transformers. A row is one
+running request.
 
 Rows 0..n-1 are in use, without gaps. Position t of a row holds the keys and values of the row's
-token t. One tensor holds the keys of all layers and another tensor holds the values, so adding or
-moving a row takes one copy per tensor. Before a forward pass the decoder sets the position of each
-row's new token. Each layer then stores the keys and values of the new tokens at these positions,
-and reads all positions up to the end of the longest row. Positions beyond a row's own length
-contain garbage, which the mask hides.
+token t. One tensor holds the keys of all layers, and another holds the values, so adding or moving
+a row takes one copy per tensor. Before a forward pass, the decoder sets the position of each row's
+new token. Each layer then stores the keys and values of the new tokens at these positions, and
+reads all positions up to the end of the longest row. Positions beyond a row's own length contain
+garbage, which the attention mask hides.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ to fewer different tensor shapes and wastes little memory."""
 
 
 class CachedPrefix(NamedTuple):
-    """Keys and values of the first tokens of a prompt. Each tensor has the shape [layers, heads,
-    tokens, head dim]."""
+    """Keys and values of the first tokens of a prompt. Each tensor is [layers, heads, tokens, head
+    dim]."""
 
     keys: Tensor
     values: Tensor
@@ -39,7 +39,7 @@ class CachedPrefix(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """The sizes and the dtype of the keys and values at one position of one row."""
+    """The sizes, dtype and device of the keys and values that a model caches for one token."""
 
     num_layers: int
     num_heads: int
@@ -56,7 +56,8 @@ class CacheShape:
 
 
 class KvCache(Cache):
-    """A KV cache of up to `max_rows` rows of `max_length` tokens. Its buffers grow by doubling."""
+    """A KV cache of up to `max_rows` rows (running requests) with up to `max_length` tokens each.
+    Its buffers grow by doubling."""
 
     def __init__(self, shape: CacheShape, max_rows: int, max_length: int, max_cells: int) -> None:
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
@@ -72,12 +73,14 @@ class KvCache(Cache):
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
-        """Return True if `num_rows` rows of `length` tokens fit into memory."""
+        """Return True if buffers for `num_rows` rows of `length` tokens do not exceed `max_cells`,
+        the maximum number of rows times tokens. A single row always fits."""
         slots, capacity = self._rounded(num_rows, length)
         return num_rows <= 1 or slots * capacity <= self.max_cells
 
     def reserve(self, num_rows: int, length: int) -> None:
-        """Allocate memory for `num_rows` rows of `length` tokens. The stored tokens are kept."""
+        """Make sure that the buffers have room for `num_rows` rows of `length` tokens. The stored
+        keys and values are kept."""
         slots, capacity = self.keys.shape[1], self.keys.shape[3]
         if num_rows <= slots and length <= capacity:
             return
@@ -89,8 +92,8 @@ class KvCache(Cache):
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
     def add_row(self, prefix: CachedPrefix | None) -> None:
-        """Append a row with the keys and values of `prefix`. If `prefix` is None, append an empty
-        row."""
+        """Append a row that holds the keys and values of `prefix`. The row is empty if `prefix` is
+        None."""
         length = 0 if prefix is None else prefix.num_tokens
         self.reserve(self.num_rows + 1, length + 1)
         if prefix is not None:
@@ -99,7 +102,7 @@ class KvCache(Cache):
         self.num_rows += 1
 
     def drop_row(self, row: int) -> None:
-        """Remove a row. The last row moves to the place of the removed row."""
+        """Remove a row. The last row takes the index of the removed row."""
         last = self.num_rows - 1
         if row != last:
             self.keys[:, row, :, : self.width] = self.keys[:, last, :, : self.width]
@@ -109,8 +112,8 @@ class KvCache(Cache):
             self._release()
 
     def begin(self, positions: list[int]) -> Tensor:
-        """Begin a forward pass. `positions` has the position of each row's new token. The positions
-        are stored and returned as a tensor, [rows]."""
+        """Prepare a forward pass of one new token per row. `positions` has the position of each
+        row's new token. Store the positions, and return them as a tensor, [rows]."""
         assert len(positions) == self.num_rows, "one position per row"
         longest = max(positions) + 1
         self.reserve(self.num_rows, longest)
@@ -120,8 +123,8 @@ class KvCache(Cache):
         return self.positions
 
     def mask(self) -> Tensor:
-        """Return the additive attention mask, [rows, 1, 1, width]. With this mask each row attends
-        only to its own tokens."""
+        """Return the additive attention mask, [rows, 1, 1, width], where width is the rounded
+        length of the longest row. The mask hides the positions beyond each row's own length."""
         dtype = self.shape.dtype
         hidden = torch.arange(self.width, device=self.shape.device) > self.positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.shape.device)
@@ -129,10 +132,13 @@ class KvCache(Cache):
 
     def _rounded(self, num_rows: int, length: int) -> tuple[int, int]:
         """Return the size of buffers that hold `num_rows` rows of `length` tokens, as (number of
-        slots for rows, capacity of a slot in tokens). Both numbers are rounded up to a power of
-        two, but not above `max_rows` and `max_length`. The capacity is at least MIN_CAPACITY. If
-        the capacity is MIN_CAPACITY, there are at least MIN_SLOTS slots. Slots with a larger
-        capacity need more memory, so their number has no minimum."""
+        rows, tokens per row).
+
+        Both numbers are rounded up to a power of two, but not above `max_rows` and `max_length`.
+        There are at least MIN_CAPACITY tokens per row. Buffers with this smallest number of tokens
+        per row have at least MIN_SLOTS rows. Larger buffers have no minimum number of rows, to save
+        memory.
+        """
         capacity = max(MIN_CAPACITY, 1 << (length - 1).bit_length())
         least = MIN_SLOTS if capacity == MIN_CAPACITY else 1
         slots = max(least, 1 << (num_rows - 1).bit_length())
@@ -146,15 +152,15 @@ class KvCache(Cache):
         return keys, torch.zeros(*size, shape.value_dim, dtype=shape.dtype, device=shape.device)
 
     def _release(self) -> None:
-        """Free large buffers when no row is left. Otherwise the memory of one long row would stay
-        allocated."""
+        """Free large buffers. This method is called when the last row has been removed, so that the
+        memory of one long row does not stay allocated."""
         self.width = 0
         if self.keys.shape[3] > MIN_CAPACITY * 8:
             self.keys, self.values = self._buffers(0, 0)
 
 
 class _KvCacheLayer(CacheLayerMixin):
-    """The part of the KV cache that belongs to one layer of the model."""
+    """The KV cache of one layer of the model, which is a part of the tensors of a KvCache."""
 
     is_sliding = False
 
@@ -167,8 +173,9 @@ class _KvCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of one new token per row, [rows, heads, 1, dim] each. Return
-        the keys and the values of all positions up to the end of the longest row."""
+        """Store the keys and values of one new token per row, [rows, heads, 1, head dim] each.
+        Return the keys and values of all positions up to the end of the longest row, [rows, heads,
+        width, head dim] each."""
         cache = self._cache
         keys, values = cache.keys[self._index], cache.values[self._index]
         # Under autocast, rotated keys arrive in float32; attention would round them anyway.

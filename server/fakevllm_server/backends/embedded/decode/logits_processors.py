@@ -1,7 +1,7 @@
-"""Change the logits of single requests before temperature, top-k, top-p and min-p.
+"""Change the logits of single requests before temperature, top-k, top-p and min-p are applied.
 
-The rules are grammar, allowed ids, bad words, minimum length, logit bias and penalties. They are
-applied in vLLM's order. Requests without such rules are skipped.
+The changes are made by the grammar, allowed token ids, bad words, the minimum length, the logit
+bias and penalties, in vLLM's order. Requests without these settings are skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ NEVER = float("-inf")
 
 
 def needs_logits_processor(sampling: Sampling) -> bool:
-    """Return True if a request has any rule that changes its logits."""
+    """Return True if the sampling parameters include a grammar, allowed token ids, bad words, a
+    minimum length, a logit bias or a penalty."""
     return (
         sampling.grammar is not None
         or sampling.allowed_ids is not None
@@ -28,8 +29,9 @@ def needs_logits_processor(sampling: Sampling) -> bool:
 
 
 class LogitsProcessor:
-    """The logits rules of one request, with the tokens that the request has sampled so far. The
-    processor is used on the engine thread only. Its tensors are on the device of the logits."""
+    """The settings of one request that change its logits, with the tokens that the request has
+    sampled so far. Use a processor on the engine thread only. Its tensors are on the device of the
+    logits."""
 
     def __init__(
         self,
@@ -57,8 +59,8 @@ class LogitsProcessor:
         """[vocabulary] The logit bias of each token."""
 
     def take(self, token_id: int) -> None:
-        """Record a sampled token, which counts for the penalties and the minimum length from now
-        on."""
+        """Record a sampled token, so that the penalties, bad words, grammar and minimum length take
+        it into account."""
         self._sampled.append(token_id)
         if self._matcher is not None:
             self._matcher.take(token_id)
@@ -66,8 +68,8 @@ class LogitsProcessor:
             self._counts[token_id] += 1
 
     def apply(self, logits: Tensor) -> None:
-        """Change `logits` [vocabulary], float32, in place. If the rules together exclude all
-        tokens, the end-of-sequence token is allowed, so that at least one token can be sampled."""
+        """Change `logits`, [vocabulary] of float32, in place. If the request's settings together
+        exclude every token, allow an end-of-sequence token, so that a token can be sampled."""
         self._mask(logits)
         if self._sampling.logit_bias:
             if self._bias is None:
@@ -112,8 +114,8 @@ class LogitsProcessor:
 
 
 def process_logits(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor]]) -> Tensor:
-    """Return a float32 copy of `logits` [rows, vocabulary]. In this copy, each of `processors` has
-    changed the logits of its row."""
+    """Return a copy of `logits`, [rows, vocabulary], in float32, after the processors have changed
+    it. `processors` has pairs (row index, processor of this row)."""
     copied = logits.to(torch.float32, copy=True)
     for row, processor in processors:
         processor.apply(copied[row])

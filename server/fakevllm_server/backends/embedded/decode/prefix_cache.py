@@ -1,6 +1,5 @@
-"""A cache of the keys and values of recent prompts, so that a prompt that several requests share is
-prefilled once. The least recently used prompts are evicted first.
-"""
+"""A cache of the keys and values of recent prompts. A prompt that several requests share is
+prefilled only once. The least recently used prompts are evicted first."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 
 
 class PrefixCache:
-    """A cache of prompt prefixes with at most `max_tokens` tokens in total. Clear the cache when
-    the weights change, because all its prefixes must have been computed with the same weights."""
+    """A cache of the keys and values of prompts, with at most `max_tokens` tokens in total. Clear
+    it when the weights change, because the cached values belong to the old weights."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens

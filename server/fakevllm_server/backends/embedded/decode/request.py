@@ -1,4 +1,4 @@
-"""A request while it is being decoded, and the stream that carries its tokens to asyncio."""
+"""A request that is being decoded, and the stream that passes its tokens to an asyncio task."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ class TokenStream:
         self._queue: asyncio.Queue[tuple[list[Token], bool] | Exception] = asyncio.Queue()
 
     def put(self, tokens: list[Token], is_last: bool) -> None:
-        """Add tokens to the stream. Call this method only on the event loop `loop`."""
+        """Add tokens to the stream. Call this method only on the stream's event loop `loop`."""
         self._queue.put_nowait((tokens, is_last))
 
     def fail(self, error: Exception) -> None:
-        """Make `get` raise `error` in the waiting task. Call this method only on the event loop
-        `loop`."""
+        """Make `get` raise `error` in the waiting task. Call this method only on the stream's event
+        loop `loop`."""
         self._queue.put_nowait(error)
 
     async def get(self) -> tuple[list[Token], bool]:
-        """Wait for the next tokens. Return the tokens, and True if the request ends with them."""
+        """Wait for the next tokens. Return the tokens, and True if they are the last tokens of the
+        request."""
         item = await self._queue.get()
         if isinstance(item, Exception):
             raise item
@@ -40,8 +41,8 @@ class TokenStream:
 
 @dataclass(slots=True, eq=False)
 class DecodeRequest:
-    """One completion that is being decoded. A row of the KV cache holds the keys and values of all
-    token ids of the completion except the last id."""
+    """One request that is being decoded. While it is a row of the batch, the KV cache holds the
+    keys and values of all of its ids (prompt and sampled tokens) except the last id."""
 
     ids: list[int]
     """The prompt, then the sampled tokens."""
@@ -62,13 +63,14 @@ class DecodeRequest:
 
     @property
     def prefix_key(self) -> bytes:
-        """The key of this request in the prefix cache. It identifies the tokens whose keys and
-        values must be computed before decoding."""
+        """The identifier of this request's prefix in the prefix cache. The prefix is all ids except
+        the last. Its attention keys and values must be computed before the request can be decoded.
+        """
         return array("i", self.ids[:-1]).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:
-        """Append a sampled token to the completion. Set `finished` if the token is the last token
-        of the completion."""
+        """Append a sampled token to the request. Set `finished` if it is the request's last
+        token."""
         self.ids.append(token.id)
         self.num_sampled += 1
         self.undelivered.append(token)

@@ -1,10 +1,10 @@
-"""Sample tokens from logits, for all rows at once. A row is one running request.
+"""Sample one token from the logits of each row. A row is one running request.
 
 Temperature is applied first, then min_p, top_k and top_p, in vLLM's order. The reported
 log-probability of a token belongs to the distribution from which the token was sampled. For a
-greedy row, the log-probability is computed without temperature, min_p, top_k and top_p. Each row's
-token is chosen by one uniform random number of the row, so the token depends only on the row's own
-generator and logits.
+greedy row (temperature 0), the log-probability is computed without temperature, min_p, top_k and
+top_p. A token is chosen by one uniform random number of its row. Therefore it depends only on the
+row's own logits and random number generator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LEAST_TOP_P = 1e-6
 
 
 class SampledTokens(NamedTuple):
-    """The sampled tokens of one decode step. Each list has one entry per row."""
+    """The tokens that one decode step has sampled. Each list has one entry per row (running
+    request)."""
 
     ids: list[int]
     logprobs: list[float]
@@ -43,8 +44,8 @@ class SampledTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The sampling settings of a batch as tensors, [rows] or [rows, 1]. A tensor is None if the
-    setting changes no row."""
+    """The sampling settings of a batch. Most settings are tensors, [rows] or [rows, 1], or None if
+    the setting has no effect on any row. A row is one running request."""
 
     temperature: Tensor | None
     """None if all rows are 1.0 or greedy."""
@@ -78,7 +79,7 @@ class SamplingRows:
 
 def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> SampledTokens:
     """Sample one token per row, and return the tokens with their log-probabilities. `logits` is
-    [rows, vocabulary] of any float type. `uniforms` has one random number in [0, 1) per row."""
+    [rows, vocabulary] of any float dtype. `uniforms` has one random number in [0, 1) per row."""
     logits = logits.float()
     processed = logits if rows.temperature is None else logits / rows.temperature
     # Broken weights give NaN. Sampling from NaN would raise and end the engine for all requests.
@@ -96,7 +97,8 @@ def sample(logits: Tensor, rows: SamplingRows, uniforms: Sequence[float]) -> Sam
 
 
 def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Return one token id per row, drawn by inverting the row's cumulative distribution. A token of
+    """Draw one token id per row, and return the ids, [rows]. `probabilities` is [rows, vocabulary].
+    The random number of a row is looked up in the row's cumulative distribution. A token of
     probability 0 is never drawn."""
     # float32 sums over a large vocabulary lose the tail, but MPS has no float64.
     exact = torch.float32 if probabilities.device.type == "mps" else torch.float64
@@ -108,7 +110,8 @@ def _draw(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the logits, with -inf for each token that min_p, top_k or top_p excludes."""
+    """Return the logits, [rows, vocabulary], with -inf for each token that min_p, top_k or top_p
+    excludes."""
     if rows.min_p is not None:
         probabilities = torch.softmax(logits, dim=-1)
         floor = rows.min_p * probabilities.amax(-1, keepdim=True)
@@ -128,12 +131,12 @@ def _truncated(logits: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def _allowed(logprobs: Tensor, reporting: list[int]) -> list[bytes | None]:
-    """Return one entry per row. For a row in `reporting`, the entry is the packed set of tokens
-    that could be sampled, or None if every token could be sampled. For all other rows, the entry is
-    None.
+    """Return one entry for each row. For a row in `reporting`, the entry is the set of tokens that
+    could be sampled, packed into bytes, or None if every token could be sampled. For all other
+    rows, the entry is None.
 
-    A token could not be sampled if its log-probability is -inf. The reason does not matter: a
-    grammar, allowed ids, top-p or another setting.
+    A token could not be sampled if its log-probability is -inf, whether a grammar, allowed ids,
+    top-p or another setting has excluded it.
     """
     sets: list[bytes | None] = [None] * len(logprobs)
     if not reporting:

@@ -1,8 +1,9 @@
-"""The state of the sampler on the engine thread: weights and their version, rows, cached prefixes
-and waiting requests.
+"""The sampler's state on the engine thread: weights and their version, running requests, cached
+prefixes and waiting requests.
 
-One decode iteration gives one token to every running request. When new weights are published, no
-waiting request is started until the running requests have finished or a time limit has passed.
+One decode iteration samples one token for every running request. A publish replaces the sampling
+weights. During a publish, no waiting request is started until the running requests have finished or
+a time limit has passed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ MAX_PREFIX_TOKENS = 16384
 
 
 class SamplingState:
-    """The sampler's state. It runs decode iterations and publishes new weights."""
+    """The state of the sampler. Its methods run decode iterations and replace the weights."""
 
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.model = model
@@ -49,7 +50,7 @@ class SamplingState:
         return self.rows_running or self._prefill is not None or bool(self.scheduler.waiting)
 
     def run_iteration(self) -> list[DecodeRequest]:
-        """Run one decode iteration. Return the requests that got a token in it."""
+        """Run one decode iteration, and return the requests that got a token."""
         self.decoder.drop_cancelled()
         self.scheduler.put_back(self.decoder.drop_for_memory())
         if self._is_admitting:
@@ -60,14 +61,16 @@ class SamplingState:
     def publish(
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
     ) -> Generator[None, None, None]:
-        """Replace the sampling weights by the weights of the model that `load()` returns, and set
-        their version to `version`. For a model without adapters the weights are copied, so this
-        model may change afterwards.
+        """Replace the sampling weights by those of the model that `load()` returns. `version` is
+        the version of these weights. Raises BackendError, before any weight has changed, if its
+        weight names or shapes differ from those of the current model. For a model without LoRA
+        adapters the weights are copied, so the model that `load()` has returned may change
+        afterwards.
 
-        This method is a generator. It yields while running requests need further decode iterations.
-        No request is refused. New requests wait until the weights are replaced. Running requests
-        have `drain_bound_s` seconds to finish. Requests that are still running then continue with
-        the new weights.
+        This method is a generator. Between two steps of the generator, the caller runs decode
+        iterations, so that running requests can finish. They have `drain_bound_s` seconds for this.
+        Requests that have not finished by then are interrupted, and continue with the new weights.
+        New requests wait until the weights are replaced; none is refused.
         """
         source = load()
         check_same_architecture(source, self.model)
@@ -86,9 +89,10 @@ class SamplingState:
             self._is_admitting = True
 
     def _take(self, source: PreTrainedModel) -> None:
-        """Use the weights of the model `source` for sampling. If possible, the weights are copied
-        into the present model, so that no second model stays in memory. Otherwise `source`, or a
-        view of it, becomes the present model."""
+        """Use the weights of the model `source` for sampling. For a model without LoRA adapters,
+        copy the weights into the current model, so that no second model stays in memory. With
+        adapters, the current model becomes `source`, or a view of `source`, which is a second model
+        object that shares its base weights."""
         if needs_adapter_view(source):
             source = adapter_view(source)
         elif not adapters_of(self.model):
@@ -128,7 +132,7 @@ class SamplingState:
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:
-    """Check that the new weights have the same names and shapes as the current weights. Raises
-    BackendError for a difference, before any weight has changed."""
+    """Check that two models have the same weight names and shapes. Raises BackendError if they
+    differ."""
     if MergedWeights(source).shapes != MergedWeights(target).shapes:
         raise BackendError("the weights are of another architecture than the model being served")

@@ -1,14 +1,15 @@
-"""The scheduler decides which requests are decoded, which are prefilled and which wait. It uses no
-tensors, no clock and no threads.
+"""The scheduler, which decides which requests are decoded, which are prefilled and which wait. It
+uses no tensors, no clock and no threads.
 
-Requests are served in order of arrival. In each call of `schedule`, a waiting request
+Requests are served in order of arrival. The method `schedule` takes the requests from the queue one
+by one. A request
 
-    joins the decoding rows     if its prefix is cached,
-    waits for a prefill         if that prefill computes the same prefix,
-    is added to a new prefill   if no prefill is running and the new one has room.
+    joins the running requests    if the keys and values of its prompt are cached,
+    waits for a prefill           if this prefill computes the same prompt,
+    is added to a new prefill     if no prefill is running and the new one has room.
 
-Only one prefill runs at a time. If a request can do none of these, or if memory does not suffice
-for it, `schedule` stops, and the later requests wait too.
+Only one prefill runs at a time. `schedule` stops at the first request for which none of these is
+possible or for which memory is too small. This request and all later requests wait.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 
 @dataclass(slots=True)
 class SchedulerOutput:
-    """The decisions that one call of `schedule` made."""
+    """The result of one call of `Scheduler.schedule`."""
 
     joining: list[tuple[DecodeRequest, bytes]] = field(
         default_factory=list[tuple[DecodeRequest, bytes]]
@@ -52,18 +53,19 @@ class Scheduler:
         self.waiting.append(request)
 
     def put_back(self, requests: list[DecodeRequest]) -> None:
-        """Put preempted requests back at the front of the waiting queue, in the order of
+        """Put interrupted requests at the front of the waiting queue, in the order of
         `requests`."""
         self.waiting.extendleft(reversed(requests))
 
     def schedule(
         self, num_rows: int, known: Container[bytes], fits: Callable[[int, int], bool]
     ) -> SchedulerOutput:
-        """Take requests from the waiting queue, and return what to do with them. `num_rows` is the
-        number of rows that are being decoded already.
+        """Take requests from the waiting queue. Return the requests that are decoded from now on,
+        and the prompts to prefill.
 
-        `known` contains the keys of cached prefixes. `fits(rows, length)` returns True if `rows`
-        rows of `length` tokens fit into memory.
+        `num_rows` is the number of requests that are being decoded already. `known` contains the
+        keys of cached prompt prefixes. `fits(rows, length)` returns True if the KV cache has memory
+        for `rows` requests of `length` tokens.
         """
         output = SchedulerOutput()
         can_open = not self.prefilling
@@ -92,14 +94,14 @@ class Scheduler:
         return output
 
     def prefilled(self) -> dict[bytes, list[DecodeRequest]]:
-        """Record that the running prefill has finished. Return a dict from the key of each computed
-        prefix to the requests that waited for it."""
+        """Record that the running prefill has finished. Return the requests that waited for it, by
+        the key of their prompt prefix."""
         done, self.prefilling = self.prefilling, {}
         return done
 
     def abandon_prefill(self) -> None:
         """Abandon the running prefill, because the weights are about to change. The requests that
-        waited for it return to the front of the queue."""
+        waited for it return to the front of the waiting queue."""
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
     def _has_room(self, opened: dict[bytes, list[int]], length: int) -> bool:

@@ -1,6 +1,4 @@
-"""Checks of a request's token ids against the vocabulary, and the conversion of bad words to token
-ids.
-"""
+"""Check the token ids of a request against the vocabulary, and convert bad words to token ids."""
 
 from __future__ import annotations
 
@@ -12,8 +10,8 @@ from fakevllm_server.types.sampling import Sampling
 
 
 def check_ids(sampling: Sampling, vocab_size: int) -> None:
-    """Check that the vocabulary contains the ids in `logit_bias` and `allowed_token_ids`. Raises
-    WireError (400) with vLLM's messages."""
+    """Check that the vocabulary contains the ids in `logit_bias` and `allowed_token_ids`, and that
+    `allowed_token_ids` is not empty. Raises WireError (400) with the error message of vLLM."""
     outside = _outside(sampling.logit_bias, vocab_size)
     if outside:
         raise bad_request(
@@ -34,10 +32,9 @@ def check_ids(sampling: Sampling, vocab_size: int) -> None:
 
 
 def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
-    """Return the token id sequences of bad words. A word has one sequence at the start of a text,
-    and may have another sequence after a space. The first sequence is always returned. The second
-    sequence is returned as well if it has the same number of ids as the first but begins with
-    another id. Empty sequences are left out."""
+    """Return the token id sequences of bad words. The sequence of a word at the start of a text is
+    always included. The sequence of the word after a space is also included if it has the same
+    number of ids but begins with another id. This is vLLM's rule. Empty sequences are left out."""
     spellings: list[list[int]] = []
     for word in words:
         plain = tokenizer.encode(word.lstrip(), add_special_tokens=False)
@@ -49,10 +46,11 @@ def bad_word_ids(tokenizer: Any, words: Sequence[str]) -> list[list[int]]:
 
 
 def longest_token_bytes(tokenizer: Any) -> int:
-    """Return an upper bound for the number of bytes in the text of one token.
+    """Return an upper bound for the number of UTF-8 bytes that one token can stand for.
 
-    The bound is the longest vocabulary entry in UTF-8 bytes. It also holds for byte-level
-    vocabularies, which write each byte as one character of one or more UTF-8 bytes.
+    The bound is the length of the longest vocabulary entry in UTF-8 bytes. It is valid for
+    byte-level vocabularies too: their entries have one character for each byte of text, and a
+    character has at least one byte.
     """
     return max(len(token.encode(errors="replace")) for token in tokenizer.get_vocab())
 

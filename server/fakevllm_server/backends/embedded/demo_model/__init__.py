@@ -1,7 +1,8 @@
-"""The language model of `fakevllm demo`, with 0.66 M parameters. The model answers questions about
-sums of two small numbers, often wrongly.
+"""The language model of the command `fakevllm demo`. It has 0.66 million parameters, and answers
+questions about sums of two small numbers, often wrongly.
 
-`make.py` creates the model, and `sums.py` defines its task. Importing this package loads no torch.
+`make.py` creates the model, and `sums.py` defines its task. Importing this package does not import
+torch.
 """
 
 from __future__ import annotations

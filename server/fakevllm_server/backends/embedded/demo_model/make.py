@@ -1,13 +1,12 @@
-"""Create the demo's model.
+"""Create the language model of the command `fakevllm demo`.
 
     python -m fakevllm_server.backends.embedded.demo_model.make --out DIR
 
-The model is a Qwen3 of three layers. It is trained on replies that have the right form, but half of
-the replies contain a wrong sum. The trained model therefore often samples wrong answers, and
-reinforcement learning can improve it. The training data also contains a few prompts with other
-text, so that the model's replies are short and well formed for any prompt. The model is
-reproducible: repeated runs on one machine with one torch version give the same weights, because the
-seed is fixed and torch uses one thread.
+The model is a Qwen3 with three layers. Its training replies have the right form, but half of them
+contain a wrong sum. Therefore the trained model often samples wrong answers, which reinforcement
+learning can improve. Some training prompts are other text, so that the model's replies are short
+and well formed for any prompt. Repeated runs on one machine with one torch version give the same
+weights, because the seed is fixed and torch uses one thread.
 """
 
 from __future__ import annotations
@@ -39,11 +38,12 @@ BATCH_SIZE = 64
 WRONG_SHARE = 0.5
 PEAK_LR = 2e-3
 CHATTER_EVERY = 8
-"""Number of batches of which one contains other text. More other text would make the sums worse."""
+"""One of this many batches contains text other than sums. More of it would make the model worse at
+sums."""
 CHATTER_BATCH_SIZE = 8
 MAX_CHATTER_WORDS = 80
 SYSTEM_EVERY = 8
-"""Number of batches of which one has a system prompt, for apps that send a system prompt."""
+"""One of this many batches has a system prompt, for apps that send a system prompt."""
 MAX_POSITIONS = 512
 VOCAB_SIZE = 512
 
@@ -105,9 +105,9 @@ def main() -> None:
 def make_tokenizer(
     texts: Iterator[str], vocab_size: int, max_positions: int, *, readable: Collection[str] = ()
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on `texts`, and return it. Encoding and then decoding any
-    UTF-8 text gives the same text again. Strings from `texts` are encoded with only a few tokens
-    each. `readable` lists the special tokens (members of SPECIALS) that appear in decoded text."""
+    """Train and return a byte-level BPE tokenizer for strings like `texts`. Decoding the ids of any
+    UTF-8 text gives the same text again. `readable` has the special tokens (members of SPECIALS)
+    that stay in decoded text when special tokens are skipped."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,8 +171,8 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
 def warm_up(
     model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, num_steps: int, rng: random.Random
 ) -> Iterator[float]:
-    """Train the model by supervised steps on sums and other text. After each step, yield the step's
-    loss (mean per reply token, in nats)."""
+    """Train the model with supervised learning on sums and other text. After each step, yield the
+    step's loss (mean per reply token, in nats)."""
     optimizer = make_optimizer(model)
     for step in range(num_steps):
         set_learning_rate(optimizer, step, num_steps)
@@ -189,14 +189,15 @@ def make_optimizer(model: Qwen3ForCausalLM) -> torch.optim.Optimizer:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, step: int, num_steps: int) -> None:
-    """Set the optimizer's learning rate for a step. The schedule is a warm-up of 30 steps, then a
-    linear decay to a tenth of the highest rate."""
+    """Set the learning rate of step `step`. The schedule is a linear warm-up over 30 steps,
+    combined with a linear decay over all steps to a tenth of PEAK_LR."""
     for group in optimizer.param_groups:
         group["lr"] = PEAK_LR * min(1, (step + 1) / 30) * (1 - 0.9 * step / num_steps)
 
 
 def _batch(step: int, rng: random.Random) -> list[tuple[str, str]]:
-    """Return a training batch as a list of (rendered prompt, reply)."""
+    """Return the training batch of a step as a list of (prompt text, reply). The prompt text
+    contains the markup of the chat template."""
     if step % CHATTER_EVERY == 0:
         pairs = [_chatter(rng) for _ in range(CHATTER_BATCH_SIZE)]
     else:
@@ -215,9 +216,9 @@ def _sloppy_sum(rng: random.Random) -> tuple[str, str]:
 
 
 def _chatter(rng: random.Random) -> tuple[str, str]:
-    """Return a training pair for text other than sums, as (question, reply). The question consists
-    of random words and resembles a word problem. The reply has one of the three forms in which the
-    model answers a sum."""
+    """Return a training pair (question, reply) for text other than sums. The question consists of
+    random words and resembles a word problem. The reply states a random sum, in one of the three
+    forms in which the model answers."""
     words = [
         str(rng.randrange(100)) if rng.random() < 0.1 else _inflected(rng)
         for _ in range(rng.randint(3, MAX_CHATTER_WORDS))
@@ -228,8 +229,8 @@ def _chatter(rng: random.Random) -> tuple[str, str]:
 
 
 def _inflected(rng: random.Random) -> str:
-    """Return a random word for training text. The word is either from WORDS or a string of random
-    letters."""
+    """Return a random word for training text: a word from WORDS, possibly with a punctuation mark,
+    or a string of random letters."""
     if rng.random() < 0.6:
         return rng.choice(WORDS) + rng.choice(["", "", "", ",", "."])
     return "".join(rng.choice("aeiounrstlmcdghbpw") for _ in range(rng.randint(2, 9)))
@@ -255,8 +256,9 @@ def _reply_loss(
 
 
 def write(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the model folder. The weights are in bfloat16, so that they take less space in the
-    Python package. Writing converts the weights of `model` itself to bfloat16."""
+    """Write the model and the tokenizer to a folder. The weights are stored in bfloat16, so that
+    they take less space in the Python package. This also converts the weights of `model` itself to
+    bfloat16."""
     shutil.rmtree(folder, ignore_errors=True)
     model.generation_config = GenerationConfig(eos_token_id=EOS_ID, pad_token_id=PAD_ID)
     weights: Any = model

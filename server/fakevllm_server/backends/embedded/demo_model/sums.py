@@ -1,5 +1,5 @@
-"""The task of `fakevllm demo`, which is to answer questions about sums of two small numbers. The
-module also checks the replies. It does not import torch."""
+"""The task of the command `fakevllm demo`: questions about sums of two small numbers, and the check
+of the replies. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Sum:
         return f"What is {self.left} plus {self.right}?"
 
     def replies(self, answer: int) -> list[str]:
-        """Return three replies that state `answer`, in the three forms that the model has
-        learnt."""
+        """Return three replies that state `answer`, in the three forms in which the demo's model
+        answers."""
         return [
             f"The answer is {answer}.",
             f"It is {answer}.",
@@ -49,7 +49,7 @@ def random_sum(rng: random.Random) -> Sum:
 
 
 def prompt_text(question: str, system: str | None = None) -> str:
-    """Return the prompt text for a user message, in the format of the model's chat template. The
-    prompt begins with a system message if a system prompt is given."""
+    """Return the prompt text for one user message, with the markup of the model's chat template. If
+    `system` is given, the prompt begins with a system message."""
     before = f"<|im_start|>system\n{system}<|im_end|>\n" if system else ""
     return f"{before}<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"

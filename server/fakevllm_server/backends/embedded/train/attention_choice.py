@@ -1,8 +1,8 @@
-"""Choose the fastest attention method that gives the same results as the unchanged model.
+"""Choose the attention method of the trainer: the fastest one that gives the same results as the
+unchanged model.
 
-Each method is checked once, before its first use in training. If the settings of a new job change
-how the model computes, for example by adapters or gradient checkpointing, the methods are checked
-again.
+Each method is checked once, before it is first used in training. The checks are repeated if a new
+job changes how the model computes, for example with adapters or gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger("fakevllm.trainer")
 
 
 class AttentionChoice:
-    """The chosen attention method for one model, with the results of the checks."""
+    """The choice of the attention method for one model, with the results of the checks."""
 
     def __init__(self) -> None:
         self._checks: dict[str, AttentionCheck] = {}
@@ -31,15 +31,15 @@ class AttentionChoice:
         such method passes. None before the first choice."""
 
     def reset(self) -> None:
-        """Delete the results of all checks. Call this method after a change that may alter the
-        model's results, so that the methods are checked again."""
+        """Discard the results of all checks, so that each method is checked again. Call this method
+        after a change that may alter the model's results."""
         self._checks.clear()
         self._sharing = None
 
     def best(self, model: Any, shares_prefixes: bool) -> str:
-        """Return the name of the attention method to use. If `shares_prefixes` is false, the method
-        is `rows`. The method `rows` computes each call separately. Raises BackendRefused if the
-        model fails the check even with `rows`."""
+        """Return the name of the attention method to use. If `shares_prefixes` is false, or if no
+        method that shares prefixes passes the check, this is `rows`, which computes each call
+        separately. Raises BackendRefused if even `rows` fails the check."""
         # The method `rows` is always checked, because pieces that share too few tokens use it.
         fault = self._fault(model, ROWS)
         if fault is not None:

@@ -1,6 +1,6 @@
-"""Check the pieces of a step before training. Each call must be in exactly one piece, and each
-token must be the token that was recorded when it was sampled. A piece is a set of calls that go
-through the model together."""
+"""Check the pieces of a training step before training. A piece is a set of model calls that go
+through the model together. Each call must be in exactly one piece, and each token must equal the
+token that the rollout engine has recorded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fakevllm_server.types.backend import BackendError, Call
 
 
 class FidelityError(BackendError):
-    """Error: the tokens of a step differ from the recorded tokens. No weight has changed."""
+    """Raised if the tokens of a training step differ from the recorded tokens. No weight has
+    changed."""
 
 
 def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
     """Check that all tokens of a step are the recorded tokens. Return 1.0, the share of correct
-    tokens, for the step's metrics. Raises FidelityError if any token differs, or if a call is not
-    in exactly one piece."""
+    tokens, for the step's metric `token_fidelity`. Raises FidelityError if a token differs, or if a
+    call is not in exactly one piece."""
     if sorted(index for piece in step.pieces for index in piece.calls) != list(range(len(calls))):
         raise FidelityError("token_fidelity: the step's pieces do not hold each call once")
     results = [
@@ -40,9 +41,9 @@ def token_fidelity(step: StepPieces, calls: Sequence[Call]) -> float:
 
 
 def _check_whole(step: StepPieces) -> None:
-    """Check the tensors that hold the tokens of the whole step. A loss that couples tokens of
-    different pieces needs these tensors. Raises FidelityError if they differ from the tokens of the
-    pieces in order."""
+    """Check the tensors with the tokens of the whole step, which exist only for a loss that couples
+    tokens of different pieces. Raises FidelityError if they are not the tokens of all pieces in
+    order."""
     if step.whole is None:
         return
     parts = torch.cat([piece.tokens.sampled_log_prob for piece in step.pieces])

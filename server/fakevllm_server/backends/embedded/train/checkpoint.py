@@ -1,12 +1,13 @@
-"""Save, restore and export the trainer's state. The files are safetensors and JSON, so reading them
-runs no code.
+"""Save, restore and export the state of the trainer. A checkpoint consists of safetensors and JSON
+files, so reading it runs no code.
 
     weights.safetensors     float32; with LoRA only the adapters
-    optimizer.safetensors   AdamW's moments and step counts, by the names `<weight>.<slot>`
-    state.json              random state; with LoRA also LoRA's settings and the model's fingerprint
+    optimizer.safetensors   AdamW's state, as `<weight>.exp_avg`, `<weight>.exp_avg_sq` and
+                            `<weight>.step`
+    state.json              random state; with LoRA also the LoRA settings and a hash of the model
 
-A checkpoint contains no other settings of the job. A run may therefore change these other settings,
-such as the learning rate, when it continues from a checkpoint.
+A checkpoint contains no other settings of the job. When a run continues from a checkpoint, these
+settings, such as the learning rate, may therefore change.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ WEIGHT_FILES = (
 
 
 def save(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
-    """Write a checkpoint of the trainer to a folder. The checkpoint also contains the state of
-    `rng`, the sampler's random number generator for requests without a seed."""
+    """Write a checkpoint of the trainer to a folder. It includes the state of `rng`, the sampler's
+    random number generator for requests without a seed."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_detached(_saved_weights(trainer)), folder / "weights.safetensors")
     save_file(_detached(_optimizer_tensors(trainer)), folder / "optimizer.safetensors")
@@ -92,8 +93,8 @@ def restore(folder: Path, trainer: PolicyTrainer, rng: random.Random) -> None:
 
 
 def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Path) -> None:
-    """Write `model` as a Hugging Face folder. The weights are converted to `dtype`, with LoRA
-    adapters merged. Tokenizer, chat template and settings are copied from the model folder
+    """Write `model` to a folder in Hugging Face format. The weights are converted to `dtype`, with
+    LoRA adapters merged. The tokenizer, chat template and settings are copied from the model folder
     `source`."""
     copy_model_files(source, folder, dtype)
     generation = source / "generation_config.json"
@@ -113,7 +114,7 @@ def export(folder: Path, model: PreTrainedModel, dtype: torch.dtype, source: Pat
 
 
 def copy_model_files(source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Copy all files of a model folder except the weights, and set the dtype in the copied config
+    """Copy all files of a model folder except the weights. Set the dtype in the copied config.json
     to `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     for file in source.iterdir():
@@ -130,8 +131,8 @@ def _write_dtype(folder: Path, dtype: torch.dtype) -> None:
 
 
 def _saved_weights(trainer: PolicyTrainer) -> dict[str, Tensor]:
-    """Return the weights that a checkpoint contains, by name. With LoRA, a checkpoint contains only
-    the weights of the adapters. Otherwise it contains all weights."""
+    """Return the weights that belong in a checkpoint, by name: with LoRA only the adapters,
+    otherwise all weights."""
     named = named_weights(trainer.model)
     if trainer.lora is None:
         return named

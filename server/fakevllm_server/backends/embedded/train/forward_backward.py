@@ -1,8 +1,8 @@
-"""Pass the pieces of a training step through a model, and compute log-probabilities, the loss and
+"""Run the pieces of a training step through a model, and compute log-probabilities, the loss and
 its gradient.
 
 A piece is a set of calls that go through the model together. `Passes.log_probs` and
-`Passes.backward` are generators that pause after every pass of a piece, so that their caller can do
+`Passes.backward` are generators that yield after each pass of a piece, so that their caller can do
 other work in between.
 """
 
@@ -41,7 +41,8 @@ PROB_DIFF_MAX = "prob_diff_max"
 
 
 class _PartMetrics(NamedTuple):
-    """The contribution of some pieces to the metrics of a step."""
+    """The contribution of some pieces of a training step to the step's metrics. A piece is a set of
+    calls that go through the model together."""
 
     metrics: StepMetrics
     """The pieces' parts of the step's means. The metric PROB_DIFF_MAX is the pieces' maximum."""
@@ -50,7 +51,8 @@ class _PartMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """The forward and backward passes of pieces through one model, with one attention method."""
+    """Forward and backward passes of the pieces of a step through one model, with one attention
+    method. A piece is a set of calls that go through the model together."""
 
     model: Any
     attention: str
@@ -70,7 +72,8 @@ class Passes:
         )
 
     def log_probs(self, step: StepPieces) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities of each piece's trained tokens, without a gradient graph."""
+        """Return the log-probabilities of the trained tokens, a tensor [tokens] for each piece. No
+        gradient graph is kept."""
         log_probs: list[Tensor] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -84,8 +87,9 @@ class Passes:
         self, step: StepPieces, spec: LossSpec, *, is_first: bool
     ) -> Generator[None, None, StepMetrics]:
         """Add the gradient of the step's loss to the gradients of the model's weights, and return
-        the step's metrics. `is_first` is true before the step's first update. Metrics about the
-        policy that sampled the calls are returned only if `is_first` is true."""
+        the step's metrics. `is_first` is true for the step's first epoch, before any update. Only
+        then do the metrics include the differences between the trainer's and the rollout engine's
+        log-probabilities."""
         if step.whole is not None:
             return (yield from self._backward_in_two_passes(step, step.whole, spec, is_first))
         parts: list[_PartMetrics] = []
@@ -105,7 +109,7 @@ class Passes:
     ) -> Generator[None, None, StepMetrics]:
         """Add the gradient of the step's loss, and return the step's metrics, for a loss that
         couples tokens of different pieces. The first pass computes the log-probabilities of all
-        pieces. The second pass computes each piece's part of the gradient."""
+        pieces. The second pass adds each piece's part of the gradient."""
         first_pass: list[EdgeValues] = []
         for piece in step.pieces:
             with torch.no_grad():
@@ -135,8 +139,10 @@ def _loss_and_metrics(
     spec: LossSpec,
     is_first: bool,
 ) -> tuple[Tensor, _PartMetrics]:
-    """Return (loss, contribution to the step's metrics) for some pieces. `tokens` has the tokens of
-    the pieces, one piece after another."""
+    """Return the loss of some pieces (parts of the step's token forest, each small enough for one
+    forward pass), and their contribution to the step's metrics. `values` has
+    the log-probabilities and entropies of each piece. `tokens` has the trained tokens of all these
+    pieces, one piece after another."""
     log_prob = _flat(pieces, [one.log_prob for one in values])
     entropies = [one.entropy for one in values if one.entropy is not None]
     entropy = _flat(pieces, entropies) if entropies else None
@@ -154,17 +160,20 @@ def _loss_and_metrics(
 
 
 def _flat(pieces: Sequence[StepPiece], edge_values: Sequence[Tensor]) -> Tensor:
-    """Convert values per edge of each piece to values per trained token of all pieces, [tokens]. An
-    edge is a predicted token that several calls may share."""
+    """Convert values per edge, one tensor for each piece, to values per trained token of all
+    pieces (shape [tokens]). An edge is a predicted token that several calls may share."""
     pairs = zip(pieces, edge_values, strict=True)
     return torch.cat([piece.plan.flat(values) for piece, values in pairs])
 
 
 def _engine_differences(log_prob: Tensor, entropy: Tensor, tokens: TrainedTokens) -> StepMetrics:
-    """Return metrics of the difference between the trainer's and the engine's log-probabilities.
-    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step. The returned values
-    are the parts that `tokens` contribute to these means. `prob_diff_max` is the largest difference
-    of probabilities in `tokens`."""
+    """Return metrics of the difference between the trainer's and the rollout engine's
+    log-probabilities, and the metric `entropy`.
+
+    `approx_kl`, `ppo_kl` and `entropy` are means over all tokens of the step; the returned values
+    are the contributions of `tokens` to these means. `prob_diff_max` is the largest difference
+    between the two probabilities of a token in `tokens`.
+    """
     sampled = tokens.sampled_log_prob
     means = {
         "approx_kl": k3(sampled, log_prob),
@@ -187,8 +196,8 @@ def _mismatch(log_prob: Tensor, tokens: TrainedTokens, is_equal_version: Tensor)
 
 
 def _joined(parts: Iterable[_PartMetrics]) -> StepMetrics:
-    """Return the metrics of the step, combined from the metrics of its pieces. The contributions of
-    the pieces to a mean are added up."""
+    """Combine the metrics of all pieces (parts of the batch) to the metrics of the step. The
+    pieces' contributions to a mean are added up."""
     columns: dict[str, list[float]] = defaultdict(list)
     mismatches: list[Mismatch] = []
     for metrics, mismatch in parts:

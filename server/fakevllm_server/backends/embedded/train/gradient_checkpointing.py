@@ -1,9 +1,9 @@
-"""Gradient checkpointing, which saves memory because a layer keeps only its input. The layer's
-activations are computed again in the backward pass.
+"""Gradient checkpointing: a layer keeps only its input, and computes its activations again in the
+backward pass. This saves memory.
 
-The gradient checkpointing of transformers works only while a model is in training mode, which also
-enables dropout. The trainer keeps its model in evaluation mode. Therefore this module has an
-implementation of its own, which works in both modes.
+The gradient checkpointing of transformers works only in training mode, which also enables dropout.
+The trainer keeps its model in evaluation mode. Therefore this module has its own implementation,
+which works in both modes.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MARK = "fakevllm_is_recomputed"
 
 
 def set_gradient_checkpointing(model: PreTrainedModel, enabled: bool) -> bool:
-    """Switch gradient checkpointing on or off. Return True if the setting of the model changed.
-    Raises BackendRefused if checkpointing is switched on for a model whose layers do not support
-    it."""
+    """Switch gradient checkpointing of a model on or off. Return True if this changed the model's
+    setting. Raises BackendRefused if the model's layers do not support gradient checkpointing and
+    `enabled` is true."""
     modules: Any = model.modules()
     layers = [one for one in modules if isinstance(one, GradientCheckpointingLayer)]
     if enabled and not layers:

@@ -1,4 +1,5 @@
-"""Cut a step's calls into pieces that go through the model one at a time."""
+"""Cut the calls of a training step into pieces. Each piece is a set of calls that go through the
+model together."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from fakevllm_server.types.backend import Call, LossSpec, StepMetrics
 
 @dataclass(frozen=True, slots=True)
 class StepPiece:
-    """One piece of a step, which is a set of calls that go through the model together."""
+    """One piece of a training step: a set of calls that go through the model together."""
 
     plan: Plan
     tokens: TrainedTokens
@@ -32,7 +33,8 @@ class StepPiece:
 
 @dataclass(frozen=True, slots=True)
 class StepPieces:
-    """All pieces of one training step. Each call of the step's batch is in exactly one piece."""
+    """All pieces of one training step. A piece is a set of calls that go through the model
+    together. Each call of the step is in exactly one piece."""
 
     pieces: Sequence[StepPiece]
     whole: TrainedTokens | None
@@ -41,8 +43,9 @@ class StepPieces:
 
     @property
     def metrics(self) -> StepMetrics:
-        """Metrics of prefix sharing. `tokens_computed` and `tokens_saved` are numbers of tokens.
-        `rho` is the number of the calls' tokens divided by the number of computed tokens."""
+        """Metrics of prefix sharing. `tokens_computed` is the number of tokens that go through the
+        model. `tokens_saved` is the number of tokens of all calls minus `tokens_computed`. `rho` is
+        the number of tokens of all calls divided by `tokens_computed`."""
         forests = [piece.plan.forest for piece in self.pieces]
         computed = sum(forest.num_nodes for forest in forests)
         naive = sum(forest.num_naive for forest in forests)
@@ -53,8 +56,8 @@ class StepPieces:
         }
 
     def per_call(self, values_per_piece: Sequence[Tensor]) -> list[list[float]]:
-        """Return one row of values for each call, in the order of the step's calls.
-        `values_per_piece` has one value per trained token, [tokens] for each piece."""
+        """Return the values of each call's trained tokens, one list per call, in the order of the
+        step's calls. `values_per_piece` has a tensor [trained tokens] for each piece."""
         rows: dict[int, list[float]] = {}
         for piece, values in zip(self.pieces, values_per_piece, strict=True):
             own = values.split(list(piece.plan.num_trained))
@@ -64,9 +67,9 @@ class StepPieces:
     def with_log_probs(
         self, old: Sequence[Tensor] | None, reference: Sequence[Tensor] | None
     ) -> StepPieces:
-        """Return copies of the pieces that also hold the log-probabilities of the old policy (the
-        trainer's policy before the step) and of the reference policy. `old` and `reference` have a
-        tensor [tokens] for each piece."""
+        """Return copies of the pieces that also hold log-probabilities of two other policies: the
+        old policy, which is the trainer's policy before the step, and the reference policy. `old`
+        and `reference` have a tensor [trained tokens] for each piece."""
         pieces = [
             replace(
                 piece,
@@ -97,18 +100,18 @@ def cut_into_pieces(
     shares_prefixes: bool,
     version: int | None = None,
 ) -> StepPieces:
-    """Cut a step's calls into pieces of at most `max_tokens` nodes, and return all pieces. A node
-    is a token that is computed once, even if several calls share the token.
+    """Cut the calls of a step into pieces of at most `max_tokens` computed tokens, and return all
+    pieces. A token that several calls of a piece share is computed once.
 
     If the longest call alone exceeds `max_tokens`, the limit becomes `max_tokens` plus the length
-    of this call. A piece then has room for the long call and for other calls. The long call needs
-    its memory in any case, and other calls of its group add few nodes, because they share most of
-    its tokens.
+    of this call. Other calls then fit into the same piece. They add few tokens if they share most
+    of the long call's tokens.
 
-    Calls of one group stay in one piece if they fit. If the loss couples tokens, the calls of one
-    unit (which the loss treats as one sequence) stay together instead. `version` is the version of
-    the current weights, or None if the version is unknown. Raises ValueError for calls with
-    temperature 0, because greedy sampling has no log-probability to train on.
+    Calls of one group stay in one piece if they fit. But if the loss couples the tokens of a unit
+    (one or more calls that form one sequence in the loss), the calls of a unit stay together
+    instead. `version` is the version of the trainer's weights, or None if it is unknown. Raises
+    ValueError for calls with temperature 0, because greedy sampling has no log-probability to train
+    on.
     """
     counted = [LossCall(unit_of(call), call.weight, call.num_trained) for call in calls]
     shares = call_shares(counted, spec)
@@ -137,7 +140,8 @@ def cut_into_pieces(
 
 
 def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
-    """Return True if the loss couples tokens of different pieces."""
+    """Return True if the loss couples tokens of different pieces (sets of calls that go through the
+    model together)."""
     parts = [piece.tokens for piece in pieces]
     return (spec.couples_tokens and not all(part.has_whole_units for part in parts)) or (
         spec.couples_step and not all(part.has_whole_step for part in parts)
@@ -145,8 +149,8 @@ def _splits(pieces: Sequence[StepPiece], spec: LossSpec) -> bool:
 
 
 def unit_of(call: Call) -> Hashable:
-    """Return a key that identifies the call's unit. A unit is a set of calls that the loss treats
-    as one sequence. A call without a unit forms a unit of its own."""
+    """Return a key of the call's unit, which is a set of calls that the loss treats as one
+    sequence. A call without a unit is a unit of its own."""
     return id(call) if call.unit is None else call.unit
 
 
@@ -160,8 +164,9 @@ def _call_tokens(calls: Sequence[Call], *, shares_prefixes: bool) -> list[CallTo
 
 
 def _tokens_of(call: Call) -> CallTokens:
-    """Return the call's tokens, with the spans of tokens that train. A token that was the only
-    allowed token at its position does not train, because its log-probability is always 0."""
+    """Return the tokens of a call, with the spans of positions that are trained. A token is not
+    trained if it was the only allowed token at its position, because its log-probability is always
+    0."""
     if call.allowed is None:
         return CallTokens.of(call.prompt_ids, call.response_ids, temperature=call.temperature)
     begin = len(call.prompt_ids)
@@ -175,7 +180,7 @@ def _tokens_of(call: Call) -> CallTokens:
 
 
 def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return the positions of consecutive true values as ranges [start, end)."""
+    """Return the ranges [start, end) of consecutive positions at which `chosen` is true."""
     runs: list[tuple[int, int]] = []
     start = 0
     for is_chosen, run in groupby(chosen):
@@ -187,7 +192,8 @@ def _runs(chosen: Sequence[bool]) -> list[tuple[int, int]]:
 
 
 class _Trained:
-    """The advantage and the log-probabilities of a call's trained tokens, which the loss reads."""
+    """The advantage of a call, and the log-probabilities that the rollout engine reported for its
+    trained tokens."""
 
     def __init__(self, call: Call) -> None:
         self.advantage = call.advantage

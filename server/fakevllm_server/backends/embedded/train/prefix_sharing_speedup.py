@@ -1,11 +1,10 @@
-"""Measure how much faster a forward and backward pass with shared prefixes is than passing the same
-calls one by one.
+"""Measure how much faster training is if calls share prefixes.
 
-The calls of one piece go forward and backward through the model twice in direct succession. The
-first time, calls share prefixes. The second time, calls share nothing and are split into as many
-passes as the token budget requires. A measurement takes as long as training the piece without
-sharing. Therefore the speedup is measured at the first step with shared prefixes, and afterwards at
-most once in `EVERY` steps.
+A piece is a set of calls that go through the model together. To measure the speedup, the calls of
+one piece go forward and backward through the model twice. The first time, calls share prefixes. The
+second time, calls share nothing, and are split into as many passes as the token budget requires.
+The measurement takes as long as training the piece without sharing. Therefore the speedup is
+measured at the first step with shared prefixes, and afterwards at most once in `EVERY` steps.
 """
 
 from __future__ import annotations
@@ -41,9 +40,9 @@ class SharingSpeedup:
     def measure(
         self, step: StepPieces, calls: Sequence[Call], passes: Passes, max_tokens: int
     ) -> Generator[None, None, None]:
-        """Measure the speedup, unless one of the last `EVERY` steps has measured it. Call this
-        method once per step, after the step's last update. Clear the model's gradients after the
-        call, because the measurement adds to the gradients."""
+        """Measure the speedup, at most once in `EVERY` steps. Call this method once per step, after
+        the step's last update. Clear the model's gradients afterwards, because the measurement adds
+        to them."""
         self._num_since += 1
         piece = next((one for one in step.pieces if passes.attention_for(one) != ROWS), None)
         if piece is None or self._num_since < EVERY:

@@ -1,7 +1,7 @@
-"""The embedded trainer without its sampler, for use with a rollout engine of another kind.
+"""The embedded trainer without a sampler, for use with another rollout engine.
 
-The trainer holds one copy of the weights and no KV cache. This trainer also accepts models that the
-embedded sampler cannot decode.
+The trainer holds one copy of the weights and no KV cache. It also accepts models that the embedded
+sampler cannot decode.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 
 
 class StandaloneTrainer:
-    """The embedded trainer as a TrainEngine (the interface for training) without a sampler. The
-    constructor raises BackendError for a model that cannot be loaded."""
+    """The embedded trainer without a sampler. It implements the interface TrainEngine. The
+    constructor raises BackendError if the model cannot be loaded."""
 
     def __init__(
         self, model: Path, *, seed: int, device: str, dtype: str, torch_threads: int
@@ -52,8 +52,8 @@ class StandaloneTrainer:
         self._thread = SingleThread("trainer", lambda: torch.set_num_threads(torch_threads))
 
     def close(self) -> None:
-        """Stop the trainer. A running step fails after its present micro-batch, without a further
-        update."""
+        """Stop the trainer. A running step fails after its current forward or backward pass,
+        without a further update."""
         self._closing = True
 
     async def boot(self, job: TrainJob) -> str:

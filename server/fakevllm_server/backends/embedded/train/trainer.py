@@ -1,9 +1,9 @@
 """Policy-gradient updates of a model with float32 weights.
 
-The trainer uses no threads, no event loop and no tokenizer. A training step is a generator that
-pauses after every pass of a piece (a part of the batch), so that its caller can do other work in
-between. The gradient is the exact gradient of the step's loss. The gradient depends neither on how
-the batch is cut nor on whether calls share prefixes.
+A training step is a generator that yields after each pass of a piece (a part of the batch), so that
+its caller can do other work in between. This module uses no threads, no event loop and no
+tokenizer. The gradient of a step is the exact gradient of its loss. It does not depend on how the
+batch is cut, or on whether calls share prefixes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from fakevllm_server.types.backend import (
 
 
 class PolicyTrainer:
-    """Trainer of one model, with the model's optimizer and the reference weights of a KL term."""
+    """Trainer of one model. It holds the model's optimizer, and the weights of the reference policy
+    if a KL term needs them."""
 
     def __init__(
         self,
@@ -56,11 +57,10 @@ class PolicyTrainer:
         load_reference: Callable[[], PreTrainedModel],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        """Create a trainer of `model`. `load_reference` returns a model with the starting weights.
-        The trainer calls this function when a KL term first needs these weights. If only adapters
-        train, the function is never called, because the model without its adapters has the starting
-        weights. `dtype` is the dtype in which the model computes. The weights keep their own
-        dtype."""
+        """Create a trainer of `model`. `load_reference` returns a new model with the starting
+        weights, and is called when a KL term first needs the reference policy. With LoRA it is
+        never called, because the model without its adapters has the starting weights. `dtype` is
+        the dtype in which the model computes; the weights keep their own dtype."""
         self.model = model
         self.lora: LoraSettings | None = None
         """Settings of the adapters that train; None if all weights train."""
@@ -76,10 +76,10 @@ class PolicyTrainer:
         self._attention_choice = AttentionChoice()
 
     def boot(self, job: TrainJob) -> str:
-        """Apply the job's settings, and check that the attention method gives the same results as
-        the unchanged model. Return a description of the weights that train.
+        """Apply the settings of a job, and choose and check the attention method. Return a
+        description of the weights that are trained.
 
-        This method may be called again for another job, and may be called after `restore`. It then
+        This method may be called again for another job, and after `restore`. A repeated call
         changes neither the weights nor the optimizer's moments. Raises BackendRefused if the job's
         LoRA settings differ from those of an earlier job or of the restored checkpoint, or if the
         job does not fit the model.
@@ -99,7 +99,7 @@ class PolicyTrainer:
         return f"trains {trained}, in {dtype} on {self.model.device}"
 
     def set_lora(self, lora: LoraSettings | None, source: str, seed: int = 0) -> None:
-        """Choose the weights that train. These are new adapters with the settings `lora`, or all
+        """Choose the weights that are trained: new adapters with the settings `lora`, or all
         weights if `lora` is None. The choice is final for the run.
 
         `source` is the name of the job or checkpoint for error messages. `seed` initializes new
@@ -120,14 +120,14 @@ class PolicyTrainer:
         self.lora, self._lora_source = lora, source
 
     def step(self, batch: Batch, spec: LossSpec) -> Generator[None, None, StepMetrics]:
-        """Run one training step, which makes `ppo_epochs` updates of the weights. Return the step's
-        metrics.
+        """Run one training step with `ppo_epochs` updates of the weights, and return its metrics.
+        Metrics that were not measured are left out.
 
-        If the loss or the gradient is not finite, the step ends without a further update, and the
-        metrics contain the non-finite value. If the mismatch between the log-probabilities of
-        engine and trainer is above the job's limit, the step makes no update. Metrics that were not
-        measured are left out. Raises FidelityError if tokens differ from the recorded tokens.
-        Raises PartialStep if the step fails after its first update.
+        If the loss or the gradient norm is not finite, the step ends without a further update, and
+        the metrics contain the non-finite value. If the mismatch between the log-probabilities of
+        rollout engine and trainer is above the job's limit, the step makes no update. Raises
+        FidelityError, before any update, if tokens differ from the recorded tokens. Raises
+        PartialStep if the step fails after it has begun to change the weights.
         """
         started = time.perf_counter()
         step, passes = self._plan(batch.calls, spec, batch.version)
@@ -149,8 +149,9 @@ class PolicyTrainer:
     def log_probs(
         self, calls: Sequence[Call], policy: PolicyName
     ) -> Generator[None, None, list[list[float]]]:
-        """Return the log-probabilities of each call's trained tokens, at the call's temperature.
-        Each log-probability is normalized over the tokens that could be sampled at the position."""
+        """Return the log-probabilities of each call's trained tokens under the current policy or
+        the reference policy, at the call's temperature. A log-probability is normalized over the
+        tokens that could be sampled at its position."""
         step, passes = self._plan(calls, LossSpec())
         if policy == "reference":
             log_probs = yield from self._reference_log_probs(step, passes)
@@ -198,9 +199,9 @@ class PolicyTrainer:
     def _with_other_policies(
         self, step: StepPieces, passes: Passes, spec: LossSpec
     ) -> Generator[None, None, StepPieces]:
-        """Return copies of the pieces with the additional log-probabilities that the loss needs.
-        These may be the log-probabilities of the reference policy, and the trainer's own
-        log-probabilities before the step's first update."""
+        """Return copies of the pieces with the further log-probabilities that the loss needs. A KL
+        term needs those of the reference policy. Unless `bypass_mode` is set, the loss also needs
+        those of the trainer's policy before the step's first update."""
         reference: list[Tensor] | None = None
         old: list[Tensor] | None = None
         if spec.kl_loss_coef != 0:
@@ -212,8 +213,8 @@ class PolicyTrainer:
     def _reference_log_probs(
         self, step: StepPieces, passes: Passes
     ) -> Generator[None, None, list[Tensor]]:
-        """Return the log-probabilities of each piece's trained tokens under the starting
-        weights."""
+        """Return the log-probabilities of the trained tokens under the starting weights, a tensor
+        [tokens] for each piece."""
         if self.lora is None:
             if self._reference is None:
                 self._reference = self._load_reference()

@@ -1,23 +1,23 @@
 """Attention along the heavy chains of a forest, which is the fastest attention method on a CPU.
 
-The heaviest child of a node is the child with the largest subtree. The nodes are numbered so that
-the heaviest child directly follows its parent. A chain starts at a node that is not a heaviest
-child, and follows heaviest children down to a leaf. The nodes of a chain are therefore consecutive.
-Each node is in exactly one chain, and a chain is a plain causal sequence. A node's ancestors
-outside its chain are upper parts of other chains, and the node attends to each of these parts
-completely:
+The heaviest child of a node is the child with the largest subtree. Nodes are numbered so that the
+heaviest child directly follows its parent. A chain begins at a root or at a child that is not the
+heaviest, and follows the heaviest children down to a leaf. Therefore the nodes of a chain are
+consecutive, each node is in exactly one chain, and a chain is a plain causal sequence. The other
+ancestors of a node are the upper parts of other chains. The node attends to all nodes of these
+parts:
 
     within a chain    causal attention of the chain to itself
     at a branch       all nodes below the lighter children attend to the chain down to the branch
 
-This method needs no mask and no copy of keys, and computes no pair of nodes that a mask would hide.
-The path from the root to a node passes through at most 1 + log2(number of nodes) chains. The
-attention of the node has one partial result for each of these chains. The partial results are
-combined by their softmax denominators, as flash attention combines its tiles. A forest without
-branches needs one causal pass.
+This method needs no mask and no copy of keys, and it computes no pair of nodes that a mask would
+hide. The path from the root to a node passes through at most 1 + log2(number of nodes) chains. Each
+of these chains gives one partial attention result for the node. The partial results are combined by
+their softmax denominators, as flash attention combines its tiles. A forest without branches needs
+one causal pass.
 
-The method calls the kernels that `scaled_dot_product_attention` uses on a CPU. The kernels are
-called directly, because `scaled_dot_product_attention` does not return the softmax denominators.
+The method directly calls the kernels that `scaled_dot_product_attention` uses on a CPU, because
+`scaled_dot_product_attention` does not return the softmax denominators.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MAX_PADDING = 1.05
 """Largest ratio of lengths within one kernel launch. Long chains gain nothing from a common launch,
 and the cost of padding is quadratic."""
 SHORT = 32
-"""Length in tokens up to which chains share a launch whatever their lengths are."""
+"""Chains of up to this many tokens share a kernel launch even if their lengths differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainBatch:
-    """Chains that are computed in one kernel launch. A chain is a plain causal sequence of
-    nodes."""
+    """Chains that are computed in one kernel launch. A chain is a range of consecutive nodes that
+    is a plain causal sequence."""
 
     nodes: Tensor
     """[chains, longest] Nodes of each chain, padded on the right by repeating the last node. Causal
@@ -59,8 +59,8 @@ class ChainBatch:
 
 @dataclass(frozen=True, slots=True)
 class CrossBlock:
-    """A block of full attention, in which all nodes [first_query, last_query) attend to all nodes
-    [first_key, last_key)."""
+    """A block of full attention: each of the nodes [first_query, last_query) attends to each of the
+    nodes [first_key, last_key)."""
 
     first_query: int
     last_query: int
@@ -74,9 +74,9 @@ def is_available(device: torch.device) -> bool:
 
 
 def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]]:
-    """Return (chains, blocks) of a forest. Each chain is a range of nodes [first, last). Each
-    branch has one block of full attention, in which the nodes below the lighter children attend to
-    the chain down to the branch."""
+    """Return (chains, blocks) of a forest. A chain is a range of nodes [first, last) that follows
+    the children with the largest subtrees down to a leaf. Each branch has one block of full
+    attention: the nodes below the other children attend to the chain down to the branch."""
     chains: list[tuple[int, int]] = []
     cross_blocks: list[CrossBlock] = []
     starts: dict[int, int] = {}
@@ -94,7 +94,7 @@ def find_chains(forest: Forest) -> tuple[list[tuple[int, int]], list[CrossBlock]
 
 class ChainLayout:
     """A Layout (a computation of attention over a forest) by chains. Layers whose attention window
-    is shorter than a call use SegmentLayout instead."""
+    is shorter than the longest call use SegmentLayout instead."""
 
     def __init__(self, plan: Plan) -> None:
         chains, self.cross_blocks = find_chains(plan.forest)
@@ -116,8 +116,8 @@ class ChainLayout:
 
 
 def _chain_batches(chains: Sequence[tuple[int, int]]) -> Iterator[ChainBatch]:
-    """Put chains (runs of consecutive nodes) of similar lengths into common batches, and yield the
-    batches. Each batch is computed in one kernel launch."""
+    """Put chains (ranges of consecutive nodes) of similar lengths into common batches, and yield
+    the batches. Each batch is computed in one kernel launch."""
     by_length = sorted(chains, key=lambda chain: (chain[0] - chain[1], chain[0]))
     batch: list[tuple[int, int]] = []
     for chain in by_length:
@@ -150,16 +150,16 @@ _backward: Any = getattr(torch.ops.aten, f"{_OP}_backward", None)
 
 class _ChainAttention(torch.autograd.Function):
     """An autograd function that computes the attention of each node to itself and all its
-    ancestors. The output is combined from the partial softmax results of the kernel launches. In
-    the backward pass, each launch gets the output and the denominator of the whole softmax, and
-    therefore returns its exact share of the gradients."""
+    ancestors. The forward pass combines the partial softmax results of several kernel launches. In
+    the backward pass, each launch gets the combined output and softmax denominator, and therefore
+    returns its exact part of the gradients."""
 
     @staticmethod
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, layout: ChainLayout
     ) -> Tensor:
         """Return the attention output of all nodes. Query, key, value and output are [attention
-        heads, nodes, size]."""
+        heads, nodes, head dim]."""
         heads, nodes, size = value.shape
         # Node-major in memory, as the layers before and after need it.
         out = query.new_empty(nodes, heads, size, dtype=_accumulation_dtype(query.dtype)).transpose(
@@ -220,14 +220,14 @@ class _ChainAttention(torch.autograd.Function):
 
 
 def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which the partial results of the kernel launches are added up."""
+    """Return the dtype in which the partial results of the kernel launches are combined."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _select(values: Tensor, batch: ChainBatch) -> Tensor:
-    """Select the values at the nodes of a batch of chains. The shape changes from [heads, nodes, …]
-    to [chains, heads, longest chain, …]. If the batch's `first_node` is set, the result is a view
-    of the input."""
+    """Select the values at the nodes of a batch of chains. `values` is [heads, nodes, …], and the
+    result is [chains, heads, longest chain, …]. The result is a view of `values` if the batch is
+    one range of consecutive nodes."""
     num_chains, longest = batch.nodes.shape
     if batch.first_node is not None:
         rows = values[:, batch.first_node : batch.first_node + num_chains * longest]
@@ -250,7 +250,7 @@ def _store(target: Tensor, values: Tensor, batch: ChainBatch) -> None:
 
 
 def chains(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by chains. Return one hidden state for each head of the plan,
-    [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is
-    not an attention head."""
+    """Run the model with attention by chains (paths through the children with the largest
+    subtrees). Return one hidden state for each head of the plan, [heads, hidden]. A head of the
+    plan is a node that predicts trained tokens, not an attention head."""
     return head_states(model, plan, ChainLayout(plan))

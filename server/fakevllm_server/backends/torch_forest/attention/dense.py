@@ -1,8 +1,8 @@
-"""Attention under one mask of shape [nodes, nodes]. This method is the reference for the tests, and
+"""Attention with one mask of shape [nodes, nodes]. This method is the reference for the tests, and
 it is fast for tiny trees.
 
-The method also computes the pairs of nodes that the mask hides. Time and memory are quadratic in
-the number of nodes.
+It also computes the pairs of nodes that the mask hides, so time and memory are quadratic in the
+number of nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fakevllm_server.backends.torch_forest.forward_plan import Plan, as_tensor
 
 
 class DenseLayout:
-    """A Layout (a computation of attention over a forest) with one boolean mask of all pairs of
+    """A Layout (a computation of attention over a forest) that uses one mask of all pairs of
     nodes."""
 
     def __init__(self, plan: Plan) -> None:
@@ -40,15 +40,16 @@ class DenseLayout:
         )
 
     def visible(self, window: int | None) -> Tensor:
-        """Return the attention mask of a forest, [nodes, nodes] of bool. An entry is True if the
-        query node (row) attends to the key node (column)."""
+        """Return the attention mask of the forest, [nodes, nodes] of bool. An entry is True if the
+        query node (row) attends to the key node (column). `window` is the layer's attention window
+        in tokens, or None."""
         if window is None:
             return self._visible
         return self._visible & (self._pos[:, None] - self._pos[None, :] < window)
 
 
 def dense(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention under one mask. Return one hidden state for each head of the
-    plan, [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens;
-    it is not an attention head."""
+    """Run the model with one attention mask of all pairs of nodes. Return one hidden state for each
+    head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained tokens,
+    not an attention head."""
     return head_states(model, plan, DenseLayout(plan))

@@ -1,10 +1,11 @@
 """FlexAttention over a forest, which is the attention method for GPUs. In depth-first order, the
-nodes of each subtree are consecutive, so the mask needs only the ends of the subtrees.
+nodes of each subtree are consecutive. Therefore the ends of all subtrees determine the attention
+mask.
 
-The block mask is computed from the subtree ends of whole blocks of nodes. For a hundred thousand
-nodes, this takes about ten milliseconds and almost no memory. Torch's own function for block masks
-would evaluate every pair of nodes. The kernel is compiled once for all lengths, because a
-compilation for each length would take longer than a training step.
+FlexAttention needs a mask of whole blocks of nodes. This module computes it from the subtree ends
+in each block. For a hundred thousand nodes, this takes about ten milliseconds and almost no memory,
+while torch's own function would evaluate every pair of nodes. The kernel is compiled once for all
+lengths, because a compilation for each length would take longer than a training step.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ size."""
 
 
 class FlexLayout:
-    """A Layout (a computation of attention over a forest) by FlexAttention. The nodes are padded to
-    whole blocks, and each padding node is a separate tree."""
+    """A Layout (a computation of attention over a forest) by FlexAttention. Padding nodes fill the
+    last block. Each of them is a tree of its own, so no other node attends to it."""
 
     def __init__(self, plan: Plan) -> None:
         num_nodes = len(plan.ids)
@@ -58,10 +59,14 @@ class FlexLayout:
 
 def block_mask(tout: Tensor, pos: Tensor, window: int | None, size: int = BLOCK) -> BlockMask:
     """Return FlexAttention's block mask of a forest. `tout` has, for each node, the end of the
-    node's subtree (the first node after the subtree). `pos` has the position of each node. The
-    number of nodes is a multiple of the block size `size`. With a `window`, the mask may list a
-    pair of blocks between which no node attends to another. Such a pair costs time but does not
-    change the result, because the mask of single nodes hides all of its pairs of nodes."""
+    node's subtree (the first node after the subtree). `pos` has the position of each node. Both are
+    [nodes], and the number of nodes is a multiple of the block size `size`. `window` is the
+    attention window in tokens, or None.
+
+    With a window, the mask may list pairs of blocks in which no node attends to another. This costs
+    time but does not change the result, because FlexAttention also applies a mask of single nodes
+    inside the listed blocks.
+    """
     num_blocks = len(tout) // size
     ends, positions = tout.view(num_blocks, size), pos.view(num_blocks, size)
     first = torch.arange(num_blocks, device=tout.device) * size
@@ -97,11 +102,14 @@ def _mask_mod(tout: Tensor, pos: Tensor, window: int | None) -> Any:
 
 
 def _block_lists(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the two tensors (counts, indices) by which FlexAttention describes a table of blocks.
-    For each query block, `counts` has the number of key blocks to which the query block attends.
-    For each query block, `indices` has all key blocks, with the attended key blocks first. An entry
-    of `blocks`, [query blocks, key blocks] of bool, is True if the query block attends to the key
-    block."""
+    """Return the tensors (counts, indices) in which FlexAttention expects a table of blocks.
+    `blocks`, [query blocks, key blocks] of bool, is True where a query block attends to a key
+    block.
+
+    `counts` has the number of attended key blocks of each query block, [1, 1, query blocks].
+    `indices` has all key blocks for each query block, the attended ones first, [1, 1, query blocks,
+    key blocks].
+    """
     counts = blocks.sum(1, dtype=torch.int32)
     order = torch.argsort(blocks.int(), dim=1, descending=True, stable=True).int()
     return counts[None, None], order[None, None]
@@ -115,7 +123,6 @@ def _compiled(device_type: str) -> Any:
 
 def flex(model: Any, plan: Plan) -> Tensor:
     """Run the model with FlexAttention. Return one hidden state for each head of the plan, [heads,
-    hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is not an
-    attention head."""
+    hidden]. A head of the plan is a node that predicts trained tokens, not an attention head."""
     layout = FlexLayout(plan)
     return node_states(model, layout.ids, layout.pos, layout).index_select(0, plan.head_node)

@@ -1,8 +1,8 @@
-"""Attention without shared prefixes. Each call is a separate row, padded on the right. The method
-works with every causal model.
+"""Attention without shared prefixes: each call is a row of its own, padded on the right. This
+method works with every causal model.
 
-Calls share no tokens, and the model runs plain forward passes. The LM head still runs only once for
-each node that predicts a token.
+The model runs plain forward passes on the rows. The LM head still runs only once for each node that
+predicts tokens, even if several calls contain this node.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_PADDING = 1.1
 
 
 def rows(model: Any, plan: Plan) -> Tensor:
-    """Run the model with one row for each call. Return one hidden state for each head of the plan,
-    [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is
-    not an attention head."""
+    """Run the model with one row for each call that has trained tokens. Return one hidden state for
+    each head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained
+    tokens, not an attention head."""
     body = body_of(model)
     flat: list[Tensor] = []
     flat_index = torch.zeros(len(plan.ids), dtype=torch.long, device=plan.device)
@@ -44,8 +44,7 @@ def rows(model: Any, plan: Plan) -> Tensor:
 
 
 def _batches(plan: Plan) -> Sequence[Sequence[int]]:
-    """Group the calls that have trained tokens into batches of similar lengths, and return the
-    batches."""
+    """Return batches of calls of similar lengths. Calls without trained tokens are left out."""
     trained = [call for call, number in enumerate(plan.num_trained) if number]
     lengths = {call: sum(end - start for start, end in plan.forest.paths[call]) for call in trained}
     batches: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""The table of attention methods, and the choice of the fastest method for a piece (a set of calls
-that go through the model together).
+"""The table of attention methods, and the choice of the fastest method for a piece. A piece is a
+set of calls that go through the model together.
 
-A new method is a file and an entry in ATTENTIONS.
+To add a method, add a file and an entry in ATTENTIONS.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ ATTENTIONS: dict[str, HeadStates] = {
 
 
 def default_attention(device: torch.device) -> str:
-    """Return the name of the fastest attention method that shares prefixes on `device`."""
+    """Return the name of the attention method that is the fastest on `device` among those that
+    share prefixes."""
     if is_available(device):
         return "chains"
     return "flex" if device.type == "cuda" else "segments"
 
 
 def sharing_attentions(device: torch.device) -> list[str]:
-    """Return the names of attention methods that share prefixes, in order of preference. The first
-    is the fastest method on `device`. The last is the method that needs no special kernel."""
+    """Return the names of attention methods that share prefixes, in order of preference: first the
+    fastest method on `device`, then a method that needs no special kernel."""
     return list(dict.fromkeys([default_attention(device), "segments"]))
 
 
@@ -54,9 +55,12 @@ value a CPU computes plain rows as fast as a forest, or faster if calls are shor
 
 
 def fastest_attention(plan: Plan, sharing_attention: str) -> str:
-    """Return the name of the fastest attention method for a piece, which is a set of calls.
-    `sharing_attention` is the best method that shares prefixes on this device. It is used if the
-    piece's sharing factor `rho` is at least MIN_RHO. Otherwise the method is `rows`, which shares
-    no prefixes. Pieces are cut to fit the memory budget with shared prefixes. `rows` computes `rho`
-    times as many tokens, so it may exceed the budget, but by less than a factor of MIN_RHO."""
+    """Return the name of the fastest attention method for a piece (a set of calls that go through
+    the model together). `sharing_attention` is the best method that shares prefixes on this device.
+
+    The result is `sharing_attention` if the piece's sharing factor `rho` (tokens of all calls per
+    computed token) is at least MIN_RHO. Otherwise it is `rows`, which shares no prefixes. Pieces
+    are sized for computation with shared prefixes, so a piece with `rows` may exceed the token
+    budget, by less than the factor MIN_RHO.
+    """
     return sharing_attention if plan.forest.rho >= MIN_RHO else ROWS

@@ -1,10 +1,10 @@
-"""Attention for one segment of the forest at a time. A segment is a maximal range of nodes without
-a branch. The nodes of the segment are the queries, and all nodes from the root to the end of the
-segment are the keys.
+"""Attention for one segment of a forest at a time. A segment is a maximal range of nodes without a
+branch. Its nodes are the queries, and all nodes from the root to the end of the segment are the
+keys.
 
-This method runs on every device and in layers with an attention window. Segments with the same
-parent and the same length share a kernel launch. Keys and values of the path from the root are
-copied for every launch. On a CPU, the method `chains` avoids this copy.
+This method runs on every device, and supports layers with an attention window. Segments with the
+same parent and the same length are computed in one kernel launch. Each launch copies the keys and
+values of the path from the root. On a CPU, the method `chains` avoids this copy.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from fakevllm_server.forest.consecutive_nodes import Slices
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments (ranges of nodes without a branch) that are computed in one kernel launch. All have
-    the same parent and the same length."""
+    """Segments (ranges of nodes without a branch) that are computed in one kernel launch. They all
+    have the same parent and the same length."""
 
     ancestors: Slices
     """Common ancestors, from the root."""
@@ -37,7 +37,7 @@ class SegmentBatch:
 
 class SegmentLayout:
     """A Layout (a computation of attention over a forest) that computes one batch of segments after
-    another."""
+    another. A segment is a range of nodes without a branch."""
 
     def __init__(self, plan: Plan) -> None:
         self._batches = list(segment_batches(plan.forest, plan.device))
@@ -77,8 +77,10 @@ def _attend(
     scale: float,
     window: int | None,
 ) -> Tensor:
-    """Return the attention output of a batch of segments, [heads, segments * length, size]. The
-    arguments query, key and value contain all nodes of the forest, [heads, nodes, size] each."""
+    """Return the attention output of a batch of segments, [heads, segments * length, head dim]. A
+    segment is a range of nodes without a branch. `query`, `key` and `value` have all nodes of the
+    forest, [heads, nodes, head dim] each. `window` is the layer's attention window in tokens, or
+    None."""
     num_segments, length = batch.nodes.shape
     # Ancestors that are outside the window of the segment's first token are outside the window of
     # all its tokens.
@@ -110,7 +112,7 @@ def _attend(
 
 
 def _last_nodes(path: Slices, number: int) -> Slices:
-    """Return the last `number` nodes of a path, as ranges of consecutive nodes."""
+    """Return the last `number` nodes of a path, as ranges [start, end) of consecutive nodes."""
     kept: list[tuple[int, int]] = []
     for start, end in reversed(path):
         if number <= 0:
@@ -121,16 +123,17 @@ def _last_nodes(path: Slices, number: int) -> Slices:
 
 
 def _mask(length: int, num_ancestors: int, window: int | None, device: torch.device) -> Tensor:
-    """Return the attention mask of a segment, [length, num_ancestors + length] of bool. Each of the
-    segment's `length` nodes attends to itself and to the nodes before it. With a window, the node
-    attends only to nodes less than `window` positions back."""
+    """Return the attention mask of a segment, [length, num_ancestors + length] of bool. A segment
+    is a range of nodes without a branch. Each of its `length` nodes attends to itself and to all
+    earlier nodes of its path. With a window, it attends only to nodes less than `window` positions
+    back."""
     num_keys = num_ancestors + length
     mask = torch.ones(length, num_keys, dtype=torch.bool, device=device).tril(num_ancestors)
     return mask if window is None else mask.triu(num_ancestors - window + 1)
 
 
 def segments(model: Any, plan: Plan) -> Tensor:
-    """Run the model with attention by segments. Return one hidden state for each head of the plan,
-    [heads, hidden]. A head of the plan is a node whose hidden state predicts trained tokens; it is
-    not an attention head."""
+    """Run the model with attention by segments (ranges of nodes without a branch). Return one
+    hidden state for each head of the plan, [heads, hidden]. A head of the plan is a node that
+    predicts trained tokens, not an attention head."""
     return head_states(model, plan, SegmentLayout(plan))

@@ -1,10 +1,10 @@
 """An attention implementation for transformers that takes a layout as an argument. A layout
 computes attention over a forest (calls as trees of tokens).
 
-A model with this attention implementation normally computes as with `sdpa`. In a forward pass with
-the argument `forest=LAYOUT`, the layout decides to which nodes each node attends. Because the
-layout is an argument, a layer that gradient checkpointing computes again in the backward pass gets
-the same layout.
+In a forward pass with the argument `forest=LAYOUT`, the layout decides to which nodes each node
+attends. Without this argument, the model computes as with `sdpa`. The layout is an argument and not
+a global setting, because gradient checkpointing runs a layer again in the backward pass. The layer
+then gets the same layout.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ IMPLEMENTATION = "fakevllm_forest"
 
 
 class Layout(Protocol):
-    """A computation of attention over the nodes of a forest. A node attends to its ancestors and
-    itself. In a layer with a window, a node attends only to itself and to ancestors less than
-    `window` positions back."""
+    """A computation of attention over the nodes of a forest. Each node attends to itself and to its
+    ancestors. In a layer with an attention window, it attends only to those less than `window`
+    positions back."""
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        """Return the attention output, [1, heads, nodes, size]. The arguments have the same shape,
-        except that with grouped-query attention keys and values have fewer heads."""
+        """Return the attention output, [1, heads, nodes, head dim]. `query` has the same shape.
+        `key` and `value` may have fewer heads (grouped-query attention). `window` is the layer's
+        attention window in tokens, or None."""
         ...
 
 
@@ -46,9 +47,9 @@ def forest_attention(
     forest: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention, by the given layout or else by `sdpa`. transformers calls this function.
-    The inputs are [batch, heads, tokens, size]. The returned output is [batch, tokens, heads,
-    size]."""
+    """Compute attention with the layout `forest`, or with `sdpa` if it is None. transformers calls
+    this function in each layer. `query`, `key` and `value` are [batch, heads, tokens, head dim].
+    The returned output is [batch, tokens, heads, head dim]."""
     if forest is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -70,8 +71,8 @@ AttentionMaskInterface.register(IMPLEMENTATION, sdpa_mask)
 
 
 def causal_model(model: Any) -> Any:
-    """Return the causal language model (body and LM head) without the wrapper of the peft library.
-    Adapters inside the layers stay in the model."""
+    """Return the causal language model (body and LM head). If the peft library has wrapped it,
+    remove the wrapper, but keep the adapter layers inside the model."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
@@ -81,24 +82,24 @@ def body_of(model: Any) -> Any:
 
 
 def install_attention(model: Any) -> None:
-    """Set the attention implementation of `model`, so that its forward pass accepts a layout.
-    Without a layout the model computes as with `sdpa`."""
+    """Set the attention implementation of `model`, so that its forward pass accepts a layout (a
+    computation of attention over a forest). Without a layout, the model computes as with `sdpa`."""
     causal = causal_model(model)
     if causal.config._attn_implementation != IMPLEMENTATION:
         causal.set_attn_implementation(IMPLEMENTATION)
 
 
 def head_states(model: Any, plan: Plan, layout: Layout) -> Tensor:
-    """Run the model on the nodes of a plan with the given layout. Return one hidden state for each
-    head of the plan, [heads, hidden]. A head of the plan is a node whose hidden state predicts
-    trained tokens; it is not an attention head."""
+    """Run the model on all nodes of a plan with the given layout. Return one hidden state for each
+    head of the plan, [heads, hidden]. A head of the plan is a node that predicts trained tokens,
+    not an attention head."""
     return node_states(model, plan.ids, plan.pos, layout).index_select(0, plan.head_node)
 
 
 def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
-    """Run the model's body on all nodes with the given layout. Return the last layer's hidden state
-    of every node, [nodes, hidden]. `ids` has the token ids and `pos` the positions of the nodes,
-    [nodes] each."""
+    """Run the model without its LM head on all nodes with the given layout. `ids` has the token ids
+    and `pos` the position ids of the nodes, [nodes] each. Return the last layer's hidden states,
+    [nodes, hidden]."""
     install_attention(model)
     # transformers passes a mask of four dimensions on unchanged. Without such a mask, it would
     # interpret jumps of the positions as packed sequences, and build a mask of nodes times nodes.
@@ -115,6 +116,6 @@ def node_states(model: Any, ids: Tensor, pos: Tensor, layout: Layout) -> Tensor:
 
 
 def repeat_kv(states: Tensor, query: Tensor) -> Tensor:
-    """Return keys or values, [1, key heads, nodes, size], repeated so that every query head has its
-    own key head or value head."""
+    """Repeat the heads of keys or values, [1, key heads, nodes, head dim], so that every head of
+    `query` has its own key or value head."""
     return states.repeat_interleave(query.shape[1] // states.shape[1], 1)

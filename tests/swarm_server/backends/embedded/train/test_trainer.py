@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,29 @@ def test_the_result_does_not_depend_on_how_a_batch_is_cut(tiny_folder: Path) -> 
         values = [metrics[name] for metrics in results]
         assert values == pytest.approx([values[0]] * 3, rel=1e-3, abs=1e-5), name
     assert results[0]["kl"] != 0 and results[0]["clip_fraction"] > 0
+
+
+def test_the_docs_name_the_metrics_that_later_epochs_change(tiny_folder: Path) -> None:
+    clipped = {"loss": "vanilla", "kl_loss_coef": 0.1, "clip_ratio_c": 1.1}
+    corrected = {"loss": "gpg", "rollout_is": "token", "rollout_rs": "token_k3"}
+    bounds = {"rollout_rs_threshold": "0.5"}
+    changed: set[str] = set()
+    for settings in (clipped, corrected | bounds):
+        one, three = (
+            train(
+                PolicyTrainer(load(tiny_folder), lambda: load(tiny_folder)),
+                random_calls(20),
+                LossSpec.of(TrainJob.model_validate(settings)),
+                ppo_epochs=epochs,
+                lr=1e-2,
+            )
+            for epochs in (1, 3)
+        )
+        changed |= {name for name in one.keys() - CUT_DEPENDENT_METRICS if one[name] != three[name]}
+    page = (Path(__file__).parents[5] / "docs/algorithms.md").read_text()
+    sentence = re.search(r"^(.*) are means over the epochs of a step", page, re.M)
+    assert sentence is not None
+    assert set(re.findall(r"`(\w+)`", sentence[1])) == changed
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
