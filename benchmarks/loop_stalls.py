@@ -205,9 +205,9 @@ def _masks(rng: random.Random, num_response: int) -> TokenMasks:
 
 def _explanation() -> str:
     return (
-        f"Each group has {NUM_SIBLINGS} calls. One call in {MASK_EVERY} was sampled under a grammar "
-        f"and has {NUM_SETS} dense sets of allowed tokens. The probe wakes each millisecond. A step "
-        "is planned, sent to the fake engine, trained and recorded. The engine decodes the batch "
+        f"Each group has {NUM_SIBLINGS} calls. One call in {MASK_EVERY} was sampled under a "
+        f"grammar and has {NUM_SETS} dense sets of allowed tokens. The probe wakes each "
+        "millisecond. A step is planned, sent to the fake engine, trained and recorded. The engine decodes the batch "
         "in a process of its own, which needs a core of its own."
     )
 
