@@ -207,8 +207,8 @@ def _explanation() -> str:
     return (
         f"Each group has {NUM_SIBLINGS} calls. One call in {MASK_EVERY} was sampled under a "
         f"grammar and has {NUM_SETS} dense sets of allowed tokens. The probe wakes each "
-        "millisecond. A step is planned, sent to the fake engine, trained and recorded. The engine decodes the batch "
-        "in a process of its own, which needs a core of its own."
+        "millisecond. A step is planned, sent to the fake engine, trained and recorded. The "
+        "engine decodes the batch in a process of its own, which needs a core of its own."
     )
 
 
