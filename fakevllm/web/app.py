@@ -23,7 +23,6 @@ from fakevllm_adapters.http.concurrency_limit import OpenCalls
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
 from fakevllm_adapters.protocol.errors import error_of_failure, unavailable
 from fakevllm_adapters.protocol.keys import fingerprint
-from fakevllm_runtime.garbage_collection import tune_garbage_collection
 from fakevllm_runtime.http_server import (
     GracefulServer,
     listening_socket,
@@ -168,7 +167,6 @@ async def _serve(config: Config, listener: socket.socket, files: FileBudget) -> 
                 "no hooks: every request is served once and not trained; name a folder of hooks "
                 "with --hooks"
             )
-        tune_garbage_collection()
         await server.serve(sockets=[listener])
     logging.getLogger("fakevllm").info("stopped")
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 
 from fakevllm_adapters.http.log_format import LogFormat, set_up_logging
-from fakevllm_runtime.garbage_collection import tune_garbage_collection
 from fakevllm_runtime.http_server import (
     GracefulServer,
     listening_socket,
@@ -53,7 +52,6 @@ def serve(
             config.rollout_name,
             config.trainer_name,
         )
-        tune_garbage_collection()
         server.run(sockets=[listener])
     state: ServerState = app.state.server
     if state.journal.is_broken:
