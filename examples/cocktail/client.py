@@ -45,7 +45,12 @@ def main() -> None:
     parser.add_argument("--num-repeat", type=int, default=NUM_REPEAT)
     parser.add_argument("--concurrency", type=int, default=8)
     options = parser.parse_args()
-    client = SwarmClient(options.server)
+    with SwarmClient(options.server) as client:  # leaving the block ends the running episodes
+        train(client, options)
+
+
+def train(client: SwarmClient, options: argparse.Namespace) -> None:
+    """Play episodes until the steps are trained."""
     client.auto_sync_train_config_and_start_engine(create_job(options.num_repeat))
     executor = PeriodicDrainThreadPoolExecutor(max_parallel=options.concurrency)
     client_id = new_id()  # part of the task ids, so that a restarted client plays new tasks

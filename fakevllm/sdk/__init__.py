@@ -8,7 +8,8 @@ key, and ends the episode with a reward. The module `client` has the client for 
 * `protocol`, `engine_control` and `episode_calls` decide which requests are sent, and when a
   request is retried. These modules do no I/O. `http_driver` sends the requests.
 * `episode` has the objects that an agent uses.
-* `episode_executors` runs many episodes in threads. `multi_server` runs one agent with several
+* `episode_executors` runs many episodes in threads. At the end of a script, `exit_wait` waits for
+  those that were submitted. `multi_server` runs one agent with several
   servers.
 
 Methods raise SwarmError if the server refuses a request, and ServerUnreachable if no server

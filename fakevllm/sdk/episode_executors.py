@@ -12,6 +12,7 @@ from concurrent.futures import wait as wait_for
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from fakevllm.sdk.exit_wait import finish_at_exit
 from fakevllm.sdk.types import ClientClosed, SwarmServerOfflineError
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_runtime.log_throttle import LogThrottle
@@ -71,6 +72,9 @@ class PeriodicDrainThreadPoolExecutor:
 
     When the engine is stopped or the client is closed, no further episode begins. The executor
     raises the error the next time that one of its methods is called.
+
+    A script that ends without `shutdown()` waits for the submitted episodes, unless an unhandled
+    exception, such as KeyboardInterrupt, ends it.
     """
 
     def __init__(
@@ -86,6 +90,7 @@ class PeriodicDrainThreadPoolExecutor:
         alone, so that a mistake in the script causes one error instead of many."""
         self._window_size = workers
         self._pool = DaemonThreadPool(max_parallel or workers, final_errors=FINAL_ERRORS)
+        finish_at_exit(self._pool)
         self._retrier = Retrier()
         self._auto_retry = auto_retry
         self._blocks_next_run = block_first_run
@@ -194,6 +199,7 @@ class DaemonThreadPool:
     """A thread pool whose threads are daemon threads, which do not keep a script alive.
 
     Therefore a script that is interrupted ends at once and does not wait for its running episodes.
+    Pass the pool to `finish_at_exit` if a script that ends normally must wait for them.
     """
 
     def __init__(self, size: int, final_errors: tuple[type[BaseException], ...] = ()) -> None:
@@ -204,6 +210,9 @@ class DaemonThreadPool:
         self._final_errors = final_errors
         self._error: BaseException | None = None
         """The error that ended the pool."""
+        self._num_unfinished = 0
+        self._changed = threading.Condition()
+        """Condition that is notified when a call ends and when the pool ends."""
         self._threads: list[threading.Thread] = []
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
 
@@ -211,6 +220,8 @@ class DaemonThreadPool:
         """Queue a call and return its future. If an error has ended the pool, raise this error."""
         self.check()
         future: Future[R] = Future()
+        with self._changed:
+            self._num_unfinished += 1
         self._work.put((future, lambda: fn(*args, **kwargs)))
         if len(self._threads) < self._size:
             thread = threading.Thread(target=self._run, name="episode", daemon=True)
@@ -222,6 +233,16 @@ class DaemonThreadPool:
     def has_ended(self) -> bool:
         return self._error is not None
 
+    @property
+    def num_unfinished(self) -> int:
+        """Number of submitted calls that have not ended; 0 if an error has ended the pool."""
+        return 0 if self.has_ended else self._num_unfinished
+
+    def wait(self) -> None:
+        """Return when all submitted calls have ended, or when an error has ended the pool."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self.num_unfinished)
+
     def check(self) -> None:
         """If an error has ended the pool, raise this error."""
         if self._error is not None:
@@ -229,7 +250,9 @@ class DaemonThreadPool:
 
     def cancel(self) -> None:
         """Cancel all calls that have not begun, and accept no further calls."""
-        self._error = self._error or CancelledError()
+        with self._changed:
+            self._error = self._error or CancelledError()
+            self._changed.notify_all()
 
     def shutdown(self) -> None:
         """Let the threads end after all submitted calls have run. This method does not wait for the
@@ -239,17 +262,23 @@ class DaemonThreadPool:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            future, run = work
-            if self.has_ended:
-                future.cancel()
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(run())
-            except BaseException as error:  # passed to the future's reader
-                if isinstance(error, self._final_errors):
-                    self._error = self._error or error
-                future.set_exception(error)
+            self._run_call(*work)
+            del work  # a waiting thread must not keep the arguments and the result alive
+            with self._changed:
+                self._num_unfinished -= 1
+                self._changed.notify_all()
+
+    def _run_call(self, future: Future[Any], run: Callable[[], Any]) -> None:
+        if self.has_ended:
+            future.cancel()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(run())
+        except BaseException as error:  # passed to the future's reader
+            if isinstance(error, self._final_errors):
+                self._error = self._error or error
+            future.set_exception(error)
 
 
 class Retrier:

@@ -14,6 +14,7 @@ from concurrent.futures import wait as wait_for
 from typing import Any, ParamSpec, TypeVar
 
 from fakevllm.sdk.episode_executors import FINAL_ERRORS, DaemonThreadPool, Retrier
+from fakevllm.sdk.exit_wait import finish_at_exit
 
 log = logging.getLogger("fakevllm.sdk")
 P = ParamSpec("P")
@@ -31,6 +32,7 @@ class BoundedThreadPoolExecutor:
         """Create the executor. At most `max_workers` calls run at once, and at most
         `max_queue_size` further calls wait in the queue."""
         self._pool = DaemonThreadPool(max_workers, final_errors=FINAL_ERRORS)
+        finish_at_exit(self._pool)
         self._slots = _Slots(max_workers + max_queue_size, lambda: self._pool.has_ended)
         self._unfinished: set[Future[Any]] = set()
 
@@ -94,6 +96,7 @@ class TaskCountLimitedThreadPoolExecutor:
         `block_first_run`, the first episode runs alone, so that a mistake in the script causes one
         error instead of many."""
         self._pool = DaemonThreadPool(max_workers, final_errors=FINAL_ERRORS)
+        finish_at_exit(self._pool)
         self._retrier = Retrier()
         self._auto_retry = auto_retry
         self._blocks_next_run = block_first_run
