@@ -86,8 +86,8 @@ def by_group(
 
 
 def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[FloatArray]:
-    """Return one array for each episode: the episode's number, repeated once for each of its trained
-    tokens. `numbers` has one number for each episode."""
+    """Return one array for each episode: the episode's number, repeated once for each of its
+    trained tokens. `numbers` has one number for each episode."""
     return [
         repeated(number, outcome.num_tokens)
         for outcome, number in zip(outcomes, numbers, strict=True)
