@@ -56,7 +56,7 @@ def test_a_cocktail_ends_with_a_message_if_its_engine_is_stopped(tmp_path: Path)
             SwarmClient(server.url) as client,
         ):
             try:
-                wait_until(lambda: client.get_global_step() >= 2, 60, "a step of the cocktail")
+                wait_until(lambda: client.get_global_step() >= 2, 200, "a step of the cocktail")
                 client.stop_engine()
                 _, errors = played.communicate(timeout=30)
             finally:

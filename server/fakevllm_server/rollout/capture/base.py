@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import orjson
 
@@ -29,7 +29,7 @@ from fakevllm_server.rollout.sampling_rules import (
     truncations,
     untrainable_sampling,
 )
-from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan
+from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan, are_ids
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_versions import CallStamp
 
@@ -84,6 +84,8 @@ class CallCapture(ABC):
         self._finish_reason: str | None = None
         self._completion_tokens: int | None = None
         self._held_chunk: Json | None = None
+        self.usage_chunk: Json | None = None
+        """The usage chunk of the stream, as the engine sent it; None if there was none."""
         self._capture_failure: str | None = None
         self._has_error_event = False
 
@@ -138,18 +140,44 @@ class CallCapture(ABC):
             }
         return body
 
-    def answer(self, raw: bytes) -> bytes:
-        """Record an answer that is not a stream. Return the answer without the fields that the app
-        did not request."""
+    def answer(self, raw: bytes, on_answer: Callable[[Json], None] = lambda _: None) -> bytes:
+        """Record a complete answer that is not a stream. Return the answer without the fields that
+        the app did not request. `on_answer` is called with the parsed answer that is returned."""
         try:
             body: Json = orjson.loads(raw)
-            usage: Json = body.get("usage") or {}
-            self._completion_tokens = usage.get("completion_tokens")
-            self._record_and_hide(body)
-            return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
+            shown = self.whole(body)
+            on_answer(body)
+            return shown
         except _PARSE_ERRORS:
             self._capture_failure = "unreadable_answer"
             return raw
+
+    def whole(self, body: Json) -> bytes:
+        """Record a parsed answer that is not a stream, as `answer` does."""
+        usage: Json = body.get("usage") or {}
+        self._completion_tokens = usage.get("completion_tokens")
+        self._record_and_hide(body)
+        return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
+
+    def stream(self, chunks: Iterable[Json]) -> bytes:
+        """Record the parsed chunks of a whole stream. Return the events that the app may see, to
+        `[DONE]`."""
+        shown = [self._chunk(chunk) for chunk in chunks]
+        return b"".join([*shown, self._release_held_chunk(), DONE])
+
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether the app requested one choice."""
+        return self.body.get("n") in (None, 1)
+
+    @property
+    def hides_prompt_ids(self) -> bool:
+        """Whether the app does not see the prompt's token ids."""
+        return self._hides_ids
+
+    def use_prompt_ids(self, prompt_ids: list[int]) -> None:
+        """Record the prompt's token ids. Several captures may share the list."""
+        self._prompt_ids = prompt_ids
 
     def event(self, event: bytes) -> bytes:
         """Record one event of a stream, and return the bytes to send to the app now.
@@ -229,6 +257,8 @@ class CallCapture(ABC):
         usage: Json = chunk.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens", self._completion_tokens)
         choices: list[Json] = chunk.get("choices") or []
+        if usage and not choices:
+            self.usage_chunk = chunk
         if self._hides_usage and usage:
             if not choices:
                 return self._release_held_chunk(chunk.get("system_fingerprint"))
@@ -271,7 +301,7 @@ class CallCapture(ABC):
         the completions format, a choice.
         """
         if holder.get("prompt_token_ids") is not None:
-            self._prompt_ids = [_checked_id(id) for id in holder["prompt_token_ids"]]
+            self._prompt_ids = _checked_ids(holder["prompt_token_ids"])
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
@@ -347,6 +377,15 @@ def _checked_id(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
+
+
+def _checked_ids(values: Sequence[object]) -> list[int]:
+    """Return the values if all are ids. Raises ValueError otherwise. For long prompts, this is
+    faster than `_checked_id` for each value."""
+    ids = cast(list[int], list(values))
+    if not are_ids(ids):
+        raise ValueError("the prompt contains something that is not an id")
+    return ids
 
 
 def _is_number(logprob: object) -> bool:
