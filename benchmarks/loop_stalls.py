@@ -207,10 +207,10 @@ def _masks(rng: random.Random, num_response: int) -> TokenMasks:
 
 def _explanation() -> str:
     return (
-        f"Each group has {NUM_SIBLINGS} calls. One call in {MASK_EVERY} was sampled under a grammar "
-        f"and has {NUM_SETS} dense sets of allowed tokens. The loop is probed each millisecond. A "
-        "delay counts as a stall only as far as the process computed meanwhile, so that waiting "
-        "for a CPU of a busy machine does not count. The goal is at most 20 ms."
+        f"Each group has {NUM_SIBLINGS} calls. One call in {MASK_EVERY} was sampled under a "
+        f"grammar and has {NUM_SETS} dense sets of allowed tokens. The loop is probed each "
+        "millisecond. A delay counts as a stall only as far as the process computed meanwhile, so "
+        "that waiting for a CPU of a busy machine does not count. The goal is at most 20 ms."
     )
 
 
