@@ -175,6 +175,11 @@ class CallCapture(ABC):
         return self.body.get("n") in (None, 1)
 
     @property
+    def requests_allowed(self) -> bool:
+        """Whether the engine is asked for the set of allowed tokens at each position."""
+        return self._requests_allowed
+
+    @property
     def hides_prompt_ids(self) -> bool:
         """Whether the app does not see the prompt's token ids."""
         return self._hides_ids
