@@ -26,13 +26,13 @@ class _EqualsLists:
     __hash__ = None  # type: ignore[assignment]
 
     def __eq__(self, other: object) -> bool:
-        own = cast(array[Any], self)
+        own = cast("array[Any]", self)
         if isinstance(other, list | tuple):
-            return own.tolist() == list(cast(Iterable[Any], other))
-        return array.__eq__(own, other)
+            return own.tolist() == list(cast("Iterable[Any]", other))
+        return array.__eq__(own, other)  # pyright: ignore[reportUnknownMemberType]
 
     def __repr__(self) -> str:
-        return repr(cast(array[Any], self).tolist())
+        return repr(cast("array[Any]", self).tolist())
 
 
 class IdArray(_EqualsLists, _Ids):
@@ -57,14 +57,14 @@ class FloatArray(_EqualsLists, _Floats):
 
 def id_array(ids: Iterable[int]) -> IdArray:
     """Return the ids as an array. If `ids` is an IdArray, return it itself."""
-    return ids if isinstance(ids, IdArray) else IdArray("i", ids)
+    return ids if isinstance(ids, IdArray) else cast(IdArray, IdArray("i", ids))
 
 
 def float_array(values: Iterable[float]) -> FloatArray:
     """Return the values as an array. If `values` is a FloatArray, return it itself."""
-    return values if isinstance(values, FloatArray) else FloatArray("d", values)
+    return values if isinstance(values, FloatArray) else cast(FloatArray, FloatArray("d", values))
 
 
 def repeated(value: float, times: int) -> FloatArray:
     """Return an array that has one number several times."""
-    return FloatArray("d", array("d", [value]) * times)
+    return cast(FloatArray, FloatArray("d", array("d", [value]) * times))

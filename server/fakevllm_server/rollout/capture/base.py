@@ -24,6 +24,7 @@ from typing import Any, cast
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
+from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
     sampling_temperature,
     truncations,
@@ -79,6 +80,9 @@ class CallCapture(ABC):
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
+        self._token_events: TokenEventReader | None = None
+        """Reader of the usual events of a stream. None if such an event needs more changes than
+        hiding ids and logprobs."""
         self._spans: list[VersionSpan] = []
         self._allowed_tokens: Any = None
         self._finish_reason: str | None = None
@@ -171,6 +175,11 @@ class CallCapture(ABC):
         return self.body.get("n") in (None, 1)
 
     @property
+    def requests_allowed(self) -> bool:
+        """Whether the engine is asked for the set of allowed tokens at each position."""
+        return self._requests_allowed
+
+    @property
     def hides_prompt_ids(self) -> bool:
         """Whether the app does not see the prompt's token ids."""
         return self._hides_ids
@@ -186,6 +195,10 @@ class CallCapture(ABC):
         event that was held back is returned later, before the next event that is sent.
         """
         try:
+            if self._token_events is not None and self._held_chunk is None:
+                shown = self._token_events.read(event)
+                if shown is not None:
+                    return shown
             chunk = parse_event(event)
             if chunk is not None and "error" in chunk:
                 self._has_error_event = True
@@ -211,7 +224,8 @@ class CallCapture(ABC):
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
             return None
-        has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
+        self._take_tokens()
+        has_all = len(self._logprobs) == len(self._ids) and _are_logprobs(self._logprobs)
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
         allowed = (
             TokenMasks.from_engine_answer(self._allowed_tokens, self._ids)
@@ -308,6 +322,7 @@ class CallCapture(ABC):
     def _record_choice(self, choice: Json) -> None:
         """Record token ids, logprobs, finish reason, allowed tokens and weight versions of a
         choice."""
+        self._take_tokens()
         self._ids.extend([_checked_id(id) for id in choice.get("token_ids") or ()])
         self._logprobs.extend(self._logprobs_in(choice))
         reason: Any = choice.get("finish_reason")
@@ -321,6 +336,13 @@ class CallCapture(ABC):
                 version = _checked_id(int(span["version"]))
                 start, end = _checked_id(span["start"]), _checked_id(span["end"])
                 self._spans.append(VersionSpan(version, start, end))
+
+    def _take_tokens(self) -> None:
+        """Record the tokens of the events that were not parsed."""
+        if self._token_events is not None:
+            ids, logprobs = self._token_events.take_tokens()
+            self._ids += ids
+            self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
         """Hide the fields of a choice that the capture requested and the app did not request."""
@@ -388,9 +410,8 @@ def _checked_ids(values: Sequence[object]) -> list[int]:
     return ids
 
 
-def _is_number(logprob: object) -> bool:
-    """Return True if `logprob` is a finite number and not the placeholder that vLLM prints for a
-    missing logprob."""
-    return (
-        isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _MISSING_LOGPROB
-    )
+def _are_logprobs(values: Sequence[Any]) -> bool:
+    """Return True if all values are finite numbers, and none is the placeholder that vLLM prints
+    for a missing logprob."""
+    are_finite = set(map(type, values)) <= {int, float, bool} and all(map(math.isfinite, values))
+    return are_finite and min(values, default=0.0) > _MISSING_LOGPROB

@@ -8,6 +8,7 @@ of the request, and the client must see the parts that it wrote.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -164,7 +165,7 @@ class ClientCall:
         refs = siblings.siblings
 
         async def on_complete(choice: CompleteChoice) -> None:
-            call = choice.capture.record(stamp)
+            call = await _record(choice.capture, stamp)
             if call is not None:
                 await save(refs[choice.index], call)
 
@@ -192,7 +193,7 @@ class ClientCall:
         capture = self._create_capture(engine, exchange.body)
 
         async def on_finished() -> None:
-            call = capture.record(stamp)
+            call = await _record(capture, stamp)
             if call is not None:
                 await save(call)
 
@@ -312,3 +313,11 @@ def _is_missing_route(status: int, body: Json) -> bool:
 
 def _is_any_error(status: int, body: Json) -> bool:
     return True
+
+
+async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
+    """Return the recorded call of a capture. Sets of allowed tokens are read in a worker thread,
+    because a long answer may have thousands of them."""
+    if capture.requests_allowed:
+        return await asyncio.to_thread(capture.record, stamp)
+    return capture.record(stamp)
