@@ -27,9 +27,9 @@ from fakevllm.hooks.check import check
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.job.ajet_yaml import AJET_KEYS
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.job.unused_settings import NEVER_USED
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS
 from fakevllm_server.cli import main as server_cli
-from fakevllm_server.config.job_warnings import NEVER_USED
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
 from fakevllm_server.web.routes.authorization import ADMIN_PATHS

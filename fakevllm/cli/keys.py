@@ -122,11 +122,12 @@ def _file(key_file: Path | None, run_dir: Path | None, config: Path | None) -> K
 
 def _table(keys: Sequence[AppKey], title: str) -> Table:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("name", "role", "fingerprint", "created", "revoked", title=title)
+    table = Table("name", "role", "fingerprint", "created", "revoked", title=Text(title))
     for key in keys:
         name = key.name or "(in plain text)"
-        table.add_row(name, key.role, key.fingerprint, key.created or "", key.revoked or "")
+        table.add_row(Text(name), key.role, key.fingerprint, key.created or "", key.revoked or "")
     return table
 
 

@@ -85,7 +85,7 @@ def render_list(sessions: Sequence[SessionRow], names: Mapping[str, str]) -> Ren
             question = Text("sub-agent  ", "cyan").append(question)
         table.add_row(
             row.session_id[:ID_CHARS],
-            _app(row.app_key, names),
+            Text(_app(row.app_key, names)),
             str(row.turns),
             str(row.num_groups),
             _number(row.reward),

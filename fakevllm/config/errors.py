@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 from fakevllm.config.policy import SkipRule
 from fakevllm.config.serving import RouteRules
 from fakevllm_adapters.http.validation_messages import closest_name
+from fakevllm_adapters.job.unused_settings import NEVER_USED
 
 _FLAGS = {
     "swarm.url": "--swarm",
@@ -105,7 +106,8 @@ def _fix_for_unknown_key(location: tuple[int | str, ...], model: type[BaseModel]
             return f"it belongs below {' or '.join(homes)}"
     meant = _FOREIGN_NAMES.get(str(name))
     if meant not in known:
-        meant = closest_name(str(name), known)
+        unused = NEVER_USED if path == ["job"] else ()
+        meant = closest_name(str(name), known, unused)
     if meant is not None:
         return f"take it out, or write {meant}"
     return f"the known keys are {', '.join(known)}"

@@ -64,7 +64,9 @@ def run_demo(settings: DemoSettings) -> Outcome:
     try:
         return asyncio.run(_demo(settings, console))
     except KeyboardInterrupt:
-        console.print(f"Stopped. To resume: {_resume_command(settings)}", soft_wrap=True)
+        console.print(
+            f"Stopped. To resume: {_resume_command(settings)}", markup=False, soft_wrap=True
+        )
         raise
     except FakevllmError as error:
         raise error if isinstance(error, UserError) else UserError(str(error)) from error

@@ -23,11 +23,15 @@ def show(console: Console, outcome: Outcome, before: Probe, after: Probe, ledger
     if (curve := plot.in_terminal(outcome, console.width)) is not None:
         console.print(Text.from_ansi(curve), no_wrap=True, crop=False)
     if plot.as_png(outcome, curve_file):
-        console.print(f"Curve: {curve_file}", soft_wrap=True)
+        console.print(f"Curve: {curve_file}", markup=False, soft_wrap=True)
     console.print(_samples(before, after))
     # Lines are not wrapped, so that a copied path or command contains no line break.
-    console.print(f"Every group, with its siblings, rewards and tokens: {ledger}", soft_wrap=True)
-    console.print(_next_steps(outcome), soft_wrap=True)
+    console.print(
+        f"Every group, with its siblings, rewards and tokens: {ledger}",
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print(_next_steps(outcome), markup=False, soft_wrap=True)
 
 
 def _summary(outcome: Outcome) -> Table:
@@ -54,12 +58,12 @@ def _samples(before: Probe, after: Probe) -> Table:
         table.add_column(column)
     pairs = zip(before.samples[:SHOWN_SAMPLES], after.samples[:SHOWN_SAMPLES], strict=True)
     for (question, old, was_right), (_, new, is_right) in pairs:
-        table.add_row(question, _coloured(old, was_right), _coloured(new, is_right))
+        table.add_row(Text(question), _coloured(old, was_right), _coloured(new, is_right))
     return table
 
 
-def _coloured(answer: str, right: bool) -> str:
-    return f"[{'green' if right else 'red'}]{answer or '(nothing)'}[/]"
+def _coloured(answer: str, right: bool) -> Text:
+    return Text(answer or "(nothing)", "green" if right else "red")
 
 
 def _next_steps(outcome: Outcome) -> str:

@@ -117,7 +117,7 @@ def render(report: CheckReport) -> Table:
     for index, answer in enumerate(report.group.answers):
         table.add_row(
             str(index),
-            str(answer.get("finish_reason")),
+            Text(str(answer.get("finish_reason"))),
             Text(_answer_text(answer)),
             "-" if rewards is None else _reward_text(rewards[index]),
             ranks[index],

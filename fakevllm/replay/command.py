@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.errors import ConfigError
@@ -70,7 +71,7 @@ def run_replay(settings: ReplaySettings) -> bool:
     failures = asyncio.run(_replay(settings))
     console = Console()
     for reason, count in failures.most_common(MAX_SHOWN_FAILURES):
-        console.print(f"[red]{count} failed:[/red] {reason}")
+        console.print(Text(f"{count} failed:", "red"), reason, markup=False)
     return not failures
 
 
@@ -83,13 +84,16 @@ async def _replay(settings: ReplaySettings) -> Counter[str]:
         await require_lockstep(url, settings.key)
     keys = await register_tasks(url, tasks, settings.key)
     if (obstacle := await why_nothing_trains(url, settings.key)) is not None:
-        Console(stderr=True).print(f"[yellow]These rows will not be trained:[/yellow] {obstacle}.")
+        Console(stderr=True).print(
+            Text("These rows will not be trained:", "yellow"), f"{obstacle}.", markup=False
+        )
     player = await _player(settings)
     progress = RowProgress(settings.state_file, fresh=settings.fresh)
     if progress.num_done:
         Console().print(
             f"{progress.num_done} rows were finished by an earlier run ({settings.state_file}); "
-            "--fresh sends all rows again"
+            "--fresh sends all rows again",
+            markup=False,
         )
     rows = progress.remaining(tasks, settings.epochs)
     failures: Counter[str] = Counter()

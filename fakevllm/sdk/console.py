@@ -7,6 +7,7 @@ from statistics import fmean
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fakevllm_adapters.protocol.batch_status import PoolInformation
 
@@ -43,5 +44,5 @@ def _task_table(pool: PoolInformation) -> Table:
     table = Table("task", "episodes", "mean reward")
     for task_id, rewards in list(pool.completed_tasks_rewards.items())[-MAX_TASKS:]:
         mean = f"{fmean(rewards):.3g}" if rewards else "-"
-        table.add_row(task_id, f"{len(rewards)}/{pool.task_expected_num_repeat}", mean)
+        table.add_row(Text(task_id), f"{len(rewards)}/{pool.task_expected_num_repeat}", mean)
     return table

@@ -49,7 +49,9 @@ def run_tokens(settings: TokensSettings, console: Console) -> None:
         console.print(render_page(page, texts, settings.by, has_shades=has_shades))
     else:
         _write_private(settings.html_file, render_html(page, texts, settings.by))
-        console.print(f"{settings.html_file} written", highlight=False, soft_wrap=True)
+        console.print(
+            f"{settings.html_file} written", highlight=False, markup=False, soft_wrap=True
+        )
 
 
 def _load_page(settings: TokensSettings) -> Page:

@@ -33,7 +33,9 @@ def run_train(conf: Path) -> Outcome:
     try:
         outcome = train(settings, inputs, console)
     except KeyboardInterrupt:
-        console.print(f"Stopped. To continue: fakevllm train --conf {conf}", highlight=False)
+        console.print(
+            f"Stopped. To continue: fakevllm train --conf {conf}", highlight=False, markup=False
+        )
         raise
     for line in summarize(outcome, settings, inputs.num_steps, len(inputs.eval_tasks)):
         console.print(line, highlight=False, markup=False, soft_wrap=True)

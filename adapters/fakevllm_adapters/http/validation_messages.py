@@ -7,7 +7,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -42,13 +42,17 @@ def problem_text(problem: Any) -> str:
     return text if is_missing else f"{text}, got {repr(problem['input'])[:SHOWN_CHARS]}"
 
 
-def closest_name(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name whose spelling is closest to `name`, or None if no name is close.
+def closest_name(name: str, known: Iterable[str], unused: Container[str] = ()) -> str | None:
+    """Return the known name whose spelling is closest to `name`, or None if no name is close. A
+    name in `unused` is returned only if no other name is close.
 
     >>> closest_name("num_repeats", ["lr", "num_repeat"]), closest_name("x", ["lr"])
     ('num_repeat', None)
+    >>> closest_name("aabb", ["aab", "aa"]), closest_name("aabb", ["aab", "aa"], {"aab"})
+    ('aab', 'aa')
     """
-    return next(iter(get_close_matches(name, known, 1)), None)
+    matches = get_close_matches(name, known)
+    return min(matches, key=lambda match: match in unused, default=None)
 
 
 def validated(model: type[M], **fields: Any) -> M:

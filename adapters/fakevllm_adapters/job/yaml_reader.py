@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from fakevllm_adapters.http.validation_messages import SHOWN_CHARS, closest_name, problem_text
 from fakevllm_adapters.job import ajet_yaml
+from fakevllm_adapters.job.unused_settings import NEVER_USED
 
 Settings = dict[str, Any]
 
@@ -120,7 +121,7 @@ def _describe(problem: Any, settings: Iterable[str], keys: Mapping[str, str]) ->
         return str(problem["msg"]).removeprefix("Value error, ")
     where = repr(".".join([keys.get(name, name), *inside]))[1:-1][:SHOWN_CHARS]
     if problem["type"] == "extra_forbidden":
-        closest = closest_name(name, settings)
+        closest = closest_name(name, settings, NEVER_USED)
         fix = "take it out" if closest is None else f"take it out, or write {closest}"
         return f"{where} is no setting of a job: {fix}"
     return f"{where}: {problem_text(problem)}"

@@ -8,7 +8,7 @@ _EXPLANATIONS = {
     FINISHED: (
         "the run has taken its last step, and nothing more is trained. To continue the run, sync "
         "the job with a larger total_training_steps and force_restart=True. To begin a new run, "
-        "start a server with another --run-dir"
+        "set another experiment_name in the job"
     ),
 }
 

@@ -10,28 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.job.unused_settings import NEVER_USED
 from fakevllm_server.algorithms import NEEDS_GREEDY
 from fakevllm_server.backends.vllm.command import JOB_ARGUMENTS, parse_flags
 from fakevllm_server.config.model import ServerConfig
-
-NEVER_USED = {
-    "base_yaml_config": "the SDK reads this file, the server does not",
-    "ensure_new_experiment": "the SDK names experiments, the server does not",
-    "experiment_dir": "all files of a run are in the server's --run-dir",
-    "logging": "the curves are in the server's run log",
-    "train_print_to_markdown_file_path": "the metrics of a step are in the server's run log",
-    "val_print_to_markdown_file_path": "the server runs no validation",
-    "swarm_mode": "clients always run the episodes",
-    "compute_madness_checklist": "the server does not check answers; check them in the reward",
-    "timeline_compare_level": "tokens are compared, as with the value token",
-    "nnodes": "the server trains on the nodes that it was given, such as those of a Ray cluster",
-    "kl_penalty_type": "the KL in the reward is kl, which is also called k1",
-    "mini_batch_num": "an update uses the whole batch; ppo_epochs sets the number of updates",
-    "ulysses_sequence_parallel_size": "each sequence is processed on one GPU",
-    "lora_load_format": "LoRA adapters are always safetensors",
-    "layered_summon": "LoRA adapters are merged into the weights before the engine loads them",
-}
-"""Settings that no server uses, with the explanation for the user."""
 
 
 def job_warnings(job: TrainJob, config: ServerConfig) -> list[str]:

@@ -260,7 +260,10 @@ class ServerState:
         previous, self.run = self.run, run
         self.engine.global_step = run.runlog.last_step + 1
         self.engine.version = 0
-        log.info("continuing the run in %s at step %d", run.path, self.engine.global_step)
+        if run.runlog.last_step:
+            log.info("continuing the run in %s at step %d", run.path, self.engine.global_step)
+        else:
+            log.info("new run in %s", run.path)
         if self._follows_curves:
             run.follow_curves()
         await previous.close()

@@ -25,6 +25,7 @@ from tests.proxy.config.test_model import write_config
         ("[job]\ntemperature = 0\n", "`job.temperature`.*greater than 0"),
         ("proxy\n", "is not TOML"),
         ("[serve]\npolicy = lead\n", r"is not TOML: Invalid value .*: put text in quotes"),
+        ("[job]\nexperiment = 'b'\n", "Unknown key `job.experiment`.*, or write experiment_name.$"),
         ("[job]\nlearning_rate = 1e-4\n", "Unknown key `job.learning_rate`.*, or write lr.$"),
         ("[policy.skip]\nroute = 'chat'\n", r"`policy.skip` in .*: write \[\[policy.skip\]\]"),
         ("proxy = 5\n", r"`proxy` in .* is a section: write \[proxy\]"),

@@ -179,6 +179,7 @@ def test_connecting_to_a_closed_run_logs_a_warning(
     run_call(engine_control.ensure_running(TrainJob(), False, None), answers)
     (record,) = caplog.records
     assert "has taken its last step, and nothing more is trained" in record.getMessage()
+    assert "To begin a new run, set another experiment_name in the job" in record.getMessage()
 
 
 def test_a_404_for_a_known_path_is_reported_as_no_swarm_server() -> None:

@@ -129,6 +129,10 @@ def test_a_new_experiment_has_the_time_in_its_name_once(tmp_path: Path) -> None:
         ),
         ({"lr": -1}, "lr: Input should be greater than 0, got -1"),
         ({"frobnicate": 1}, "frobnicate is no setting of a job: take it out"),
+        (
+            {"experiment": "b"},
+            "experiment is no setting of a job: take it out, or write experiment_name",
+        ),
         ({"batchsize": 8}, "batchsize is no setting of a job: take it out, or write batch_size"),
         ({"n_gpu": 3}, "batch_size 8 times num_repeat 4 is 32 episodes a step, which n_gpu 3 does"),
         (

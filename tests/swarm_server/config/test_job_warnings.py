@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fakevllm_adapters.job.model import TrainJob, parse_job
-from fakevllm_server.config.job_warnings import NEVER_USED, job_warnings
+from fakevllm_adapters.job.unused_settings import NEVER_USED
+from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ServerConfig
 from tests.adapters.job.ajet_jobs import stock
 

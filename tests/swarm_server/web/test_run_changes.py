@@ -261,3 +261,14 @@ def test_a_server_that_cannot_open_its_run_says_why_and_releases_the_run_directo
             ServerState(ServerConfig("fake", tmp_path / "run"))
     no_space.unlink()
     RunFolder(tmp_path / "run").close()
+
+
+async def test_a_run_without_a_step_is_logged_as_new(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    await server.start("a")
+    server.state.runlog.last_step = 3
+    await server.start("b")
+    lines = [line for line in caplog.messages if " run in " in line]
+    assert lines == [f"new run in {server.run_dir / 'runs/b'}"]
