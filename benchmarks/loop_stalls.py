@@ -208,15 +208,9 @@ def _masks(rng: random.Random, num_response: int) -> TokenMasks:
 def _explanation() -> str:
     return (
         f"Each group has {NUM_SIBLINGS} calls. One call in {MASK_EVERY} was sampled under a "
-<<<<<<< HEAD
-        f"grammar and has {NUM_SETS} dense sets of allowed tokens. The probe wakes each "
-        "millisecond. A step is planned, sent to the fake engine, trained and recorded. The "
-        "engine decodes the batch in a process of its own, which needs a core of its own."
-=======
         f"grammar and has {NUM_SETS} dense sets of allowed tokens. The loop is probed each "
         "millisecond. A delay counts as a stall only as far as the process computed meanwhile, so "
         "that waiting for a CPU of a busy machine does not count. The goal is at most 20 ms."
->>>>>>> loop
     )
 
 
