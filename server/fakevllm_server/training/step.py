@@ -28,7 +28,6 @@ from fakevllm_server.training.stop_and_restart import MismatchStop
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point
-from fakevllm_server.types.number_arrays import FloatArray
 
 log = logging.getLogger("fakevllm.server")
 
@@ -183,8 +182,8 @@ class StepRunner:
         with a version that is not recorded.
         """
         groups = batch.groups
-        penalties = await self._penalties(groups)
-        plan, coverage_metrics = await asyncio.to_thread(self._plan, batch, penalties)
+        plan = self._plan(batch, await self._penalties(groups))
+        coverage_metrics = _coverage(plan, groups)
         branches = asyncio.create_task(asyncio.to_thread(self._branch_metrics, groups))
         self.is_in_sync = False
         try:
@@ -207,19 +206,13 @@ class StepRunner:
             log.exception("the causes of session branches could not be found")
             return {}
 
-    async def _penalties(self, groups: Sequence[FinishedGroup]) -> list[FloatArray] | None:
+    async def _penalties(self, groups: Sequence[FinishedGroup]) -> list[list[float]] | None:
         try:
             return await reward_penalties(self._trainer, groups, self._job)
         except ActionFailed as failure:
             raise StepFailed(str(failure)) from failure
 
-    def _plan(
-        self, batch: PlannedBatch, penalties: list[FloatArray] | None
-    ) -> tuple[PlannedStep, StepMetrics]:
-        """Return the planned step, and metrics about the share of its tokens that is trained.
-
-        This method runs in a worker thread, because a large step takes seconds.
-        """
+    def _plan(self, batch: PlannedBatch, penalties: list[list[float]] | None) -> PlannedStep:
         # Converted to StepFailed: the cause is in the rewards of these groups, not in the engine.
         try:
             plan = plan_step(batch.step, batch.groups, self._job, penalties)
@@ -227,8 +220,7 @@ class StepRunner:
             raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
         # The trainer's current weights were served under this version: no step was trained since,
         # or all later steps were rolled back.
-        plan = replace(plan, batch=replace(plan.batch, version=batch.version))
-        return plan, _coverage(plan, batch.groups)
+        return replace(plan, batch=replace(plan.batch, version=batch.version))
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
         try:

@@ -15,7 +15,6 @@ from fakevllm_adapters.vllm_compat.chat_request import (
     truncate_prompt,
 )
 from fakevllm_adapters.vllm_compat.chat_response import (
-    FINGERPRINT,
     ChatWriter,
     Choice,
     assistant_message,
@@ -42,6 +41,7 @@ from fakevllm_server.types.sampling import Token
 
 Json = dict[str, Any]
 
+FINGERPRINT = "vllm-fakevllm-0"
 _EMPTY_DELTA: Json = {}
 
 

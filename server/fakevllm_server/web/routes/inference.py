@@ -43,8 +43,8 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
-    SiblingRange,
-    parse_siblings,
+    SiblingRef,
+    parse_sibling,
 )
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
@@ -193,9 +193,9 @@ async def _answer_call(
     """Answer a model call. Capture it for training if it belongs to a sibling (an answer to an
     app's request) or an episode."""
     headers = header_map(scope)
-    siblings = _siblings_of_call(headers)
+    sibling = _sibling_of_call(headers)
     episode = _episode_of_call(state, scope, headers)
-    if siblings is not None and episode is not None:
+    if sibling is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not allowed with the key of an episode.")
     # The proxy has already checked the bodies of its calls, by limits that its user may have set.
     job = None
@@ -211,14 +211,11 @@ async def _answer_call(
         _check_previous_response(state, key, checked)
         store = partial(state.responses.store, key)
     call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job, store)
-    if siblings is None and episode is None:
+    if sibling is None and episode is None:
         _log_direct_call(state, headers)
         return await _attempt_twice(state, call.relay)
-    if siblings is not None:
-        if siblings.num > 1:
-            attempt = call.captured_siblings(siblings, state.intake.add_call)
-        else:
-            attempt = call.captured(partial(state.intake.add_call, siblings.siblings[0]))
+    if sibling is not None:
+        attempt = call.captured(partial(state.intake.add_call, sibling))
         return await _attempt_twice(state, attempt)
     assert episode is not None
     now = time.monotonic()
@@ -333,12 +330,12 @@ async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-def _siblings_of_call(headers: dict[bytes, bytes]) -> SiblingRange | None:
+def _sibling_of_call(headers: dict[bytes, bytes]) -> SiblingRef | None:
     value = headers.get(_SIBLING)
     if value is None:
         return None
     try:
-        return parse_siblings(value.decode("latin-1"))
+        return parse_sibling(value.decode("latin-1"))
     except ValueError as error:
         raise bad_request(str(error)) from None
 
