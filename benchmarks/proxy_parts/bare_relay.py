@@ -8,15 +8,13 @@ and does not translate errors. Like the proxy, it runs on uvloop.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-import threading
 from collections.abc import AsyncIterator
 
 import aiohttp
 import uvloop
 from aiohttp import web
+
+from benchmarks.proxy_parts.helper_process import parse_arguments
 
 SESSION = web.AppKey("session", aiohttp.ClientSession)
 UPSTREAM = web.AppKey("upstream", str)
@@ -63,22 +61,8 @@ def create_app(upstream: str) -> web.Application:
     return app
 
 
-def exit_with_parent() -> None:
-    """Exit when the parent process closes standard input."""
-    sys.stdin.read()
-    os._exit(0)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--upstream", required=True, help="URL of the server")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(
-        "--until-stdin-closes", action="store_true", help="exit when standard input closes"
-    )
-    args = parser.parse_args()
-    if args.until_stdin_closes:
-        threading.Thread(target=exit_with_parent, daemon=True).start()
+    args = parse_arguments((__doc__ or "").partition("\n\n")[0])
     loop = uvloop.new_event_loop()
     web.run_app(
         create_app(args.upstream),

@@ -11,16 +11,14 @@ latest request on it.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import os
-import sys
-import threading
 import time
 from typing import cast
 from urllib.parse import urlsplit
 
 import uvloop
+
+from benchmarks.proxy_parts.helper_process import parse_arguments
 
 _CHAT = b"POST /v1/chat/completions "
 _METHODS = (b"GET ", b"POST ")
@@ -110,22 +108,8 @@ async def serve(upstream: str, port: int) -> None:
     await server.serve_forever()
 
 
-def exit_with_parent() -> None:
-    """Exit when the parent process closes standard input."""
-    sys.stdin.read()
-    os._exit(0)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--upstream", required=True, help="URL of the server")
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument(
-        "--until-stdin-closes", action="store_true", help="exit when standard input closes"
-    )
-    args = parser.parse_args()
-    if args.until_stdin_closes:
-        threading.Thread(target=exit_with_parent, daemon=True).start()
+    args = parse_arguments((__doc__ or "").partition("\n\n")[0])
     uvloop.run(serve(args.upstream, args.port))
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # each test starts several processes
+
 TIMEOUT_S = 30.0
 SUBMISSIONS = {
     "PeriodicDrainThreadPoolExecutor": """
