@@ -235,7 +235,8 @@ def _outcome(run: Run, before: Probe, after: Probe, wall_s: float) -> Outcome:
     return Outcome(
         before=before.success,
         after=after.success,
-        policy_mean=[row.policy_mean for row in curve],
+        # Every step has a policy mean, because the demo's users never ask for a greedy answer.
+        policy_mean=[row.policy_mean for row in curve if row.policy_mean is not None],
         returned_best=[row.returned_best for row in curve],
         steps=run.settings.steps,
         requests=sum(run.stats.counts.values()),

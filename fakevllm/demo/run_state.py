@@ -79,7 +79,7 @@ class Run:
         curve = self.stats.curve[: self.settings.steps]
         return replace(
             snapshot,
-            policy_mean=[row.policy_mean for row in curve],
+            policy_mean=[row.policy_mean for row in curve if row.policy_mean is not None],
             returned_best=[row.returned_best for row in curve if row.returned_best is not None],
             without_signal=sum(row.without_signal for row in curve),
             num_groups=sum(row.groups for row in curve),

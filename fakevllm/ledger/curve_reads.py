@@ -92,7 +92,7 @@ def _end(rows: Iterable[StepRow]) -> list[StepRow]:
     num_policy = num_best = 0
     for row in rows:
         end.append(row)
-        num_policy += row.groups if row.policy_mean is not None else 0  # pyright: ignore[reportUnnecessaryComparison]
+        num_policy += row.groups if row.policy_mean is not None else 0
         num_best += row.groups if row.returned_best is not None else 0
         if min(num_policy, num_best) >= MIN_END_GROUPS or len(end) == MAX_END_STEPS:
             break

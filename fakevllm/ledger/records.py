@@ -317,9 +317,9 @@ class StepRow:
     step: int
     groups: int
     """Number of groups with at least one reward."""
-    policy_mean: float
+    policy_mean: float | None
     """Mean reward of all scored siblings (sampled answers), without those that were sampled
-    greedily. It estimates the expected reward of the policy."""
+    greedily. It estimates the expected reward of the policy. None if all were sampled greedily."""
     returned_best: float | None
     """Mean reward of the served siblings. Groups in which the served sibling was chosen at random
     are left out. None if no such sibling was scored."""

@@ -36,9 +36,9 @@ class StepStats(BaseModel):
     step: int
     groups: int
     """Number of groups with at least one reward."""
-    policy_mean: float
+    policy_mean: float | None
     """Mean reward of all scored siblings, except leads (the apps' own requests) that were sampled
-    at temperature 0."""
+    at temperature 0. None if no other sibling was scored."""
     returned_best: float | None
     """Mean reward of the served siblings that were not chosen at random. None if none of them was
     scored."""

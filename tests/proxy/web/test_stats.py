@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,20 @@ async def test_the_status_shows_the_bytes_per_request(tmp_path: Path) -> None:
     assert dict(status_rows(stats))["ledger"] == (
         f"{size / 1e6:.1f} MB, {size // 4:,} bytes per request"
     )
+
+
+async def test_a_step_in_which_only_a_greedy_answer_was_scored_has_no_policy_mean(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path) as (proxy, client):
+        greedy = replace(group("g", [1.0, None], served=0, step=1), served_by="greedy")
+        proxy.ledger.record(greedy)
+        assert await proxy.ledger.flush()
+        for query in ("", "?curve=ends"):
+            reply = await client.get(f"/fakevllm/stats{query}")
+            (step,) = reply.json()["curve"]
+            assert (step["policy_mean"], step["returned_best"]) == (None, 1.0)
+            assert "policy mean" not in dict(status_rows(reply.json()))
 
 
 async def test_the_curve_belongs_to_the_newest_run_or_the_requested_one(tmp_path: Path) -> None:
