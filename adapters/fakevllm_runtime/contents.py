@@ -185,7 +185,7 @@ class ContentStore:
     def load(self, db: Connection, slices_json: str) -> Content:
         """Read a content from its slices."""
         slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
-        driver = _driver(db)
+        driver = dbapi_connection(db)
         pieces = {
             piece: driver.execute(_PIECE, (piece,)).fetchone()[0]
             for piece in {piece for piece, _, _ in slices}
@@ -232,8 +232,9 @@ def content_store(db: Connection) -> ContentStore:
 
 
 def _insert(db: Connection, data: bytes) -> int:
-    return cast(int, _driver(db).execute(_INSERT, (data,)).lastrowid)
+    return cast(int, dbapi_connection(db).execute(_INSERT, (data,)).lastrowid)
 
 
-def _driver(db: Connection) -> sqlite3.Connection:
+def dbapi_connection(db: Connection) -> sqlite3.Connection:
+    """Return the sqlite3.Connection that is wrapped by SQLAlchemy's connection `db`."""
     return cast(sqlite3.Connection, db.connection.dbapi_connection)

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple, cast
 import orjson
 from sqlalchemy import Connection
 
+from fakevllm_runtime.contents import dbapi_connection
+
 _CONTRIBUTIONS = """
     SELECT g.group_id, g.state, g.reason, COALESCE(g.run_id, ''), COALESCE(g.trained_step, g.step),
            COALESCE(g.hook_hash, ''), COALESCE(g.job_hash, ''), g.received_at, g.session_id,
@@ -324,7 +326,7 @@ def watch(db: Connection, group_ids: Iterable[str]) -> None:
 
 def _contributions(db: Connection, group_ids: Iterable[str]) -> dict[str, Contribution]:
     ids = orjson.dumps(list(group_ids)).decode()
-    return {row[0]: Contribution(*row) for row in _driver(db).execute(_BY_ID, (ids,))}
+    return {row[0]: Contribution(*row) for row in dbapi_connection(db).execute(_BY_ID, (ids,))}
 
 
 def _write(db: Connection, before: Mapping[str, Contribution | None]) -> None:
@@ -332,7 +334,7 @@ def _write(db: Connection, before: Mapping[str, Contribution | None]) -> None:
     deltas = Deltas()
     for group_id, contribution in before.items():
         deltas.change(contribution, after.get(group_id))
-    driver = _driver(db)
+    driver = dbapi_connection(db)
     numbers = [(*key, num) for key, num in deltas.numbers.items() if num]
     driver.executemany(_ADD, numbers)
     _write_digests(driver, deltas)
@@ -400,7 +402,3 @@ def _write_sessions(driver: sqlite3.Connection, deltas: Deltas) -> None:
             driver.execute(_PUT_SESSION, totals.row())
         else:
             driver.execute(_FORGET_SESSION, (session_id,))
-
-
-def _driver(db: Connection) -> sqlite3.Connection:
-    return cast(sqlite3.Connection, db.connection.dbapi_connection)

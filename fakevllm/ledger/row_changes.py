@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import itertools
 import secrets
-import sqlite3
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from sqlalchemy import Connection, Table
@@ -31,6 +30,7 @@ from fakevllm.ledger.tables import (
     TASKS,
 )
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task, TrainedGroup
+from fakevllm_runtime.contents import dbapi_connection
 
 
 def _replace(table: Table) -> str:
@@ -287,11 +287,6 @@ def _call_row(
 
 def _cursor_key(run_id: str) -> str:
     return f"log_cursor:{run_id}"
-
-
-def dbapi_connection(db: Connection) -> sqlite3.Connection:
-    """Return the sqlite3.Connection that is wrapped by SQLAlchemy's connection `db`."""
-    return cast(sqlite3.Connection, db.connection.dbapi_connection)
 
 
 def _many(db: Connection, statement: str, rows: list[tuple[Any, ...]]) -> None:

@@ -46,7 +46,7 @@ from fakevllm.ledger.tables import GROUPS, SIBLINGS, TASKS
 from fakevllm.ledger.undelivered_answers import KeptAnswers
 from fakevllm.ledger.writer import Writer, WriteReceipt
 from fakevllm_adapters.protocol.swarm import CapturedCall, LogEntry, Task
-from fakevllm_runtime.contents import content_store
+from fakevllm_runtime.contents import content_store, dbapi_connection
 from fakevllm_runtime.migrations import NewerSchemaError, migrate
 
 BUSY_TIMEOUT_S = 5.0
@@ -347,14 +347,14 @@ class Ledger:
         """
         db = self._write_db
         with content_store(db).transaction(), db.begin(), counted(db):
-            before = row_changes.dbapi_connection(db).total_changes
+            before = dbapi_connection(db).total_changes
             for are_records, run in itertools.groupby(batch, _is_record):
                 if are_records:
                     row_changes.put_groups(db, cast(Iterable[GroupRecord], run))
                 else:
                     for change in cast(Iterable[Callable[[Connection], None]], run):
                         change(db)
-            return row_changes.dbapi_connection(db).total_changes > before
+            return dbapi_connection(db).total_changes > before
 
 
 def _is_record(change: _Change) -> bool:
