@@ -1,11 +1,11 @@
-"""Long contents of rows in an SQLite file: requests and prompts, of which each turn of a
-conversation repeats the one before.
+"""Store long contents of rows in an SQLite file so that what they share is stored once. Contents
+are requests and prompts: each turn of a conversation repeats those of the turn before.
 
 A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. A new content
 refers to the slices of an earlier one for the beginning and the end that both share, and adds one
-piece for the rest. So a turn stores only what it adds to its parent, in whatever format its app
-writes requests. The pieces are rows of the table `pieces (piece_id, data)`. SQL puts the slices
-together: see `join_slices`.
+piece for the rest. So a turn stores only what it adds to its parent. Bytes are compared, so this
+works for every format of requests. The pieces are rows of the table `pieces (piece_id, data)`. SQL
+puts the slices together: see `join_slices`.
 
 `ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory, so
 that it compares bytes and need not read them.

@@ -1,4 +1,5 @@
-"""Which earlier contents a request or a prompt may share its parts with, and the rows for both.
+"""Choose the earlier contents with which a new request or prompt is compared, and store what it
+does not share with them.
 
 A request shares most with the request whose answer it continues, and with the latest request of the
 same app and route, which often has the same system prompt and tools. A prompt shares all with the

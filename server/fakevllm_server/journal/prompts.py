@@ -1,5 +1,5 @@
-"""Long prompts of captured calls. Calls with the same prompt share one row, and each prompt stores
-only what it adds to an earlier one (see fakevllm_runtime/contents.py).
+"""Store the long prompts of captured calls. Calls with the same prompt share one row, and each
+prompt stores only what it adds to an earlier one (see fakevllm_runtime/contents.py).
 
 Triggers count the calls of each prompt and the prompts of each piece. They delete a prompt with its
 last call, and a piece with its last prompt. So a call may be deleted by any statement, and what
@@ -26,7 +26,7 @@ to sessions that alternate."""
 MAX_RECENT = 64
 """Maximum number of prompts in memory."""
 HEAD_BYTES = 256
-"""Number of bytes in which such prompts agree."""
+"""Number of bytes at the beginning in which two prompts must agree to be compared."""
 PROMPT_COLUMN = f"""
     CASE WHEN prompt IS NULL THEN prompt_ids ELSE (
         {join_slices("(SELECT q.slices FROM prompts AS q WHERE q.id = prompt)", "BLOB")}
@@ -127,8 +127,8 @@ def recent_prompts(db: Connection) -> RecentPrompts:
 
 
 def forget_unused(db: Connection, prompt_id: int) -> None:
-    """Delete a prompt that was stored for a call which was stored before, and which is therefore
-    not stored again."""
+    """Delete a prompt if no call has it. Use this for a call that turned out to be in the journal
+    already, after its prompt was stored a second time."""
     db.exec_driver_sql(_FORGET_UNUSED, (prompt_id,))
 
 
