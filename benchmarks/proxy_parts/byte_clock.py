@@ -87,9 +87,11 @@ class ServerSide(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         assert self._app_side.transport is not None
-        self._app_side.transport.write(data)
         if self._app_side.is_chat:
+            # Before the write: on a busy machine, the app may have its answer before this process
+            # runs again.
             self._clock.last_byte = time.perf_counter()
+        self._app_side.transport.write(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._app_side.transport is not None:
