@@ -192,8 +192,8 @@ class StockPair:
                 assert self.first.wire.pool()["engine_status"] == ROLLING
             agreed.append(threads.submit(self.second.agree_sync_weight))
             results = [one.result() for one in agreed]
-        # The agreement of any client may begin the step before the other client agrees.
-        assert results[0] and (results[1] or self._method == ANY)
+        # The agreement of either client may begin the step before the other client agrees.
+        assert any(results) if self._method == ANY else all(results)
 
     @property
     def _have_agreed(self) -> list[bool]:
