@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from fakevllm.ledger.records import GroupRecord
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.relay import pass_on
 from fakevllm.transport.request import SiblingResult, outcome_of, read_answer, with_app_id
+from fakevllm.transport.shared_call import NotShared
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.http.asgi import wait_for_disconnect
 from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
@@ -96,6 +97,10 @@ class GroupExecutor:
             context.plan.num, context.rules, rng, can_stream=can_stream
         )
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        """Task by sibling index. Siblings that share a call have the same task."""
+        self._cancelled: set[int] = set()
+        self._held: set[int] = set()
+        """Siblings that hold capacity of the sibling limit."""
         self._scoring: asyncio.Task[None] | None = None
         self._results: dict[int, SiblingResult] = {}
         self._outcome: RewardOutcome | None = None
@@ -148,8 +153,8 @@ class GroupExecutor:
         self._execute(self._scheduler.deadline_passed())
 
     async def wait_closed(self) -> None:
-        """Wait until all asyncio tasks of the group have ended, including the cancelled ones."""
-        tasks = [task for task in [*self._tasks.values(), self._scoring] if task is not None]
+        """Wait for all tasks of the group, including cancelled tasks."""
+        tasks = {task for task in [*self._tasks.values(), self._scoring] if task is not None}
         if tasks:
             await asyncio.wait(tasks)
 
@@ -180,10 +185,35 @@ class GroupExecutor:
                 result = await self._relay_lead()
             else:
                 result = await sampler.sample(self._request, self._plan, index, self._app)
-            outcome = outcome_of(self._request, result)
         except Exception:  # isolates: a proxy bug must not leave the app without an answer
-            self._log.exception("sibling %d of request %s failed", index, self._request.id)
-            return self._execute(self._scheduler.abort("internal_error"))
+            return self._fail(index)
+        self._finish(result, is_relayed=is_relayed)
+
+    async def _run_shared_call(self, indices: tuple[int, ...]) -> None:
+        """Sample these siblings by one call. If the call is refused, sample each by its own."""
+        sampler = self._services.sampler
+        try:
+            await sampler.sample_shared(self._request, self._plan, indices, self._app, self._finish)
+        except NotShared:
+            singles = [self._run_sibling(index, is_relayed=False) for index in indices]
+            await asyncio.gather(*singles)
+        except Exception:  # isolates, as above
+            self._fail(indices[0])
+
+    def _fail(self, index: int) -> None:
+        self._log.exception("sibling %d of request %s failed", index, self._request.id)
+        self._execute(self._scheduler.abort("internal_error"))
+
+    def _finish(self, result: SiblingResult, *, is_relayed: bool = False) -> None:
+        """Report the end of a sibling to the scheduler. A sibling that was cancelled at the same
+        moment is ignored."""
+        index = result.index
+        if index in self._cancelled:
+            return
+        try:
+            outcome = outcome_of(self._request, result)
+        except Exception:  # isolates, as above
+            return self._fail(index)
         self._results[index] = result
         if is_relayed:
             self._draft.mark_answered()
@@ -193,6 +223,7 @@ class GroupExecutor:
                 self._draft.serve(result)
             self._resolve_answer(None)
         self._execute(self._scheduler.sibling_finished(index, outcome))
+        self._release((index,))
 
     async def _relay_lead(self) -> SiblingResult:
         """Stream the answer of the lead (sibling 0) to the app while it is sampled, and return the
@@ -243,13 +274,13 @@ class GroupExecutor:
         for decision in decisions:
             match decision:
                 case sibling_scheduler.Relay():
-                    self._start(0, is_relayed=True)
+                    self._start((0,), self._run_sibling(0, is_relayed=True))
                 case sibling_scheduler.Start(indices):
-                    for index in indices:
-                        self._start(index)
+                    self._start_all(indices)
                 case sibling_scheduler.Cancel(indices):
-                    for index in indices:
-                        self._tasks[index].cancel()
+                    self._cancelled.update(indices)
+                    for task in {self._tasks[index] for index in indices}:
+                        task.cancel()
                 case sibling_scheduler.Score(indices):
                     self._scoring = asyncio.create_task(self._score(indices))
                 case sibling_scheduler.Settle():
@@ -259,11 +290,26 @@ class GroupExecutor:
                 case Serve() | Refuse() | BreakOff():
                     self._resolve_answer(decision)
 
-    def _start(self, index: int, *, is_relayed: bool = False) -> None:
-        task = asyncio.create_task(self._run_sibling(index, is_relayed=is_relayed))
-        self._tasks[index] = task
-        if index > 0:
-            task.add_done_callback(lambda _: self._services.sibling_limit.release())
+    def _start_all(self, indices: tuple[int, ...]) -> None:
+        for call in self._services.sampler.calls(self._request, self._plan, indices):
+            first, *others = call
+            if others:
+                self._start(call, self._run_shared_call(call))
+            else:
+                self._start(call, self._run_sibling(first, is_relayed=False))
+
+    def _start(self, indices: tuple[int, ...], work: Coroutine[Any, Any, None]) -> None:
+        """Start the task that samples these siblings."""
+        task = asyncio.create_task(work)
+        self._tasks |= dict.fromkeys(indices, task)
+        self._held |= {index for index in indices if index > 0}
+        task.add_done_callback(lambda _: self._release(indices))
+
+    def _release(self, indices: tuple[int, ...]) -> None:
+        """Give back the capacity of siblings that have ended."""
+        ended = self._held.intersection(indices)
+        self._held -= ended
+        self._services.sibling_limit.release(len(ended))
 
     def _resolve_answer(self, answer: Serve | Refuse | BreakOff | None) -> None:
         if not self._answer.done():

@@ -4,15 +4,23 @@ the engine is unavailable."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.relay import LeadCall, relay
 from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
-from fakevllm.transport.retry_handler import RetryHandler
-from fakevllm_adapters.protocol.errors import WireError
+from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
+from fakevllm.transport.shared_call import sample_shared
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+
+BROKEN_OFF = unavailable(
+    "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
+)
+"""The error of a sibling whose shared call ended before its answer was complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +47,7 @@ class Sampler:
         sibling_limit = self.retry_handler.sibling_limit
         is_lead = index == 0
 
-        async def call(
-            request: Request, is_caused_by_siblings: Callable[[], bool]
-        ) -> SiblingResult:
+        async def call(request: Request, context: AttemptContext) -> SiblingResult:
             nonlocal last
             with contextlib.nullcontext() if is_lead else sibling_limit.sampling():
                 last = await sample(self.upstream, request, plan, index, self.temperature)
@@ -50,7 +56,7 @@ class Sampler:
                 return last
             if (outage := last.outage) is not None:
                 raise outage
-            if last.upstream_error is not None and last.is_busy and is_caused_by_siblings():
+            if last.upstream_error is not None and last.is_busy and context.is_caused_by_siblings():
                 raise last.upstream_error
             return last
 
@@ -60,6 +66,68 @@ class Sampler:
             )
         except WireError as error:
             return last if last.outage is not None else SiblingResult(index, error=error)
+
+    def calls(
+        self, request: Request, plan: SiblingPlan, indices: Sequence[int]
+    ) -> list[tuple[int, ...]]:
+        """Return the siblings `indices` as groups that are sampled by one call each."""
+        max_per_call = self.retry_handler.slots.max_per_call if self._server_shares_calls else 1
+        return plan.calls(request, indices, self.temperature, max_per_call)
+
+    @property
+    def _server_shares_calls(self) -> bool:
+        return self.retry_handler.server_shares_calls
+
+    async def sample_shared(
+        self,
+        request: Request,
+        plan: SiblingPlan,
+        indices: Sequence[int],
+        app: AppResponse,
+        on_result: Callable[[SiblingResult], None],
+    ) -> None:
+        """Sample several siblings by one call. Call `on_result` with each sibling's result as soon
+        as it is known.
+
+        If the call fails before any sibling is complete, it is retried as a call for one sibling
+        would be. If it fails later, the siblings without a complete answer have failed. Raises
+        NotShared if each sibling needs a call of its own; `on_result` was not called then.
+        """
+        sibling_limit = self.retry_handler.sibling_limit
+        missing = list(indices)
+        outage_results: list[SiblingResult] = []
+
+        async def call(request: Request, context: AttemptContext) -> None:
+            if len(missing) < len(indices):  # the call broke off
+                return
+            outage_results.clear()
+            with sibling_limit.sampling(len(indices)) as end_one:
+                results = sample_shared(self.upstream, request, plan, indices, self.temperature)
+                async with aclosing(results):
+                    async for result in results:
+                        if result.is_busy:
+                            sibling_limit.engine_refused()
+                        elif result.outage is not None:
+                            outage_results.append(result)
+                            continue
+                        end_one()
+                        context.give_back_slot()
+                        missing.remove(result.index)
+                        on_result(result)
+            for result in outage_results:
+                assert result.outage is not None, "only outages were kept"
+                raise result.outage
+
+        error = BROKEN_OFF
+        try:
+            await self.retry_handler.retry_until_answered(
+                request, app, call, is_lead=False, num_slots=len(indices)
+            )
+        except WireError as last_error:
+            error = last_error
+        by_index = {result.index: result for result in outage_results}
+        for index in missing:
+            on_result(by_index.get(index) or SiblingResult(index, error=error))
 
     async def relay(
         self,
@@ -74,13 +142,15 @@ class Sampler:
         Raises WireError if the lead fails before any part of the answer has been sent to the app.
         """
 
-        async def call(
-            request: Request, is_caused_by_siblings: Callable[[], bool]
-        ) -> EngineResponse:
+        async def call(request: Request, context: AttemptContext) -> EngineResponse:
             body = plan.body(request, 0, self.temperature)
             lead = LeadCall(body, sibling_headers(request, 0), on_first_token)
             return await relay(
-                self.upstream, request, app, lead, is_caused_by_siblings=is_caused_by_siblings
+                self.upstream,
+                request,
+                app,
+                lead,
+                is_caused_by_siblings=context.is_caused_by_siblings,
             )
 
         return await self.retry_handler.retry_until_answered(request, app, call)

@@ -163,6 +163,12 @@ class SwarmLink:
         return self.status.dropped if self.status is not None else {}
 
     @property
+    def server_shares_calls(self) -> bool:
+        """Whether one call may sample several siblings. The value is False for an older server, and
+        while the status is unknown."""
+        return self.status is not None and self.status.shares_calls
+
+    @property
     def engine(self) -> EngineInfo:
         """The model, context length and version that the engine reports. A field is None while it
         is unknown."""
@@ -225,10 +231,11 @@ class SwarmLink:
             return None
 
     async def end_group(self, request: EndGroupRequest) -> EndGroupReply:
-        """Report the end of a group to the server, with the group's rewards. Transient errors are
-        retried. A retry is safe, because the server accepts each group only once. Raises one of
-        NETWORK_ERRORS if the last attempt fails."""
-        return await _with_retries(self._post)("/end_group", request, EndGroupReply)
+        """Send the rewards that end a group, and retry after transient errors. A retry is safe,
+        because the server accepts each group only once. Raises one of NETWORK_ERRORS if the last
+        attempt fails."""
+        reply = await _with_retries(self._post)(_END_GROUP, request, EndGroupReply)
+        return reply.with_prompts_per_call()
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
         """Send a late sample to the server: an answer with feedback that came after the answer's
@@ -405,6 +412,9 @@ def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str
     return (None, None) if status is None else (status.engine_status, status.engine_status_detail)
 
 
+_END_GROUP = "/end_group?prompts_once=true"
+"""Path that ends a group. The reply has each prompt once; a server of an older version ignores the
+query."""
 _with_retries = retry(
     retry=retry_if_exception(is_transient),
     stop=stop_after_delay(END_GROUP_RETRY_S),

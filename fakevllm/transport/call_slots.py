@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
 
 SIBLINGS_PER_SLOT = 3
 """Maximum number of siblings per slot, including siblings that wait for a slot. When this number is
@@ -27,8 +28,9 @@ class CallSlots:
     """A limited number of slots, and two queues of calls that wait for a slot: one for leads (the
     apps' own requests) and one for siblings.
 
-    A slot that becomes free is given to the lead that has waited longest. If no lead waits, it is
-    given to the sibling that has waited longest.
+    A slot that becomes free is given to the lead that has waited longest. If no lead waits, the
+    slot is given to the sibling that has waited longest. A call that samples several siblings needs
+    a slot for each of them, and gets all its slots at once.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -36,12 +38,12 @@ class CallSlots:
         self._num_for_siblings = max(1, int(self.num_slots * (1 - LEAD_SHARE)))
         self._num_leads = 0
         self._num_siblings = 0
-        self._leads: deque[asyncio.Future[None]] = deque()
-        self._siblings: deque[asyncio.Future[None]] = deque()
+        self._leads: deque[_Waiting] = deque()
+        self._siblings: deque[_Waiting] = deque()
 
     @property
     def num_open(self) -> int:
-        """Number of calls that hold a slot."""
+        """Number of slots that are held."""
         return self._num_leads + self._num_siblings
 
     @property
@@ -50,63 +52,92 @@ class CallSlots:
 
     @property
     def num_waiting_siblings(self) -> int:
-        return len(self._siblings)
+        return sum(waiting.num for waiting in self._siblings)
 
-    def must_wait(self, *, is_lead: bool) -> bool:
-        """Return True if a call that starts now would have to wait for a slot."""
-        return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead)
+    @property
+    def max_per_call(self) -> int:
+        """Maximum number of siblings that one call may sample."""
+        return self._num_for_siblings
+
+    def must_wait(self, *, is_lead: bool, num: int = 1) -> bool:
+        """Return True if a call that starts now must wait for its slots."""
+        return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead, num)
 
     @contextlib.asynccontextmanager
-    async def slot(self, *, is_lead: bool) -> AsyncGenerator[None]:
-        """Hold a slot for one call while the block runs. If no slot is free, first wait for one,
-        without a time limit."""
-        queue = self._leads if is_lead else self._siblings
-        if self.must_wait(is_lead=is_lead):
-            await self._wait(queue, is_lead)
-        else:
-            self._take(is_lead)
-        try:
-            yield
-        finally:
-            self._release(is_lead)
+    async def slot(self, *, is_lead: bool, num: int = 1) -> AsyncGenerator[Callable[[], None]]:
+        """Hold the slots for one call while the block runs. If not enough slots are free, wait,
+        without a time limit.
 
-    async def _wait(self, queue: deque[asyncio.Future[None]], is_lead: bool) -> None:
-        """Wait in `queue` until this call is given a slot."""
-        granted = asyncio.get_running_loop().create_future()
-        queue.append(granted)
+        `num` is the number of siblings that the call samples, at most `max_per_call`. The block
+        gets a function that gives one of the slots back before the block ends.
+        """
+        queue = self._leads if is_lead else self._siblings
+        if self.must_wait(is_lead=is_lead, num=num):
+            await self._wait(queue, is_lead, num)
+        else:
+            self._take(is_lead, num)
+        num_held = num
+
+        def give_back_one() -> None:
+            nonlocal num_held
+            if num_held:
+                num_held -= 1
+                self._release(is_lead, 1)
+
         try:
-            await granted
+            yield give_back_one
+        finally:
+            self._release(is_lead, num_held)
+
+    async def _wait(self, queue: deque[_Waiting], is_lead: bool, num: int) -> None:
+        """Wait in `queue` until the slots have been reserved for this call."""
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), num)
+        queue.append(waiting)
+        try:
+            await waiting.granted
         except asyncio.CancelledError:
-            if granted.cancelled():
+            if waiting.granted.cancelled():
                 with contextlib.suppress(ValueError):  # `_hand_out` may have removed it
-                    queue.remove(granted)
-            else:  # the slot was granted at the same moment
-                self._release(is_lead)
+                    queue.remove(waiting)
+                self._hand_out_all()  # a call that needs fewer slots may be the first one now
+            else:  # the slots were granted at the same moment
+                self._release(is_lead, num)
             raise
 
-    def _has_free(self, is_lead: bool) -> bool:
-        if self.num_open >= self.num_slots:
+    def _has_free(self, is_lead: bool, num: int) -> bool:
+        if self.num_open + num > self.num_slots:
             return False
-        return is_lead or self._num_siblings < self._num_for_siblings
+        return is_lead or self._num_siblings + num <= self._num_for_siblings
 
-    def _take(self, is_lead: bool) -> None:
+    def _take(self, is_lead: bool, num: int) -> None:
         if is_lead:
-            self._num_leads += 1
+            self._num_leads += num
         else:
-            self._num_siblings += 1
+            self._num_siblings += num
 
-    def _release(self, is_lead: bool) -> None:
+    def _release(self, is_lead: bool, num: int) -> None:
         if is_lead:
-            self._num_leads -= 1
+            self._num_leads -= num
         else:
-            self._num_siblings -= 1
+            self._num_siblings -= num
+        self._hand_out_all()
+
+    def _hand_out_all(self) -> None:
         self._hand_out(self._leads, is_lead=True)
         if not self._leads:
             self._hand_out(self._siblings, is_lead=False)
 
-    def _hand_out(self, queue: deque[asyncio.Future[None]], *, is_lead: bool) -> None:
-        while queue and self._has_free(is_lead):
-            granted = queue.popleft()
-            if not granted.done():  # a cancelled call gives its place up
-                self._take(is_lead)
-                granted.set_result(None)
+    def _hand_out(self, queue: deque[_Waiting], *, is_lead: bool) -> None:
+        while queue and self._has_free(is_lead, queue[0].num):
+            waiting = queue.popleft()
+            if not waiting.granted.done():  # a cancelled call gives its place up
+                self._take(is_lead, waiting.num)
+                waiting.granted.set_result(None)
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call that waits for its slots."""
+
+    granted: asyncio.Future[None]
+    num: int

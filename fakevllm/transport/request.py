@@ -18,9 +18,14 @@ from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRef
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRange
 
 _REQUEST_ID = "X-Request-Id"
+_MAX_SHARED_SEED = 2**62
+"""Maximum seed of a lead whose siblings may share a call. Engines count a call's seeds up without
+wrapping around."""
+_UNSHARED_OVERRIDES = frozenset({"seed", "n", "request_id", "stream", "stream_options"})
+"""Fields with which equal bodies do not have equal siblings."""
 
 
 class SiblingOutcome(StrEnum):
@@ -176,11 +181,46 @@ class SiblingPlan:
         """
         seed = self._seed_for(request)
         if index > 0:
-            changed = request.adapter.sibling_body(request.body | seed, index, temperature)
-            return orjson.dumps(changed | (self.overrides[index] if self.overrides else {}))
+            return orjson.dumps(self._sibling_body(request, index, temperature))
         changed = seed | self._temperature_for(request)
         body = request.upstream_body
         return rewrite_body(body, **changed) if changed else body
+
+    def shared_body(self, request: Request, indices: Sequence[int], temperature: float) -> bytes:
+        """Return the body with which these siblings are sent to the engine by one call. The engine
+        samples choice i with the seed of the first sibling + i, which is that of sibling i."""
+        body = self._sibling_body(request, indices[0], temperature)
+        return orjson.dumps(body | {"n": len(indices)})
+
+    def calls(
+        self, request: Request, indices: Sequence[int], temperature: float, max_per_call: int
+    ) -> list[tuple[int, ...]]:
+        """Return the siblings `indices` as groups that are sampled by one call each. The lead has a
+        call of its own. The other siblings share a call if their bodies are equal and one call may
+        sample them."""
+        calls: list[tuple[int, ...]] = []
+        for index in indices:
+            last = calls[-1] if calls else (0,)
+            can_join = last[0] > 0 and index == last[-1] + 1 and len(last) < max_per_call
+            if can_join and self._may_share(request, last[0], index, temperature):
+                calls[-1] = (*last, index)
+            else:
+                calls.append((index,))
+        return calls
+
+    def _may_share(self, request: Request, first: int, index: int, temperature: float) -> bool:
+        """Return True if sibling `index` can be a choice of the call that samples sibling
+        `first`."""
+        own = self.overrides[index] if self.overrides else {}
+        if own != (self.overrides[first] if self.overrides else {}):
+            return False
+        seed = self.lead_seed(request)
+        return can_share_call(request.body | {"temperature": temperature} | own, seed, own)
+
+    def _sibling_body(self, request: Request, index: int, temperature: float) -> Json:
+        body = request.body | self._seed_for(request)
+        changed = request.adapter.sibling_body(body, index, temperature)
+        return changed | (self.overrides[index] if self.overrides else {})
 
     def lead_seed(self, request: Request) -> int | None:
         """Return the seed with which the lead (sibling 0, the app's own request) is sampled, or
@@ -208,10 +248,30 @@ class SiblingPlan:
         return {"temperature": 0} if self.is_greedy and is_valid else {}
 
 
-def sibling_headers(request: Request, index: int) -> dict[str, str]:
-    """Return the headers with which sibling `index` is sent to the engine. They contain the id of
-    the group and the index of the sibling."""
-    headers = request.headers | {SIBLING_HEADER: SiblingRef(request.id, index).episode_id}
+def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
+    """Return True if one call with `n` can sample several siblings of this body, and each sibling
+    gets the answer that a call of its own would have had.
+
+    `seed` is the lead's seed, and `overrides` are the fields that each sibling changes. Whole
+    answers to requests with tools cannot be shared: a shared call is streamed, and vLLM's parsers
+    read some tool calls of a stream differently.
+    """
+    offers_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
+    temperature: object = body.get("temperature")
+    return (
+        body.get("stream") in (None, False, True)
+        and (body.get("stream") is True or not offers_tools)
+        and isinstance(temperature, int | float)
+        and temperature > 0  # vLLM refuses several greedy choices
+        and (seed is None or 0 <= seed <= _MAX_SHARED_SEED)
+        and _UNSHARED_OVERRIDES.isdisjoint(overrides)
+    )
+
+
+def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str]:
+    """Return the headers with which `num` siblings from `index` on are sent to the engine. They
+    contain the ids of the group and of the siblings."""
+    headers = request.headers | {SIBLING_HEADER: SiblingRange(request.id, index, num).header}
     if index > 0 and _REQUEST_ID in headers:
         # Request ids must be unique at the engine: it may refuse a second request with the same id.
         headers[_REQUEST_ID] += f"-{index}"
@@ -286,4 +346,5 @@ def _sibling_id_pattern(request: Request, index: int) -> str | None:
     chosen = request.headers.get(_REQUEST_ID) or request.body.get("request_id")
     if index == 0 or not isinstance(chosen, str):
         return None
-    return f"([a-z]+-{re.escape(chosen)})-{index}"
+    # A call that samples several siblings has the id of the first one.
+    return rf"([a-z]+-{re.escape(chosen)})-\d+"

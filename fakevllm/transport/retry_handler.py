@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fakevllm.config.model import DEFAULT_NUM_CALLS
@@ -27,13 +28,23 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 log = logging.getLogger("fakevllm.transport.retry_handler")
 
 T = TypeVar("T")
-Attempt = Callable[[Request, Callable[[], bool]], Awaitable[T]]
-"""Function that requests one answer.
 
-Its second argument is a function that returns True if siblings, which this proxy has added, have
-been at the engine since the attempt began. The attempt raises WireError for an outage. A 429 counts
-as an outage if siblings have been at the engine, because they may be the reason for it.
-"""
+
+@dataclass(frozen=True, slots=True)
+class AttemptContext:
+    """What an attempt to get an answer needs from its RetryHandler."""
+
+    is_caused_by_siblings: Callable[[], bool]
+    """Returns True if siblings of the proxy have been at the engine since the attempt began."""
+    give_back_slot: Callable[[], None]
+    """Gives back one of the slots of an attempt that samples several siblings."""
+
+
+Attempt = Callable[[Request, AttemptContext], Awaitable[T]]
+"""Function that requests one answer, or the answers of several siblings.
+
+The attempt raises WireError for an outage. It also raises WireError for a 429 if siblings have been
+at the engine, because they may have caused the 429."""
 
 LEAD_ONLY = SiblingPlan(1)
 
@@ -76,6 +87,12 @@ class RetryHandler:
         """Number of requests in the engine's queue; None if it is unknown."""
         return None if self._link is None else self._link.load_probe.num_waiting
 
+    @property
+    def server_shares_calls(self) -> bool:
+        """Whether one call to the server may sample several siblings. A server of an older version
+        does not support it."""
+        return self._link is None or self._link.server_shares_calls
+
     async def relay(
         self, request: Request, app: AppResponse, plan: SiblingPlan = LEAD_ONLY
     ) -> tuple[EngineResponse, OutageReason | None]:
@@ -87,14 +104,12 @@ class RetryHandler:
         sent to the app.
         """
 
-        async def attempt(
-            request: Request, is_caused_by_siblings: Callable[[], bool]
-        ) -> EngineResponse:
+        async def attempt(request: Request, context: AttemptContext) -> EngineResponse:
             return await relay(
                 self._upstream,
                 plan.lead_request(request),
                 app,
-                is_caused_by_siblings=is_caused_by_siblings,
+                is_caused_by_siblings=context.is_caused_by_siblings,
             )
 
         try:
@@ -103,14 +118,19 @@ class RetryHandler:
             return await self.use_fallback(request, app, error)
 
     async def retry_until_answered(
-        self, request: Request, app: AppResponse, attempt: Attempt[T], *, is_lead: bool = True
+        self,
+        request: Request,
+        app: AppResponse,
+        attempt: Attempt[T],
+        *,
+        is_lead: bool = True,
+        num_slots: int = 1,
     ) -> T:
         """Call `attempt` until it returns an answer, and return the answer. If the retry policy
         gives up, raise the WireError of the last attempt.
 
-        Each attempt first waits for one of the slots, which limit the number of open calls. This
-        wait does not count as time in which the server was unavailable, because the proxy causes
-        it.
+        Each attempt first waits for `num_slots` of the slots that limit the open calls. The proxy
+        causes this wait, so the wait does not count as time in which the server was unavailable.
         """
         schedule = RetrySchedule(max_hold_s(self._limit_s, request.app_headers), time.monotonic())
         while True:
@@ -122,9 +142,11 @@ class RetryHandler:
                     queued_at = time.monotonic()
                     if is_lead and self.slots.must_wait(is_lead=True):
                         app.postpone_start()
-                    async with self.slots.slot(is_lead=is_lead):
+                    async with self.slots.slot(is_lead=is_lead, num=num_slots) as give_back:
                         schedule.started_s += time.monotonic() - queued_at
-                        return await attempt(request, is_caused_by_siblings)
+                        return await attempt(
+                            request, AttemptContext(is_caused_by_siblings, give_back)
+                        )
             except WireError as error:
                 reason = error.reason
                 if reason is None or app.has_answer_data:

@@ -97,15 +97,26 @@ class SiblingLimit:
     # --- siblings at the engine, and its refusals
 
     @contextlib.contextmanager
-    def sampling(self) -> Generator[None]:
-        """Count a sibling as being sampled by the engine while the block runs. When the block ends,
-        wake the first lead that waits because the engine refused it."""
-        self._num_started += 1
-        try:
-            yield
-        finally:
+    def sampling(self, num: int = 1) -> Generator[Callable[[], None]]:
+        """Count `num` siblings as being at the engine while the block runs. When a sibling ends,
+        wake the first lead in the queue of refused leads.
+
+        The block gets a function that reports the end of one sibling before the block ends.
+        """
+        self._num_started += num
+        num_running = num
+
+        def end_one() -> None:
+            nonlocal num_running
+            num_running -= 1
             self._num_ended += 1
             self._wake_first_lead()
+
+        try:
+            yield end_one
+        finally:
+            while num_running:
+                end_one()
 
     def watch_engine(self) -> Callable[[], bool]:
         """Return a function that returns True if the engine has sampled any sibling at any time

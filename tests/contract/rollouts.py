@@ -13,9 +13,11 @@ import aiohttp
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
+from fakevllm_adapters.http.answer_parts import PartDecoder
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.backends.process.engine_registry import ROLLOUTS
 from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
+from fakevllm_server.rollout.capture.shared_call import CompleteChoice, SharedCapture
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.types.backend import Endpoint, Rollout
 from fakevllm_server.types.calls import RecordedCall
@@ -183,6 +185,31 @@ class Rig:
             )
         return CapturedAnswer(sent.status, sent.body, records[0] if records else None)
 
+    async def capture_siblings(self, body: Json, num: int) -> list[CapturedAnswer]:
+        """Send a request for several siblings as the server does, and return each answer."""
+        sent, records = SentAnswer(), dict[int, RecordedCall | None]()
+
+        async def complete(choice: CompleteChoice) -> None:
+            records[choice.index] = choice.capture.record(stamp)
+
+        def create(body: Json) -> ChatCapture:
+            endpoint = self.endpoint
+            return ChatCapture(
+                body,
+                endpoint.default_sampling,
+                endpoint.refusal,
+                reports_allowed=endpoint.reports_allowed,
+            )
+
+        async with self.endpoint.gate.call() as stamp:
+            shared = SharedCapture(CHAT, self.body(body), num, self.client.forms, create)
+            headers = {"Content-Type": "application/json"}
+            await self.client.capture_siblings(CHAT, shared, headers, 0, sent, complete)
+        assert sent.status == 200, sent.body
+        parts = PartDecoder(sent.headers[b"content-type"].decode()).feed(sent.body)
+        bodies = {part.index: part.body for part in parts}
+        return [CapturedAnswer(200, bodies[index], records[index]) for index in range(num)]
+
     def body(self, body: Json) -> Json:
         """Return the request with default fields; fields that are None are removed."""
         shared: Json = {"model": self.endpoint.model_name, "max_tokens": 12}
@@ -212,10 +239,12 @@ class SentAnswer:
 
     def __init__(self) -> None:
         self.status = 0
+        self.headers: dict[bytes, bytes] = {}
         self.body = b""
 
     async def __call__(self, message: MutableMapping[str, Any]) -> None:
         self.status = message.get("status", self.status)
+        self.headers |= dict(message.get("headers", ()))
         self.body += message.get("body", b"")
 
 
@@ -231,7 +260,9 @@ async def start_rig(name: str, folder: Path) -> Rig:
     # The engine may close an idle connection at the moment when a test uses it.
     connector = aiohttp.UnixConnector(str(endpoint.socket), force_close=True)
     http = aiohttp.ClientSession(endpoint.url, connector=connector, headers=endpoint.headers)
-    return Rig(name, rollout, endpoint, EngineClient(endpoint), http, folders)
+    client = EngineClient(endpoint)
+    await client.fetch_version()
+    return Rig(name, rollout, endpoint, client, http, folders)
 
 
 def weights_for(name: str, folder: Path) -> list[Path]:

@@ -280,6 +280,38 @@ async def test_two_choices_of_one_call_have_their_own_index(rig: Rig) -> None:
     assert captured.record.untrainable == "sampling_not_trainable: n"
 
 
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, TOKENS, {"max_tokens": 2}, {"stop": ["7", "s"]}, {"temperature": 0.5}],
+    ids=["plain", "tokens", "cut off", "stop", "temperature"],
+)
+async def test_a_choice_of_a_shared_call_equals_a_call_with_its_own_seed(
+    rig: Rig, fields: Json, streamed: bool
+) -> None:
+    body = fields | {"stream": streamed, "seed": 11}
+    for stream in (False, True):  # the forms of the answers are then known
+        await rig.capture({"stream": stream, "max_tokens": 1})
+    choices = await rig.capture_siblings(body, 3)
+    for index, choice in enumerate(choices):
+        single = await rig.capture(body | {"seed": 11 + index})
+        assert choice.record.response_ids == single.record.response_ids
+        assert choice.record.prompt_ids == single.record.prompt_ids
+        assert (choice.record.untrainable, choice.record.finish_reason) == (
+            single.record.untrainable,
+            single.record.finish_reason,
+        )
+        assert choice.record.logprobs == pytest.approx(single.record.logprobs, abs=1e-5)
+        if streamed:
+            own, other = chunks_of(choice.body), chunks_of(single.body)
+            assert text_of(own) == text_of(other)
+            assert shape_of(own[-1]) == shape_of(other[-1])
+        else:
+            own, other = orjson.loads(choice.body), orjson.loads(single.body)
+            assert shape_of(own) == shape_of(other) and own["usage"] == other["usage"]
+            assert own["choices"][0]["message"] == other["choices"][0]["message"]
+
+
 async def test_tools_may_be_offered(rig: Rig) -> None:
     prompt = '[[say <tool_call>{"name": "add", "arguments": {"left": 1}}</tool_call>]]'
     fields: Json = {"messages": user(prompt), "tools": [TOOL], "max_tokens": 100}

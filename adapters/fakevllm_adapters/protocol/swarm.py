@@ -23,7 +23,8 @@ Json = dict[str, Any]
 
 SIBLING_HEADER = "X-Fakevllm-Sibling"
 """Header `<group id>/<index>` that assigns a call to a sibling, one of the answers sampled for a
-request. The first call with it opens the sibling's episode."""
+request. The first call with it opens the sibling's episode. The form `<group id>/<first>-<last>`
+assigns the choices of a call with `n` to several siblings."""
 CLIENT_HEADER = "X-Fakevllm-Client"
 """Header that fakevllm's own clients send when they request the status. The reply then has the
 engine's real status. If a job's steps need the agreement of clients, other clients see each state
@@ -111,6 +112,53 @@ def parse_sibling(header: str) -> SiblingRef:
     return SiblingRef(group_id, int(index))
 
 
+@dataclass(frozen=True, slots=True)
+class SiblingRange:
+    """Reference to consecutive siblings of a group, which one model call samples.
+
+    >>> SiblingRange("g", 1, 7).header, SiblingRange("g", 0).header
+    ('g/1-7', 'g/0')
+    """
+
+    group_id: str
+    first: int
+    num: int = 1
+    """Number of siblings. If it is larger than 1, the call has `n` with the same number."""
+
+    @property
+    def header(self) -> str:
+        """Value of the sibling header."""
+        last = self.first + self.num - 1
+        indices = f"{self.first}-{last}" if self.num > 1 else f"{self.first}"
+        return f"{self.group_id}/{indices}"
+
+    @property
+    def siblings(self) -> list[SiblingRef]:
+        """The siblings of the range, in the order of the call's choices."""
+        return [SiblingRef(self.group_id, self.first + at) for at in range(self.num)]
+
+
+def parse_siblings(header: str) -> SiblingRange:
+    """Parse the value of the sibling header, which names one sibling or a range of siblings.
+
+    Raises ValueError if the value has neither form, or if the range has more siblings than a group.
+
+    >>> parse_siblings("a/b/1-3")
+    SiblingRange(group_id='a/b', first=1, num=3)
+    """
+    group_id, _, indices = header.rpartition("/")
+    first, dash, last = indices.partition("-")
+    if not dash:
+        ref = parse_sibling(header)
+        return SiblingRange(ref.group_id, ref.index)
+    if not (group_id and first.isdecimal() and last.isdecimal()):
+        raise ValueError(f"{SIBLING_HEADER} must read <group id>/<first>-<last>, got {header!r}")
+    num = int(last) - int(first) + 1
+    if not 1 < num <= MAX_GROUP_SIZE:
+        raise ValueError(f"{SIBLING_HEADER} must name 2 to {MAX_GROUP_SIZE} siblings: {header!r}")
+    return SiblingRange(group_id, int(first), num)
+
+
 class Task(BaseModel):
     """The problem that an agent solves in an episode, in the form of AgentJet (a framework for
     training agents).
@@ -173,6 +221,8 @@ class EngineStatusReply(BaseModel):
     """Context length of the engine, in tokens."""
     engine_version: str | None = None
     """Version that the engine's /version returns."""
+    shares_calls: bool = False
+    """Whether one call may sample several siblings, which the sibling header names as a range."""
 
 
 class SuccessReply(BaseModel):
@@ -221,6 +271,9 @@ class CapturedCall(BaseModel):
     shaped: bool = False
     """Whether tokens were sampled from less than the whole vocabulary. Only the server knows the
     allowed tokens."""
+    prompt: int | None = None
+    """Index of the prompt in the reply's `prompts`, if the reply has each prompt once. `prompt_ids`
+    is empty then."""
 
 
 class EndGroupReply(BaseModel):
@@ -235,11 +288,49 @@ class EndGroupReply(BaseModel):
     """Number of the step that was being collected when the group ended."""
     calls: list[list[CapturedCall]] = []
     """Captured calls by sibling index."""
+    prompts: list[str] = []
+    """The different prompts of the calls, encoded as in `prompt_ids`, if they were requested once
+    and not per call."""
     run_id: str = ""
     """Run to which the weight versions of the calls belong; empty if the group was refused."""
     job_hash: str = ""
     """Digest of the job for which the group was collected. Empty if the group was refused, or if
     the server is older."""
+
+    def with_prompts_once(self) -> EndGroupReply:
+        """Return the reply with each prompt once, in `prompts`."""
+        positions: dict[str, int] = {}
+        calls = [
+            [
+                call.model_copy(
+                    update={
+                        "prompt_ids": "",
+                        "prompt": positions.setdefault(call.prompt_ids, len(positions)),
+                    }
+                )
+                for call in own
+            ]
+            for own in self.calls
+        ]
+        return self.model_copy(update={"calls": calls, "prompts": [*positions]})
+
+    def with_prompts_per_call(self) -> EndGroupReply:
+        """Return the reply with a prompt in each call. An older server sends it in this form.
+
+        Raises IndexError if a call refers to a prompt that the reply lacks.
+        """
+        calls = [
+            [
+                call
+                if call.prompt is None
+                else call.model_copy(
+                    update={"prompt_ids": self.prompts[call.prompt], "prompt": None}
+                )
+                for call in own
+            ]
+            for own in self.calls
+        ]
+        return self.model_copy(update={"calls": calls, "prompts": []})
 
 
 class AbortGroupRequest(BaseModel):

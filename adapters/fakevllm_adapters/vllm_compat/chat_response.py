@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from fakevllm_adapters.protocol.errors import Json
 
+FINGERPRINT = "vllm-fakevllm-0"
+"""The `system_fingerprint` of the bundled engines."""
+
 
 def new_response_id(request_id: str | None) -> str:
     """Return the id of a chat completion: vLLM's prefix `chatcmpl-`, followed by the request's own

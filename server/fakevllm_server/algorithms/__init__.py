@@ -21,8 +21,9 @@ from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
 from fakevllm_server.algorithms.group_relative import gpg, grpo, grpo_passk, opo, rloo
 from fakevllm_server.algorithms.remax import remax
 from fakevllm_server.algorithms.whitened import reinforce_plus_plus, reinforce_plus_plus_baseline
+from fakevllm_server.types.number_arrays import FloatArray
 
-Estimator = Callable[[Sequence[Outcome], AdvantageSpec], list[list[float]]]
+Estimator = Callable[[Sequence[Outcome], AdvantageSpec], list[FloatArray]]
 
 ESTIMATORS: dict[str, Estimator] = {
     "grpo": grpo,

@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fakevllm_server.types.number_arrays import FloatArray, float_array, repeated
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -34,7 +36,7 @@ class Outcome:
         """The episode's score, which is its reward minus the sum of its token penalties."""
         return self.reward - math.fsum(self.penalties)
 
-    def returns(self, gamma: float) -> list[float]:
+    def returns(self, gamma: float) -> FloatArray:
         """Return the discounted return of each trained token of the episode.
 
         The return of token t is Σ_{s ≥ t} gamma^(s − t) · r_s, where r_s is the reward of token s.
@@ -47,7 +49,7 @@ class Outcome:
             value -= self.penalties[position] if self.penalties else 0.0
             returns[position] = value
             value *= gamma
-        return returns
+        return float_array(returns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +85,12 @@ def by_group(
     return numbers
 
 
-def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[list[float]]:
-    """Return one list for each episode: the episode's number, repeated once for each of its trained
-    tokens. `numbers` has one number for each episode."""
+def per_token(outcomes: Sequence[Outcome], numbers: Sequence[float]) -> list[FloatArray]:
+    """Return one array for each episode: the episode's number, repeated once for each of its
+    trained tokens. `numbers` has one number for each episode."""
     return [
-        [number] * outcome.num_tokens for outcome, number in zip(outcomes, numbers, strict=True)
+        repeated(number, outcome.num_tokens)
+        for outcome, number in zip(outcomes, numbers, strict=True)
     ]
 
 

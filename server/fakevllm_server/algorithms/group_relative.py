@@ -18,9 +18,10 @@ from fakevllm_server.algorithms.advantage_input import (
     over_std,
     per_token,
 )
+from fakevllm_server.types.number_arrays import FloatArray
 
 
-def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the GRPO advantage: A = (r − mean) / max(std, spec.std_floor).
 
     r is the episode's reward minus its token penalties. mean and std are the mean and the sample
@@ -44,7 +45,7 @@ def grpo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     return per_token(outcomes, by_group(outcomes, of_group))
 
 
-def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the RLOO advantage: A = r − (mean reward of the group's other episodes).
 
     r is the episode's reward minus its token penalties. For a group of N episodes with mean reward
@@ -59,7 +60,7 @@ def rloo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     return per_token(outcomes, by_group(outcomes, of_group))
 
 
-def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the OPO advantage: A = r − Σ(length · r) / Σ length.
 
     r is an episode's reward minus its token penalties, and length is the number of its trained
@@ -83,7 +84,7 @@ def opo(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
     return per_token(outcomes, by_group(outcomes, of_group))
 
 
-def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the advantage of pass@k GRPO, in which only the best episode of a group has an
     advantage that is not 0. The best episode gets A = (best − second) / max(std, spec.std_floor).
 
@@ -109,7 +110,7 @@ def grpo_passk(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[fl
     return per_token(outcomes, by_group(outcomes, of_group))
 
 
-def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def gpg(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the GPG advantage: A = α · (r − mean).
 
     r is the episode's reward minus its token penalties, and mean is the mean of r over the group. α

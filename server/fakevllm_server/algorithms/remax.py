@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fakevllm_server.algorithms.advantage_input import AdvantageSpec, Outcome
+from fakevllm_server.types.number_arrays import FloatArray, float_array, repeated
 
 
 class NoBaseline(ValueError):
@@ -15,7 +16,7 @@ class NoBaseline(ValueError):
     The message contains the ids of up to three such groups."""
 
 
-def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the ReMax advantage: A_t = Σ_{s ≥ t} r_s − b.
 
     A_t is the advantage of token t of an episode. r_s is the reward of token s, which is the
@@ -40,8 +41,10 @@ def remax(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]
             "0, or choose another algorithm"
         )
     return [
-        [0.0] * outcome.num_tokens
+        repeated(0.0, outcome.num_tokens)
         if outcome.is_greedy
-        else [value - fmean(greedy[outcome.group_id]) for value in outcome.returns(1.0)]
+        else float_array(
+            [value - fmean(greedy[outcome.group_id]) for value in outcome.returns(1.0)]
+        )
         for outcome in outcomes
     ]

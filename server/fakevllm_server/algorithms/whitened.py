@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import chain
 
 from fakevllm_server.algorithms.advantage_input import (
     AdvantageSpec,
@@ -14,9 +13,10 @@ from fakevllm_server.algorithms.advantage_input import (
     centred,
     per_token,
 )
+from fakevllm_server.types.number_arrays import FloatArray, float_array, repeated
 
 
-def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[list[float]]:
+def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> list[FloatArray]:
     """Compute the REINFORCE++ advantage: the discounted return of each token, normalized over all
     trained tokens of the step.
 
@@ -34,7 +34,7 @@ def reinforce_plus_plus(outcomes: Sequence[Outcome], spec: AdvantageSpec) -> lis
 
 def reinforce_plus_plus_baseline(
     outcomes: Sequence[Outcome], spec: AdvantageSpec
-) -> list[list[float]]:
+) -> list[FloatArray]:
     """Compute the advantage of REINFORCE++ with a baseline: A = r − group mean, normalized over all
     trained tokens of the step.
 
@@ -59,12 +59,12 @@ def reinforce_plus_plus_baseline(
     ]
     whitened = iter(whiten(per_token(compared, kept), spec.std_floor))
     return [
-        next(whitened) if sizes[outcome.group_id] > 1 else [0.0] * outcome.num_tokens
+        next(whitened) if sizes[outcome.group_id] > 1 else repeated(0.0, outcome.num_tokens)
         for outcome in outcomes
     ]
 
 
-def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[list[float]]:
+def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[FloatArray]:
     """Normalize all values: (x − mean) / max(std, floor). The mean and the sample standard
     deviation (ddof 1) are those of all values of all rows.
 
@@ -74,10 +74,15 @@ def whiten(rows: Sequence[Sequence[float]], floor: float) -> list[list[float]]:
     >>> whiten([[1.0, 1.0], [4.0]], 0.05)
     [[-0.5773502691896258, -0.5773502691896258], [1.1547005383792517]]
     """
-    values = list(chain.from_iterable(rows))
-    if not values or min(values) == max(values):
-        return [[0.0] * len(row) for row in rows]
-    mean = math.fsum(values) / len(values)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    num_values = sum(map(len, rows))
+    rows_with_values = [row for row in rows if row]
+    lowest = min((min(row) for row in rows_with_values), default=0.0)
+    highest = max((max(row) for row in rows_with_values), default=0.0)
+    if lowest == highest:
+        return [repeated(0.0, len(row)) for row in rows]
+    # From generators: one call of `fsum` on a list of all values would hold the interpreter's lock.
+    mean = math.fsum(value for row in rows for value in row) / num_values
+    squares = math.fsum((value - mean) ** 2 for row in rows for value in row)
+    variance = squares / (num_values - 1)
     divisor = max(math.sqrt(variance), floor)
-    return [[(value - mean) / divisor for value in row] for row in rows]
+    return [float_array([(value - mean) / divisor for value in row]) for row in rows]

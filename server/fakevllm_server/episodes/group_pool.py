@@ -25,7 +25,13 @@ from fakevllm_server.episodes.incomplete_tasks import CompletedTask, ExpiredTask
 from fakevllm_server.episodes.open_groups import OpenGroups
 from fakevllm_server.episodes.quotas import MixQuotas
 from fakevllm_server.episodes.served_call_cache import ServedCalls
-from fakevllm_server.types.calls import TASK, FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.calls import (
+    TASK,
+    FinishedGroup,
+    PromptPacker,
+    RecordedCall,
+    ScoredEpisode,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +179,13 @@ class Pool:
             self._served.remember(group_id, opened.calls.get(served, []))
         group = FinishedGroup(group_id, episodes, follows, hook_hash=hook_hash)
         reason = closed_reason or self._pool_group(group)
+        pack = PromptPacker()
         reply = EndGroupReply(
             success=True,
             failure_reason=reason or "",
             pooled=reason is None,
             step=step,
-            calls=[[call.to_wire() for call in episode.calls] for episode in episodes],
+            calls=[[call.to_wire(pack) for call in episode.calls] for episode in episodes],
         )
         self._ended.remember(group_id, reason)
         return reply

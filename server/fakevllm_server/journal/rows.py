@@ -16,6 +16,7 @@ import orjson
 from fakevllm_server.journal.prompts import PROMPT_COLUMN
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
+from fakevllm_server.types.number_arrays import float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
 
 CALL_COLUMNS = f"{PROMPT_COLUMN}, response_ids, logprobs, facts_json, digest"
@@ -61,9 +62,9 @@ def parse_call_row(row: CallRow) -> RecordedCall:
     facts: dict[str, Any] = orjson.loads(facts_json)
     allowed = facts["allowed"]
     return RecordedCall(
-        prompt_ids=array("i", prompt_ids).tolist(),
-        response_ids=array("i", response_ids).tolist(),
-        logprobs=None if logprobs is None else array("d", logprobs).tolist(),
+        prompt_ids=id_array(array("i", prompt_ids)),
+        response_ids=id_array(array("i", response_ids)),
+        logprobs=None if logprobs is None else float_array(array("d", logprobs)),
         versions=[VersionSpan(*span) for span in facts["versions"]],
         temperature=facts["temperature"],
         finish_reason=facts["finish_reason"],

@@ -6,7 +6,9 @@ call's tokens for training.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -17,6 +19,7 @@ import orjson
 from fakevllm_adapters.formats.base import EngineInfo, Exchange
 from fakevllm_adapters.formats.chat import stream_end
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
+from fakevllm_adapters.http.answer_parts import AnswerPart, PartEncoder
 from fakevllm_adapters.http.asgi import (
     Headers,
     Send,
@@ -28,13 +31,16 @@ from fakevllm_adapters.http.asgi import (
     send_chunk,
     start_stream,
 )
-from fakevllm_adapters.protocol.errors import internal_error
+from fakevllm_adapters.protocol.errors import WireError, internal_error
 from fakevllm_adapters.protocol.outage_reasons import (
     REASON_HEADER,
     OutageReason,
     reason_from_header,
 )
+from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
+from fakevllm_server.rollout.capture.choice_events import EngineStreamError
+from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
 from fakevllm_server.types.backend import Endpoint
 
 Json = dict[str, Any]
@@ -47,6 +53,7 @@ shorter time avoids sending a request on a connection that vLLM is closing."""
 log = logging.getLogger("fakevllm.server")
 
 BAD_REQUEST = 400
+_EVENT_STREAM = "text/event-stream"
 _JSON: Headers = [(b"content-type", b"application/json")]
 ErrorPredicate = Callable[[int, Json], bool]
 """Decides from an engine's HTTP status and error body whether `Refused` is raised. If not, the
@@ -107,6 +114,8 @@ class EngineClient:
         )
 
         self._version: str | None = None
+        self.forms = AnswerForms()
+        """The forms of the engine's answers, which the answers of shared calls get."""
 
     async def close(self) -> None:
         await self._http.close()
@@ -126,6 +135,7 @@ class EngineClient:
                 self._version = str((await response.json())["version"])
         except (aiohttp.ClientError, TimeoutError, ValueError, KeyError, TypeError):
             self._version = None
+        self.forms = AnswerForms(self._version)
 
     async def is_healthy(self) -> bool:
         """Return True if the engine answers `/health` with a status below 500, so that it can
@@ -184,7 +194,10 @@ class EngineClient:
         body = orjson.dumps(capture.upstream_body())
         async with self._request("POST", path, body, headers) as response:
             if response.status == 200:
-                return await self._capture(response, capture, send, on_finished, exchange)
+                await self._capture(path, response, capture, send, on_finished, exchange)
+                if capture.usage_chunk is not None and capture.has_one_choice:
+                    self.forms.learn_usage_chunk(path, capture.usage_chunk)
+                return
             if response.status != BAD_REQUEST:
                 return await self._relay(response, send, raises_refused)
         # vLLM's error messages quote the request. The client must not see the capture's fields.
@@ -194,6 +207,58 @@ class EngineClient:
             if response.status == 200:
                 capture.mark_refused()
                 await on_finished()
+
+    async def capture_siblings(
+        self,
+        path: str,
+        shared: SharedCapture,
+        headers: dict[str, str],
+        first_index: int,
+        send: Send,
+        on_complete: Callable[[CompleteChoice], Awaitable[None]],
+        raises_refused: ErrorPredicate | None = None,
+    ) -> None:
+        """Forward a call that samples several siblings, and send each sibling's answer as soon as
+        it is complete, as a part of one response.
+
+        `first_index` is the index of the first sibling. `on_complete` runs before the answer of a
+        choice is sent. If the engine fails after a part was sent, the response ends without the
+        answers that were not complete. Raises CannotShare if no part was sent and the siblings need
+        calls of their own, WireError for an error event of the engine, and otherwise the same
+        errors as `capture`.
+        """
+        body = orjson.dumps(shared.upstream_body)
+        async with self._request("POST", path, body, headers) as response:
+            if response.content_type != _EVENT_STREAM:
+                if response.status == 200:
+                    raise CannotShare("the engine does not stream")
+                return await self._relay(response, send, raises_refused)
+            relayed = _part_headers(response, is_streamed=shared.is_streamed)
+            parts = PartEncoder(secrets.token_hex(8))
+            is_started = False
+            try:
+                async for chunk in await self._first_chunk_checked(response):
+                    choices = shared.feed(chunk)
+                    if not choices:
+                        continue
+                    await asyncio.gather(*map(on_complete, choices))
+                    if not is_started:
+                        is_started = True
+                        await start_stream(send, 200, parts.headers)
+                    answers = [
+                        AnswerPart(first_index + choice.index, relayed, choice.answer)
+                        for choice in choices
+                    ]
+                    await send_chunk(send, b"".join(map(parts.part, answers)))
+                if not shared.is_complete:
+                    raise aiohttp.ClientPayloadError("the stream ended before all choices")
+            except (aiohttp.ClientError, TimeoutError, CannotShare):
+                if not is_started:
+                    raise
+            except EngineStreamError as error:
+                if not is_started:
+                    raise stream_error(error.body) from error
+            await send_chunk(send, parts.end(), last=True)
 
     async def _relay(
         self,
@@ -209,7 +274,7 @@ class EngineClient:
             if raises_refused is not None and raises_refused(refused.status, refused.body):
                 raise refused
             return await send_bytes(send, refused.status, refused.raw, refused.headers)
-        if response.content_type == "text/event-stream":
+        if response.content_type == _EVENT_STREAM:
             chunks = await self._first_chunk_checked(response)
             return await _send_stream(send, response.status, headers, chunks, exchange)
         raw = _translated(await _read(response), exchange)
@@ -217,6 +282,7 @@ class EngineClient:
 
     async def _capture(
         self,
+        path: str,
         response: aiohttp.ClientResponse,
         capture: CallCapture,
         send: Send,
@@ -224,11 +290,16 @@ class EngineClient:
         exchange: Exchange | None,
     ) -> None:
         headers = relayed_headers(response.headers.items())
-        if response.content_type == "text/event-stream":
+        if response.content_type == _EVENT_STREAM:
             chunks = await self._first_chunk_checked(response)
             events = _captured_stream(chunks, capture, on_finished)
             return await _send_stream(send, response.status, headers, events, exchange)
-        raw = _translated(capture.answer(await _read(response)), exchange)
+
+        def learn(answer: Json) -> None:
+            if capture.has_one_choice:
+                self.forms.learn_whole(path, answer)
+
+        raw = _translated(capture.answer(await _read(response), learn), exchange)
         await on_finished()
         await send_bytes(send, response.status, raw, headers)
 
@@ -269,6 +340,24 @@ class EngineClient:
         if _is_failure(first) and not await self.is_healthy():
             raise EngineFailed("the engine's stream began with an error")
         return _joined(first, chunks)
+
+
+def stream_error(body: Json) -> WireError:
+    """Return the WireError for an error event, with which the engine ended a stream."""
+    match body:
+        case {"error": {"code": int(code)}} if 400 <= code < 600:
+            return WireError(code, body)
+        case _:
+            return internal_error()
+
+
+def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Headers:
+    """Return the headers of the answer to one sibling. The engine's answer is a stream in any
+    case."""
+    headers = relayed_headers(response.headers.items())
+    if is_streamed:
+        return headers
+    return [*_JSON, *(field for field in headers if field[0] != b"content-type")]
 
 
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:

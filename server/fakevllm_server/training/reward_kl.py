@@ -3,19 +3,21 @@ computes the log-probabilities for them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import compress
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.algorithms.reward_penalties import kl_penalties
 from fakevllm_server.training.step_plan import trainable_calls
-from fakevllm_server.types.backend import Trainer
+from fakevllm_server.types.backend import Call, Trainer
 from fakevllm_server.types.calls import FinishedGroup
+from fakevllm_server.types.number_arrays import FloatArray, float_array
 
 
 async def reward_penalties(
     trainer: Trainer, groups: Sequence[FinishedGroup], job: TrainJob
-) -> list[list[float]] | None:
+) -> list[FloatArray] | None:
     """Return the KL penalties for the rewards of a step. The list has one row for each call of
     `trainable_calls`, and a row has one penalty for each trained token.
 
@@ -24,12 +26,25 @@ async def reward_penalties(
     """
     if not job.use_kl_in_reward or job.control == "frozen":
         return None
-    calls = trainable_calls(groups, job)
-    old = [list(compress(call.logprobs, call.is_trained)) for call in calls]
-    if not job.bypass_mode:
+    # In worker threads, because a large step takes seconds.
+    calls = await asyncio.to_thread(trainable_calls, groups, job)
+    if job.bypass_mode:
+        old = await asyncio.to_thread(_trained_logprobs, calls)
+    else:
         old = await trainer.log_probs(calls, "trained")
     reference = await trainer.log_probs(calls, "reference")
+    return await asyncio.to_thread(_penalties, old, reference, job.kl_coef)
+
+
+def _trained_logprobs(calls: Sequence[Call]) -> list[FloatArray]:
+    """Return the log-probabilities of each call's trained tokens, as the engine reported them."""
+    return [float_array(compress(call.logprobs, call.is_trained)) for call in calls]
+
+
+def _penalties(
+    old: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], coef: float
+) -> list[FloatArray]:
     return [
-        kl_penalties(old_row, reference_row, job.kl_coef)
+        float_array(kl_penalties(old_row, reference_row, coef))
         for old_row, reference_row in zip(old, reference, strict=True)
     ]

@@ -28,6 +28,7 @@ from fakevllm_server.training.stop_and_restart import MismatchStop
 from fakevllm_server.types.backend import ActionFailed, LossSpec, StepMetrics, Trainer
 from fakevllm_server.types.calls import FinishedGroup
 from fakevllm_server.types.crash_points import crash_point
+from fakevllm_server.types.number_arrays import FloatArray
 
 log = logging.getLogger("fakevllm.server")
 
@@ -182,8 +183,8 @@ class StepRunner:
         with a version that is not recorded.
         """
         groups = batch.groups
-        plan = self._plan(batch, await self._penalties(groups))
-        coverage_metrics = _coverage(plan, groups)
+        penalties = await self._penalties(groups)
+        plan, coverage_metrics = await asyncio.to_thread(self._plan, batch, penalties)
         branches = asyncio.create_task(asyncio.to_thread(self._branch_metrics, groups))
         self.is_in_sync = False
         try:
@@ -206,13 +207,19 @@ class StepRunner:
             log.exception("the causes of session branches could not be found")
             return {}
 
-    async def _penalties(self, groups: Sequence[FinishedGroup]) -> list[list[float]] | None:
+    async def _penalties(self, groups: Sequence[FinishedGroup]) -> list[FloatArray] | None:
         try:
             return await reward_penalties(self._trainer, groups, self._job)
         except ActionFailed as failure:
             raise StepFailed(str(failure)) from failure
 
-    def _plan(self, batch: PlannedBatch, penalties: list[list[float]] | None) -> PlannedStep:
+    def _plan(
+        self, batch: PlannedBatch, penalties: list[FloatArray] | None
+    ) -> tuple[PlannedStep, StepMetrics]:
+        """Return the planned step, and metrics about the share of its tokens that is trained.
+
+        This method runs in a worker thread, because a large step takes seconds.
+        """
         # Converted to StepFailed: the cause is in the rewards of these groups, not in the engine.
         try:
             plan = plan_step(batch.step, batch.groups, self._job, penalties)
@@ -220,7 +227,8 @@ class StepRunner:
             raise StepFailed(f"its groups cannot be compared: {failure!r}") from failure
         # The trainer's current weights were served under this version: no step was trained since,
         # or all later steps were rolled back.
-        return replace(plan, batch=replace(plan.batch, version=batch.version))
+        plan = replace(plan, batch=replace(plan.batch, version=batch.version))
+        return plan, _coverage(plan, batch.groups)
 
     async def _update(self, plan: PlannedStep) -> StepMetrics:
         try:

@@ -21,6 +21,7 @@ from fakevllm_server.algorithms.reward_penalties import is_tied, overlong_penalt
 from fakevllm_server.run.trained_token_share import untrainable_reason
 from fakevllm_server.types.backend import Batch, Call
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.number_arrays import float_array, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _advantages(
     """Return one advantage for each trained token of an episode."""
     if group.advantage is None:
         return next(estimated)
-    return [group.advantage] * sum(call.num_trained for call in entry.calls)
+    return repeated(group.advantage, sum(call.num_trained for call in entry.calls))
 
 
 def _is_in_loss(group: FinishedGroup, job: TrainJob) -> bool:
@@ -165,7 +166,7 @@ def _entries(
             group.group_id,
             reward,
             sum(call.num_trained for call in calls),
-            list(chain.from_iterable(token_penalties)),
+            float_array(chain.from_iterable(token_penalties)),
             is_greedy=episode.is_greedy,
         )
         yield _Entry(episode.index, outcome, calls)
@@ -203,7 +204,7 @@ def _with_advantages(calls: Sequence[Call], advantages: Sequence[float]) -> Iter
     """
     start = 0
     for call in calls:
-        own = advantages[start : start + call.num_trained]
+        own = float_array(advantages[start : start + call.num_trained])
         start += len(own)
         yield replace(call, advantage=_compact(own))
 
@@ -232,7 +233,7 @@ def _metrics(
         "tokens_forced": float(sum(len(call.response_ids) - call.num_trained for call in calls)),
     }
     metrics |= _spread("reward", rewards) | _lengths(groups)
-    metrics |= _spread("advantage", [value for call in calls for value in call.advantages])
+    metrics |= _advantage_spread(calls)
     if num_samples:
         metrics["feedback_samples"] = float(num_samples)
     if job.overlong_buffer_len is not None:
@@ -266,6 +267,24 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
         return {}
     spread = {"mean": _mean(values), "max": max(values), "min": min(values)}
     return {f"{name}_{kind}": float(value) for kind, value in spread.items()}
+
+
+def _advantage_spread(calls: Sequence[Call]) -> dict[str, float]:
+    """Return mean, maximum and minimum of the advantages of all trained tokens, by metric name.
+    Return {} if there are no trained tokens.
+
+    The tokens are summed call by call. One sum over all tokens of a large step would hold the
+    interpreter's lock (GIL), and with it the server's event loop, for 100 ms.
+    """
+    calls = [call for call in calls if call.num_trained]
+    if not calls:
+        return {}
+    total = sum(sum(call.advantages) for call in calls)
+    return {
+        "advantage_mean": total / sum(call.num_trained for call in calls),
+        "advantage_max": float(max(max(call.advantages) for call in calls)),
+        "advantage_min": float(min(min(call.advantages) for call in calls)),
+    }
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -206,7 +206,9 @@ class Trainer(Protocol):
         """Update the weights from one batch, and return the metrics of the step."""
         ...
 
-    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
+    async def log_probs(
+        self, calls: Sequence[Call], policy: PolicyName
+    ) -> Sequence[Sequence[float]]:
         """Return the log-probabilities of each call's trained response tokens under the weights
         `policy`.
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from fakevllm_adapters.protocol.packed_numbers import (
     pack_floats,
@@ -13,10 +14,23 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.protocol.swarm import CapturedCall
+from fakevllm_server.types.number_arrays import float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
 """Largest token id and weight version. Both are sent to the trainer as 32-bit integers."""
+
+
+def are_ids(values: Sequence[object]) -> bool:
+    """Return True if all values are integers from 0 to MAX_ID, and none is a boolean.
+
+    >>> are_ids([0, MAX_ID]), are_ids([MAX_ID + 1]), are_ids([True]), are_ids([])
+    (True, False, False, True)
+    """
+    if not set(map(type, values)) <= {int}:
+        return False
+    ids = cast(Sequence[int], values)
+    return not ids or (min(ids) >= 0 and max(ids) <= MAX_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +44,21 @@ class VersionSpan:
     version: int
     start: int
     end: int
+
+
+class PromptPacker:
+    """An encoder of prompts that remembers the last one, because the calls of a group usually have
+    the same prompt."""
+
+    def __init__(self) -> None:
+        self._ids: Sequence[int] | None = None
+        self._packed = ""
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """Return the encoded ids of a prompt."""
+        if ids is not self._ids and ids != self._ids:
+            self._ids, self._packed = ids, pack_ids(ids)
+        return self._packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +78,14 @@ class RecordedCall:
     The sets are sent to the trainer. They are not sent to the proxy, because its ledger does not
     need them, and they may be larger than the call."""
 
+    def __post_init__(self) -> None:
+        """Keep ids and log-probabilities in arrays, because millions of tokens may wait for a
+        step."""
+        object.__setattr__(self, "prompt_ids", id_array(self.prompt_ids))
+        object.__setattr__(self, "response_ids", id_array(self.response_ids))
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", float_array(self.logprobs))
+
     @property
     def num_trained(self) -> int:
         """Number of response tokens that are trained. A token that was the only one a grammar
@@ -65,11 +102,13 @@ class RecordedCall:
         """Oldest weight version that sampled a token of the call."""
         return min((span.version for span in self.versions), default=0)
 
-    def to_wire(self) -> CapturedCall:
-        """Return the call in the form that is sent to the proxy, without the sets of allowed
-        tokens."""
+    def to_wire(self, pack_prompt: Callable[[Sequence[int]], str] = pack_ids) -> CapturedCall:
+        """Return the call in the form that the proxy gets, without the sets of allowed tokens.
+
+        `pack_prompt` encodes the prompt. A PromptPacker encodes the prompt of several calls once.
+        """
         return CapturedCall(
-            prompt_ids=pack_ids(self.prompt_ids),
+            prompt_ids=pack_prompt(self.prompt_ids),
             response_ids=pack_ids(self.response_ids),
             logprobs=None if self.logprobs is None else pack_floats(self.logprobs),
             weight_versions=[[span.version, span.start, span.end] for span in self.versions],

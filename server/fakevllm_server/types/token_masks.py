@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
+from fakevllm_server.types.number_arrays import id_array
 
 Json = dict[str, Any]
 
@@ -72,6 +73,9 @@ class TokenMasks:
     """The distinct packed sets."""
     set_indices: Sequence[int]
     """For each token of the response, the index of its set in `sets`, or WHOLE."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "set_indices", id_array(self.set_indices))
 
     @staticmethod
     def from_packed_sets(packed_sets: Sequence[bytes | None]) -> TokenMasks:

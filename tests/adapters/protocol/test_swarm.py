@@ -15,7 +15,14 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_floats,
     unpack_ids,
 )
-from fakevllm_adapters.protocol.swarm import EndGroupRequest, WorkflowOutput, parse_sibling
+from fakevllm_adapters.protocol.swarm import (
+    CapturedCall,
+    EndGroupReply,
+    EndGroupRequest,
+    WorkflowOutput,
+    parse_sibling,
+    parse_siblings,
+)
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf])
@@ -50,3 +57,53 @@ def test_packed_ids_survive_a_round_trip(ids: list[int]) -> None:
 @given(st.lists(st.floats(width=32, allow_nan=False)))
 def test_packed_floats_survive_a_round_trip(values: list[float]) -> None:
     assert unpack_floats(pack_floats(values)) == values
+
+
+@pytest.mark.parametrize("header", ["g/0", "a/b/3", "g/1-7", "a-1/b-2/3-4", "g/0-255"])
+def test_a_header_names_one_sibling_or_a_range(header: str) -> None:
+    assert parse_siblings(header).header == header
+
+
+def test_the_siblings_of_a_range_are_in_the_order_of_the_choices() -> None:
+    assert [ref.episode_id for ref in parse_siblings("g/2-4").siblings] == ["g/2", "g/3", "g/4"]
+
+
+@pytest.mark.parametrize(
+    "header", ["", "g", "/1-2", "g/1-", "g/-2", "g/2-1", "g/1-1", "g/1-2-3", "g/0-256", "g/a-b"]
+)
+def test_a_header_without_a_valid_range_is_refused(header: str) -> None:
+    with pytest.raises(ValueError, match="X-Fakevllm-Sibling must"):
+        parse_siblings(header)
+
+
+def reply_with(*prompts: list[str]) -> EndGroupReply:
+    calls = [
+        [
+            CapturedCall(
+                prompt_ids=prompt,
+                response_ids="",
+                logprobs=None,
+                temperature=1.0,
+                finish_reason=None,
+            )
+            for prompt in own
+        ]
+        for own in prompts
+    ]
+    return EndGroupReply(success=True, calls=calls)
+
+
+def test_a_reply_can_have_each_prompt_once() -> None:
+    reply = reply_with(["a"], ["a", "b"], [], ["a"])
+    short = reply.with_prompts_once()
+    assert short.prompts == ["a", "b"]
+    assert [[call.prompt for call in own] for own in short.calls] == [[0], [0, 1], [], [0]]
+    assert all(call.prompt_ids == "" for own in short.calls for call in own)
+    assert EndGroupReply.model_validate_json(short.model_dump_json()).with_prompts_per_call() == (
+        reply
+    )
+
+
+def test_a_reply_of_an_older_server_has_its_prompts_already() -> None:
+    reply = reply_with(["a"], ["b"])
+    assert reply.with_prompts_per_call() == reply

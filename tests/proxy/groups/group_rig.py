@@ -31,14 +31,22 @@ from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.answer_parts import AnswerPart, PartEncoder
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, Task, parse_sibling
+from fakevllm_adapters.protocol.swarm import (
+    SIBLING_HEADER,
+    SiblingRange,
+    Task,
+    parse_sibling,
+    parse_siblings,
+)
 
 NUM_YIELDS = 30
 """Iterations of the event loop, which are enough for all effects of an event in these tests."""
 STREAM = [(b"content-type", b"text/event-stream")]
 WHOLE = [(b"content-type", b"application/json")]
+PARTS = PartEncoder("boundary")
 ALIVE = b": the engine is alive\n\n"
 STATUS = {"fails": 500, "is refused": 400, "is too much": 429, "is crowded": 503, "is lost": 503}
 ENDS = {"is cut off": "length", "is aborted": "abort"}
@@ -76,15 +84,22 @@ def error_of(word: str) -> bytes:
 
 
 class ScriptedEngine(EngineClient):
-    """A model server whose siblings wait until the test says how they answer, by `act`."""
+    """A model server whose siblings wait until the test says how they answer, by `act`.
 
-    def __init__(self) -> None:
+    If `shares` is False, the server refuses calls that sample several siblings.
+    """
+
+    def __init__(self, *, shares: bool = False) -> None:
         super().__init__("http://127.0.0.1:9", None)
+        self._shares = shares
+        self.calls: list[tuple[int, ...]] = []
+        """Siblings of each call."""
         self.words: dict[int, asyncio.Queue[str]] = {}
         """Queue of instructions for each running sibling."""
         self.started: list[int] = []
         self.ended: list[int] = []
         self.bodies: dict[int, Json] = {}
+        self.headers: dict[int, Mapping[str, str]] = {}
 
     def act(self, index: int, word: str) -> None:
         self.words[index].put_nowait(word)
@@ -94,6 +109,7 @@ class ScriptedEngine(EngineClient):
         self, headers: Mapping[str, str], body: bytes
     ) -> AsyncGenerator[tuple[int, asyncio.Queue[str]]]:
         index = parse_sibling(headers[SIBLING_HEADER]).index
+        self.calls.append((index,))
         self.started.append(index)
         self.bodies[index] = orjson.loads(body)
         self.words[index] = asyncio.Queue()
@@ -118,6 +134,15 @@ class ScriptedEngine(EngineClient):
     async def live(
         self, method: str, path: str, body: bytes, headers: Mapping[str, str]
     ) -> AsyncGenerator[LiveResponse]:
+        siblings = parse_siblings(headers[SIBLING_HEADER])
+        if siblings.num > 1:
+            if not self._shares:
+                yield LiveResponse(400, WHOLE, False, _once(error_of("is refused")))
+                return
+            self.headers |= {ref.index: headers for ref in siblings.siblings}
+            async with self._shared(siblings, body) as response:
+                yield response
+            return
         async with self._started(headers, body) as (index, words):
             word = await words.get()
             if word == "breaks":
@@ -128,6 +153,49 @@ class ScriptedEngine(EngineClient):
                 yield LiveResponse(200, WHOLE, False, _once(answer_of(index)))
             else:
                 yield LiveResponse(200, STREAM, True, self._drip(index, words, word))
+
+    @asynccontextmanager
+    async def _shared(self, siblings: SiblingRange, body: bytes) -> AsyncGenerator[LiveResponse]:
+        """Answer a call that samples several siblings. The first error ends the whole call."""
+        indices = [sibling.index for sibling in siblings.siblings]
+        self.calls.append(tuple(indices))
+        self.started += indices
+        parsed: Json = orjson.loads(body)
+        self.bodies |= {index: parsed for index in indices}
+        acts: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
+        self.words |= {index: _Acts(acts, index) for index in indices}
+        try:
+            index, word = await acts.get()
+            if word == "breaks":
+                raise unavailable("The engine is gone.", OutageReason.ENGINE_FAILED)
+            if word in STATUS:
+                yield LiveResponse(STATUS[word], WHOLE, False, _once(error_of(word)))
+            else:
+                acts.put_nowait((index, word))
+                yield LiveResponse(200, PARTS.headers, False, self._parts(acts, body))
+        finally:
+            for index in indices:
+                if self.words.pop(index, None) is not None:
+                    self.ended.append(index)
+
+    async def _parts(
+        self, acts: asyncio.Queue[tuple[int, str]], body: bytes
+    ) -> AsyncIterator[bytes]:
+        is_streamed = bool(orjson.loads(body).get("stream"))
+        while True:
+            index, word = await acts.get()
+            if word == "is cut":  # the server ends the response
+                yield PARTS.end()
+                return
+            if word in STATUS or word == "breaks":
+                raise unavailable("The engine is gone in the middle.", OutageReason.ENGINE_FAILED)
+            if is_streamed:
+                part = AnswerPart(index, STREAM, b"".join([*chunks_of(index), DONE]))
+            else:
+                part = AnswerPart(index, WHOLE, answer_of(index, word))
+            if self.words.pop(index, None) is not None:
+                self.ended.append(index)
+                yield PARTS.part(part)
 
     async def _drip(self, index: int, words: asyncio.Queue[str], word: str) -> AsyncIterator[bytes]:
         role, token, *rest = chunks_of(index)
@@ -142,6 +210,18 @@ class ScriptedEngine(EngineClient):
             raise unavailable("The engine is gone in the middle.", OutageReason.ENGINE_FAILED)
         for chunk in [*rest, DONE]:
             yield chunk
+
+
+class _Acts(asyncio.Queue[str]):
+    """The instructions for one sibling of a shared call."""
+
+    def __init__(self, acts: asyncio.Queue[tuple[int, str]], index: int) -> None:
+        super().__init__()
+        self._acts = acts
+        self._index = index
+
+    def put_nowait(self, item: str) -> None:
+        self._acts.put_nowait((self._index, item))
 
 
 async def _once(chunk: bytes) -> AsyncIterator[bytes]:
@@ -249,12 +329,13 @@ async def staged(
     hold_s: float = 30.0,
     failure_floor: float | None = None,
     link: SwarmLink | None = None,
+    shares: bool = False,
     **rules: Any,
 ) -> AsyncGenerator[Stage]:
     """Start a request with `num` siblings. At the end, stop all work that is still running."""
     request = make_request(streamed, headers or {}, shadow)
     upstream, hook, sibling_limit, caller = (
-        ScriptedEngine(),
+        ScriptedEngine(shares=shares),
         ScriptedHook(),
         SiblingLimit(bound),
         Caller(),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fakevllm_adapters.http.asgi import Receive, Scope, Send, send_bytes
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app as engine_app
 from fakevllm_server.backends.http.preparation import PreparationThreads
+from fakevllm_server.types.sampling import Sampling, Token
 from tests.fuzz.in_process_stack import Stack, listening, proxy_over, swarm_over
 from tests.proxy.groups.test_serve_policies import CHAT, JSON, TAKEN, chat, groups, policy, settled
 from tests.proxy.scripted_swarm import until
@@ -26,36 +27,52 @@ QUEUE = "vllm:num_requests_waiting"
 SLOW = "[[slow 0.01]] [[say aaaaa]]"
 
 
-class SmallEngine:
-    """A fake engine with `num_slots` slots. It refuses further calls with `status`, or lets them
-    wait if `status` is None."""
+class SmallEngine(FakeEngine):
+    """A fake engine with `num_slots` slots. It refuses further calls with `status`. If `status` is
+    None, each choice of a call needs a slot, and further choices wait, as in vLLM."""
 
     def __init__(self, status: int | None, num_slots: int = 2) -> None:
-        self._engine = engine_app(
-            FakeEngine(max_model_len=4096), FakeEngine(), PreparationThreads()
-        )
+        super().__init__(max_model_len=4096)
+        self._app = engine_app(self, FakeEngine(), PreparationThreads())
         self._status = status
         self._free = asyncio.Semaphore(num_slots)
-        self.num_refused = self.num_waiting = self.max_waiting = self.num_probes = 0
+        self.num_refused = self.num_queued = self.max_waiting = self.num_probes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/metrics":
-            metrics = f'{QUEUE}{{model_name="fake",engine="0"}} {self.num_waiting}\n'
+            metrics = f'{QUEUE}{{model_name="fake",engine="0"}} {self.num_queued}\n'
             self.num_probes += 1
             return await send_bytes(send, 200, metrics.encode(), [(b"content-type", b"text/plain")])
-        if scope["path"] != CHAT:
-            return await self._engine(scope, receive, send)
-        if self._status is not None and self._free.locked():
+        if scope["path"] != CHAT or self._status is None:
+            return await self._app(scope, receive, send)
+        if self._free.locked():
             self.num_refused += 1
             refusal = orjson.dumps(
                 {"error": {"message": "Too many requests.", "code": self._status}}
             )
             return await send_bytes(send, self._status, refusal, [(b"retry-after", b"1")])
-        self.num_waiting += 1
-        self.max_waiting = max(self.max_waiting, self.num_waiting)
         async with self._free:
-            self.num_waiting -= 1
-            await self._engine(scope, receive, send)
+            await self._app(scope, receive, send)
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        async with AsyncExitStack() as slot:
+            if self._status is None:
+                await self._wait(slot)
+            batches = await slot.enter_async_context(
+                aclosing(super().generate(prompt_ids, sampling))
+            )
+            async for tokens in batches:
+                yield tokens
+
+    async def _wait(self, slot: AsyncExitStack) -> None:
+        self.num_queued += 1
+        self.max_waiting = max(self.max_waiting, self.num_queued)
+        try:
+            await slot.enter_async_context(self._free)
+        finally:
+            self.num_queued -= 1
 
 
 @asynccontextmanager
@@ -132,7 +149,7 @@ async def test_an_app_that_waits_only_for_its_lead_is_not_delayed_by_siblings(
     body = orjson.dumps(chat("[[slow 0.02]] [[say " + "a" * 30 + "]]", stream=True))
     async with running(tmp_path, engine, **policy(tmp_path, 4, policy="lead")) as stack:
         first = asyncio.create_task(stack.send(stack.proxy + CHAT, body, JSON))
-        await until(lambda: engine.num_waiting == 3)
+        await until(lambda: engine.num_queued == 3)
         num_probes_before = engine.num_probes
         await until(lambda: engine.num_probes >= num_probes_before + 2)
         assert (await stack.send(stack.proxy + CHAT, body, JSON)).status == 200

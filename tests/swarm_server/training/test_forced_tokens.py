@@ -37,9 +37,9 @@ def test_forced_tokens_have_no_advantage_and_are_not_in_the_estimate() -> None:
     outcomes = [Outcome("g", 1.0, 5), Outcome("g", 0.0, 1)]
     of_first, of_second = reinforce_plus_plus(outcomes, AdvantageSpec(gamma=0.5))
     assert [list(one.advantages) for one in calls] == [
-        of_first[:2],
-        of_first[2:4],
-        of_first[4:],
+        list(of_first[:2]),
+        list(of_first[2:4]),
+        list(of_first[4:]),
         of_second,
     ]
 

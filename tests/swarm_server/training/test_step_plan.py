@@ -17,6 +17,7 @@ from fakevllm_server.training.step_plan import (
     with_excluded_counts,
 )
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
+from fakevllm_server.types.number_arrays import FloatArray
 
 
 def planned(rewards: list[float], **settings: object) -> PlannedStep:
@@ -136,8 +137,8 @@ def test_a_discount_applies_to_the_tokens_of_an_episode_across_calls() -> None:
     outcomes = [Outcome("g", 1.0, 3), Outcome("g", 0.0, 1)]
     expected = reinforce_plus_plus(outcomes, AdvantageSpec(gamma=0.5))
     assert [list(call.advantages) for call in calls] == [
-        expected[0][:2],
-        expected[0][2:],
+        list(expected[0][:2]),
+        list(expected[0][2:]),
         expected[1],
     ]
     assert len(set(expected[0])) == 3
@@ -147,7 +148,7 @@ def test_an_advantage_that_is_equal_for_all_tokens_is_one_number() -> None:
     calls = planned([1.0, 0.0], algorithm="reinforce_plus_plus").batch.calls
     assert [type(call.advantage) for call in calls] == [float, float]
     discounted = planned([1.0, 0.0], algorithm="reinforce_plus_plus", gamma=0.9).batch.calls
-    assert [type(call.advantage) for call in discounted] == [list, float]
+    assert [type(call.advantage) for call in discounted] == [FloatArray, float]
 
 
 def test_penalties_of_tokens_are_subtracted_from_rewards_before_the_comparison() -> None:

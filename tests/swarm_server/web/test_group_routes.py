@@ -80,3 +80,15 @@ async def test_an_end_that_is_written_during_a_change_of_the_run_names_the_run_t
         reply = (await end).json()
         await change
     assert reply["success"] and reply["run_id"] == run_id
+
+
+async def test_the_reply_has_each_prompt_once_if_the_proxy_asks_for_it(
+    server: tuple[ServerState, httpx.AsyncClient],
+) -> None:
+    state, http = server
+    await capture(state)
+    short = (await http.post("/end_group?prompts_once=true", json=END)).json()
+    assert [[one["prompt"] for one in own] for own in short["calls"]] == [[0], [0]]
+    again = (await http.post("/end_group", json=END)).json()
+    for own in again["calls"]:
+        assert [one["prompt_ids"] for one in own] == short["prompts"]

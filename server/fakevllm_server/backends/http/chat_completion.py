@@ -15,6 +15,7 @@ from fakevllm_adapters.vllm_compat.chat_request import (
     truncate_prompt,
 )
 from fakevllm_adapters.vllm_compat.chat_response import (
+    FINGERPRINT,
     ChatWriter,
     Choice,
     assistant_message,
@@ -41,7 +42,6 @@ from fakevllm_server.types.sampling import Token
 
 Json = dict[str, Any]
 
-FINGERPRINT = "vllm-fakevllm-0"
 _EMPTY_DELTA: Json = {}
 
 

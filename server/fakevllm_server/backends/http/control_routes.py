@@ -3,6 +3,7 @@ started the process drives a TrainEngine (the interface for training)."""
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class ControlRoutes:
         """Run the trainer action that the request path names, and return the action's result as
         JSON."""
         try:
-            body: Json = orjson.loads(await request.body())
+            body: Json = await asyncio.to_thread(orjson.loads, await request.body())
             return _json(await self._run(request.path_params["action"], body) or {})
         # Translated at the boundary: the swarm server raises the error again in its own process.
         except Exception as error:
@@ -77,11 +78,11 @@ class ControlRoutes:
             case "boot":
                 return {"told": await self._trainer.boot(TrainJob.model_validate(body["job"]))}
             case "step":
-                calls = [Call.from_wire(call) for call in body["calls"]]
+                calls = await asyncio.to_thread(_calls_in, body)
                 batch = Batch(body["step"], calls, body["version"])
                 return jsonable_numbers(await self._trainer.step(batch, LossSpec(**body["loss"])))
             case "log_probs":
-                calls = [Call.from_wire(call) for call in body["calls"]]
+                calls = await asyncio.to_thread(_calls_in, body)
                 rows = await self._trainer.log_probs(calls, body["policy"])
                 return {"log_probs": [pack_floats(row) for row in rows]}
             case "publish":
@@ -97,6 +98,12 @@ class ControlRoutes:
             case _:
                 raise ValueError(f"unknown control action {action!r}")
         return None
+
+
+def _calls_in(body: Json) -> list[Call]:
+    """Return the calls of a request body. For a large step this takes seconds, in which the event
+    loop must go on with the streams of apps."""
+    return [Call.from_wire(call) for call in body["calls"]]
 
 
 def _json(value: object, status: int = 200) -> Response:

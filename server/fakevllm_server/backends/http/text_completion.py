@@ -16,7 +16,7 @@ from fakevllm_adapters.vllm_compat.chat_request import (
     fit_prompt_text,
     truncate_prompt,
 )
-from fakevllm_adapters.vllm_compat.chat_response import usage_counts
+from fakevllm_adapters.vllm_compat.chat_response import FINGERPRINT, usage_counts
 from fakevllm_adapters.vllm_compat.completions import (
     CompletionRequest,
     CompletionWriter,
@@ -24,7 +24,6 @@ from fakevllm_adapters.vllm_compat.completions import (
     TextChoice,
     legacy_logprobs,
 )
-from fakevllm_server.backends.http.chat_completion import FINGERPRINT
 from fakevllm_server.backends.http.completion_choice import (
     Piece,
     SampledChoice,

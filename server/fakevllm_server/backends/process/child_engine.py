@@ -8,10 +8,11 @@ started the process uses the control routes.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.number_arrays import FloatArray, float_array
 from fakevllm_server.types.weight_versions import WeightGate
 
 Json = dict[str, Any]
@@ -54,6 +56,7 @@ itself was suspended for a while, only the check that was running then fails."""
 HUNG_GRACE_S = 2.0
 """Seconds between SIGTERM and SIGKILL for a hung engine, which rarely reacts to SIGTERM."""
 URL = "http://engine"
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 MODULES = {
     "fake": "fakevllm_server.backends.fake.engine",
@@ -104,15 +107,13 @@ class ChildEngine:
             log.info("%s: %s", self._process.name, reply["told"])
 
     async def step(self, batch: Batch, loss: LossSpec) -> StepMetrics:
-        calls = [call.to_wire() for call in batch.calls]
-        body = {"step": batch.step, "calls": calls, "version": batch.version}
-        metrics = await self._call("POST", "step", body | {"loss": asdict(loss)})
+        body = {"step": batch.step, "version": batch.version, "loss": asdict(loss)}
+        metrics = await self._call("POST", "step", body, batch.calls)
         return {name: float(value) for name, value in metrics.items()}
 
-    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[list[float]]:
-        body = {"calls": [call.to_wire() for call in calls], "policy": policy}
-        reply = await self._call("POST", "log_probs", body)
-        return [unpack_floats(row) for row in reply["log_probs"]]
+    async def log_probs(self, calls: Sequence[Call], policy: PolicyName) -> list[FloatArray]:
+        reply = await self._call("POST", "log_probs", {"policy": policy}, calls)
+        return await asyncio.to_thread(_unpack_rows, reply["log_probs"])
 
     async def publish(self, version: int) -> None:
         await self._call("POST", "publish", {"version": version})
@@ -196,17 +197,34 @@ class ChildEngine:
         command += ["--train-only"] if spec.train_only else []
         return command if spec.model is None else [*command, "--model", spec.model]
 
-    async def _call(self, method: str, action: str, body: Json | None = None) -> Json:
-        """Send a control request to the engine, and return the reply.
+    async def _call(
+        self,
+        method: str,
+        action: str,
+        body: Json | None = None,
+        calls: Sequence[Call] | None = None,
+    ) -> Json:
+        """Send a control request to the engine, and return the reply. If `calls` is not None, they
+        are sent as the field `calls` of the body.
+
+        The calls of a step may be hundreds of megabytes. A worker thread serialises them, one at a
+        time, and the event loop sends them one at a time.
 
         Raises ActionFailed if the engine reports a failed action, after which the action may be
         repeated. Raises BackendRefused if the user must correct something. Raises BackendError for
         all other failures, such as a step that has failed after changing some weights.
         """
+        parts = None if calls is None else await asyncio.to_thread(_json_parts, body, calls)
         if self._http is None:
             raise BackendError(f"{self._process.name} is not running")
         try:
-            async with self._http.request(method, f"/control/{action}", json=body) as response:
+            async with self._http.request(
+                method,
+                f"/control/{action}",
+                json=body if parts is None else None,
+                data=None if parts is None else _iterate(parts),
+                headers=None if parts is None else JSON_HEADERS,
+            ) as response:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise BackendError(
@@ -225,3 +243,25 @@ class ChildEngine:
         if response.status != 200:
             raise ActionFailed(f"{action}: {reply.get('error')}")
         return reply
+
+
+def _json_parts(body: Json | None, calls: Sequence[Call]) -> list[bytes]:
+    """Return the JSON object `body` with the additional field `calls`, in parts. Each call is a
+    part of its own, so that no other thread waits long for the interpreter's lock (GIL), which the
+    serialisation of a part holds."""
+    head = json.dumps(body or {}).removesuffix("}")
+    parts = [f'{head}{", " if body else ""}"calls": ['.encode()]
+    for number, call in enumerate(calls):
+        parts.append((", " if number else "").encode() + json.dumps(call.to_wire()).encode())
+    return [*parts, b"]}"]
+
+
+async def _iterate(parts: Sequence[bytes]) -> AsyncIterator[bytes]:
+    """Yield the parts of a request body. aiohttp sends the next part when the engine has read most
+    of the earlier parts."""
+    for part in parts:
+        yield part
+
+
+def _unpack_rows(rows: Sequence[str]) -> list[FloatArray]:
+    return [float_array(unpack_floats(row)) for row in rows]

@@ -18,18 +18,19 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
+from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
     sampling_temperature,
     truncations,
     untrainable_sampling,
 )
-from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan
+from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan, are_ids
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_versions import CallStamp
 
@@ -79,11 +80,16 @@ class CallCapture(ABC):
         self._prompt_ids: list[int] | None = None
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
+        self._token_events: TokenEventReader | None = None
+        """Reader of the usual events of a stream. None if such an event needs more changes than
+        hiding ids and logprobs."""
         self._spans: list[VersionSpan] = []
         self._allowed_tokens: Any = None
         self._finish_reason: str | None = None
         self._completion_tokens: int | None = None
         self._held_chunk: Json | None = None
+        self.usage_chunk: Json | None = None
+        """The usage chunk of the stream, as the engine sent it; None if there was none."""
         self._capture_failure: str | None = None
         self._has_error_event = False
 
@@ -138,18 +144,49 @@ class CallCapture(ABC):
             }
         return body
 
-    def answer(self, raw: bytes) -> bytes:
-        """Record an answer that is not a stream. Return the answer without the fields that the app
-        did not request."""
+    def answer(self, raw: bytes, on_answer: Callable[[Json], None] = lambda _: None) -> bytes:
+        """Record a complete answer that is not a stream. Return the answer without the fields that
+        the app did not request. `on_answer` is called with the parsed answer that is returned."""
         try:
             body: Json = orjson.loads(raw)
-            usage: Json = body.get("usage") or {}
-            self._completion_tokens = usage.get("completion_tokens")
-            self._record_and_hide(body)
-            return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
+            shown = self.whole(body)
+            on_answer(body)
+            return shown
         except _PARSE_ERRORS:
             self._capture_failure = "unreadable_answer"
             return raw
+
+    def whole(self, body: Json) -> bytes:
+        """Record a parsed answer that is not a stream, as `answer` does."""
+        usage: Json = body.get("usage") or {}
+        self._completion_tokens = usage.get("completion_tokens")
+        self._record_and_hide(body)
+        return _as_vllm_writes(body) if not self._hides_logprobs else orjson.dumps(body)
+
+    def stream(self, chunks: Iterable[Json]) -> bytes:
+        """Record the parsed chunks of a whole stream. Return the events that the app may see, to
+        `[DONE]`."""
+        shown = [self._chunk(chunk) for chunk in chunks]
+        return b"".join([*shown, self._release_held_chunk(), DONE])
+
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether the app requested one choice."""
+        return self.body.get("n") in (None, 1)
+
+    @property
+    def requests_allowed(self) -> bool:
+        """Whether the engine is asked for the set of allowed tokens at each position."""
+        return self._requests_allowed
+
+    @property
+    def hides_prompt_ids(self) -> bool:
+        """Whether the app does not see the prompt's token ids."""
+        return self._hides_ids
+
+    def use_prompt_ids(self, prompt_ids: list[int]) -> None:
+        """Record the prompt's token ids. Several captures may share the list."""
+        self._prompt_ids = prompt_ids
 
     def event(self, event: bytes) -> bytes:
         """Record one event of a stream, and return the bytes to send to the app now.
@@ -158,6 +195,10 @@ class CallCapture(ABC):
         event that was held back is returned later, before the next event that is sent.
         """
         try:
+            if self._token_events is not None and self._held_chunk is None:
+                shown = self._token_events.read(event)
+                if shown is not None:
+                    return shown
             chunk = parse_event(event)
             if chunk is not None and "error" in chunk:
                 self._has_error_event = True
@@ -183,7 +224,8 @@ class CallCapture(ABC):
         cut_off = self._finish_reason is None or self._finish_reason in _CUT_OFF
         if (cut_off and self._capture_failure is None) or self._has_error_event:
             return None
-        has_all = len(self._logprobs) == len(self._ids) and all(map(_is_number, self._logprobs))
+        self._take_tokens()
+        has_all = len(self._logprobs) == len(self._ids) and _are_logprobs(self._logprobs)
         versions = self._spans if _cover(self._spans, len(self._ids)) else None
         allowed = (
             TokenMasks.from_engine_answer(self._allowed_tokens, self._ids)
@@ -229,6 +271,8 @@ class CallCapture(ABC):
         usage: Json = chunk.get("usage") or {}
         self._completion_tokens = usage.get("completion_tokens", self._completion_tokens)
         choices: list[Json] = chunk.get("choices") or []
+        if usage and not choices:
+            self.usage_chunk = chunk
         if self._hides_usage and usage:
             if not choices:
                 return self._release_held_chunk(chunk.get("system_fingerprint"))
@@ -271,13 +315,14 @@ class CallCapture(ABC):
         the completions format, a choice.
         """
         if holder.get("prompt_token_ids") is not None:
-            self._prompt_ids = [_checked_id(id) for id in holder["prompt_token_ids"]]
+            self._prompt_ids = _checked_ids(holder["prompt_token_ids"])
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
     def _record_choice(self, choice: Json) -> None:
         """Record token ids, logprobs, finish reason, allowed tokens and weight versions of a
         choice."""
+        self._take_tokens()
         self._ids.extend([_checked_id(id) for id in choice.get("token_ids") or ()])
         self._logprobs.extend(self._logprobs_in(choice))
         reason: Any = choice.get("finish_reason")
@@ -291,6 +336,13 @@ class CallCapture(ABC):
                 version = _checked_id(int(span["version"]))
                 start, end = _checked_id(span["start"]), _checked_id(span["end"])
                 self._spans.append(VersionSpan(version, start, end))
+
+    def _take_tokens(self) -> None:
+        """Record the tokens of the events that were not parsed."""
+        if self._token_events is not None:
+            ids, logprobs = self._token_events.take_tokens()
+            self._ids += ids
+            self._logprobs += logprobs
 
     def _hide(self, choice: Json) -> None:
         """Hide the fields of a choice that the capture requested and the app did not request."""
@@ -349,9 +401,17 @@ def _checked_id(value: object) -> int:
     return value
 
 
-def _is_number(logprob: object) -> bool:
-    """Return True if `logprob` is a finite number and not the placeholder that vLLM prints for a
-    missing logprob."""
-    return (
-        isinstance(logprob, int | float) and math.isfinite(logprob) and logprob > _MISSING_LOGPROB
-    )
+def _checked_ids(values: Sequence[object]) -> list[int]:
+    """Return the values if all are ids. Raises ValueError otherwise. For long prompts, this is
+    faster than `_checked_id` for each value."""
+    ids = cast(list[int], list(values))
+    if not are_ids(ids):
+        raise ValueError("the prompt contains something that is not an id")
+    return ids
+
+
+def _are_logprobs(values: Sequence[Any]) -> bool:
+    """Return True if all values are finite numbers, and none is the placeholder that vLLM prints
+    for a missing logprob."""
+    are_finite = set(map(type, values)) <= {int, float, bool} and all(map(math.isfinite, values))
+    return are_finite and min(values, default=0.0) > _MISSING_LOGPROB

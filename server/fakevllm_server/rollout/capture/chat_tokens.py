@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from fakevllm_server.rollout.capture.base import CallCapture, Json
+from fakevllm_server.rollout.capture.token_event import TokenEventReader
 
 
 class ChatCapture(CallCapture):
@@ -29,6 +30,8 @@ class ChatCapture(CallCapture):
             and self._untrainable_sampling is None
         )
         self._hidden_reasoning = HiddenReasoning() if hides_reasoning else None
+        if self._hides_all and self._hidden_reasoning is None:
+            self._token_events = TokenEventReader()
 
     def upstream_body(self) -> Json:
         body = super().upstream_body()

@@ -92,6 +92,7 @@ def router(state: ServerState) -> APIRouter:
             model=facts.model,
             max_model_len=facts.max_model_len,
             engine_version=facts.version,
+            shares_calls=True,
         )
 
     @routes.post("/sync_train_config")

@@ -26,10 +26,12 @@ def router(state: ServerState) -> APIRouter:
     routes = APIRouter(route_class=StrictRoute)
 
     @routes.post("/end_group")
-    async def end_group(request: EndGroupRequest) -> EndGroupReply:
+    async def end_group(request: EndGroupRequest, prompts_once: bool = False) -> EndGroupReply:
         run_id = state.run_id  # another run may be started before the reply is complete
         reply = await state.intake.end_group(request, state.closed_reason)
         state.notify_loop()
+        if prompts_once:
+            reply = reply.with_prompts_once()
         # A refused group may be of another run, whose id the proxy must keep.
         return reply.model_copy(update={"run_id": run_id}) if reply.success else reply
 

@@ -43,8 +43,8 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
-    SiblingRef,
-    parse_sibling,
+    SiblingRange,
+    parse_siblings,
 )
 from fakevllm_server.episodes.episode_registry import Episode, EpisodeRefused
 from fakevllm_server.rollout.engine_client import EngineClient, EngineFailed
@@ -193,9 +193,9 @@ async def _answer_call(
     """Answer a model call. Capture it for training if it belongs to a sibling (an answer to an
     app's request) or an episode."""
     headers = header_map(scope)
-    sibling = _sibling_of_call(headers)
+    siblings = _siblings_of_call(headers)
     episode = _episode_of_call(state, scope, headers)
-    if sibling is not None and episode is not None:
+    if siblings is not None and episode is not None:
         raise bad_request(f"{SIBLING_HEADER} is not allowed with the key of an episode.")
     # The proxy has already checked the bodies of its calls, by limits that its user may have set.
     job = None
@@ -211,11 +211,14 @@ async def _answer_call(
         _check_previous_response(state, key, checked)
         store = partial(state.responses.store, key)
     call = ClientCall(adapter, checked.raw, checked.body, engine_headers(headers), send, job, store)
-    if sibling is None and episode is None:
+    if siblings is None and episode is None:
         _log_direct_call(state, headers)
         return await _attempt_twice(state, call.relay)
-    if sibling is not None:
-        attempt = call.captured(partial(state.intake.add_call, sibling))
+    if siblings is not None:
+        if siblings.num > 1:
+            attempt = call.captured_siblings(siblings, state.intake.add_call)
+        else:
+            attempt = call.captured(partial(state.intake.add_call, siblings.siblings[0]))
         return await _attempt_twice(state, attempt)
     assert episode is not None
     now = time.monotonic()
@@ -330,12 +333,12 @@ async def _cancel_on_disconnect(receive: Receive, work: Awaitable[None]) -> None
         await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
-def _sibling_of_call(headers: dict[bytes, bytes]) -> SiblingRef | None:
+def _siblings_of_call(headers: dict[bytes, bytes]) -> SiblingRange | None:
     value = headers.get(_SIBLING)
     if value is None:
         return None
     try:
-        return parse_sibling(value.decode("latin-1"))
+        return parse_siblings(value.decode("latin-1"))
     except ValueError as error:
         raise bad_request(str(error)) from None
 

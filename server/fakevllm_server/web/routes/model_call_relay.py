@@ -8,6 +8,7 @@ of the request, and the client must see the parts that it wrote.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +23,16 @@ from fakevllm_adapters.http.asgi import Send, send_bytes, send_json
 from fakevllm_adapters.http.json_body import parse_object
 from fakevllm_adapters.http.response_ids import chooses_response_id, watch_response_id
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.errors import WireError, not_served
+from fakevllm_adapters.protocol.errors import WireError, bad_request, not_served
+from fakevllm_adapters.protocol.swarm import SiblingRange, SiblingRef
 from fakevllm_adapters.vllm_compat.token_limits import (
     drop_limits_above_context,
     drop_token_limits,
     is_over_context,
 )
+from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.capture_registry import CAPTURES
+from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
 from fakevllm_server.rollout.engine_client import EngineClient, ErrorPredicate, Refused
 from fakevllm_server.training.episode_sampling import with_job_sampling
 from fakevllm_server.types.calls import RecordedCall
@@ -36,6 +40,8 @@ from fakevllm_server.types.weight_versions import CallStamp
 
 SaveCall = Callable[[RecordedCall], Awaitable[None]]
 """Saves a captured call."""
+SaveSiblingCall = Callable[[SiblingRef, RecordedCall], Awaitable[None]]
+"""Saves a captured call of a sibling."""
 Attempt = Callable[[EngineClient, CallStamp], Awaitable[None]]
 """Sends a call to an engine, and the answer to the client. It may be called again after it raised
 EngineFailed."""
@@ -112,6 +118,70 @@ class ClientCall:
 
         return attempt
 
+    def captured_siblings(self, siblings: SiblingRange, save: SaveSiblingCall) -> Attempt:
+        """Return a function that makes one attempt to answer several siblings by one call, whose
+        `n` is their number. The tokens of each choice are captured as a call of its own.
+
+        The function raises WireError (400) if each sibling needs a call of its own. `save` is
+        called with each captured call, before the sibling's answer is sent.
+        """
+
+        async def attempt(engine: EngineClient, stamp: CallStamp) -> None:
+            exchange = self._open(engine)
+            if isinstance(exchange, WireError):
+                raise exchange
+            if self._is_translated or self.adapter.path not in CAPTURES:
+                raise bad_request("The siblings of this route need a call each.")
+            if exchange.body.get("n") != siblings.num:
+                raise bad_request(f"`n` must be {siblings.num}, the number of siblings.", "n")
+
+            async def request(raises_refused: ErrorPredicate) -> None:
+                await self._capture_siblings(
+                    engine, exchange, stamp, siblings, save, raises_refused
+                )
+
+            try:
+                await self._request_with_retry(engine, exchange, request)
+            except CannotShare as reason:
+                raise bad_request(f"Each sibling needs a call of its own: {reason}.", "n") from None
+
+        return attempt
+
+    async def _capture_siblings(
+        self,
+        engine: EngineClient,
+        exchange: Exchange,
+        stamp: CallStamp,
+        siblings: SiblingRange,
+        save: SaveSiblingCall,
+        raises_refused: ErrorPredicate,
+    ) -> None:
+        path = self.adapter.upstream_path
+        body = {name: value for name, value in exchange.body.items() if name != "n"}
+        if CAPTURES[path].cannot_capture(body):
+            raise CannotShare("it cannot be trained on")
+        create_capture = partial(self._create_capture, engine)
+        shared = SharedCapture(path, body, siblings.num, engine.forms, create_capture)
+        refs = siblings.siblings
+
+        async def on_complete(choice: CompleteChoice) -> None:
+            call = await _record(choice.capture, stamp)
+            if call is not None:
+                await save(refs[choice.index], call)
+
+        await engine.capture_siblings(
+            path, shared, self.headers, siblings.first, self.send, on_complete, raises_refused
+        )
+
+    def _create_capture(self, engine: EngineClient, body: Json) -> CallCapture:
+        endpoint = engine.endpoint
+        return CAPTURES[self.adapter.upstream_path](
+            body,
+            endpoint.default_sampling,
+            endpoint.refusal,
+            reports_allowed=endpoint.reports_allowed,
+        )
+
     async def _capture(
         self,
         engine: EngineClient,
@@ -120,21 +190,15 @@ class ClientCall:
         save: SaveCall,
         raises_refused: ErrorPredicate,
     ) -> None:
-        path, endpoint = self.adapter.upstream_path, engine.endpoint
-        capture = CAPTURES[path](
-            exchange.body,
-            endpoint.default_sampling,
-            endpoint.refusal,
-            reports_allowed=endpoint.reports_allowed,
-        )
+        capture = self._create_capture(engine, exchange.body)
 
         async def on_finished() -> None:
-            call = capture.record(stamp)
+            call = await _record(capture, stamp)
             if call is not None:
                 await save(call)
 
         await engine.capture(
-            path,
+            self.adapter.upstream_path,
             capture,
             self.headers,
             self.send,
@@ -193,10 +257,12 @@ class ClientCall:
         if self.store is not None and isinstance(exchange, ResponsesExchange):
             exchange.on_response = partial(self.store, exchange.response_id)
         exchange.body = drop_limits_above_context(exchange.body, engine.endpoint.max_model_len)
-        try:
-            orjson.dumps(exchange.body)
-        except TypeError as error:  # integers above 64 bits
-            return not_served(str(error))
+        if self.parsed is None or self._is_translated:
+            # A body that orjson has read can be written again; others may have larger integers.
+            try:
+                orjson.dumps(exchange.body)
+            except TypeError as error:  # integers above 64 bits
+                return not_served(str(error))
         return exchange
 
     @property
@@ -247,3 +313,11 @@ def _is_missing_route(status: int, body: Json) -> bool:
 
 def _is_any_error(status: int, body: Json) -> bool:
     return True
+
+
+async def _record(capture: CallCapture, stamp: CallStamp) -> RecordedCall | None:
+    """Return the recorded call of a capture. Sets of allowed tokens are read in a worker thread,
+    because a long answer may have thousands of them."""
+    if capture.requests_allowed:
+        return await asyncio.to_thread(capture.record, stamp)
+    return capture.record(stamp)

@@ -1,0 +1,81 @@
+"""One call to the server that samples several siblings, as its choices. The server sends the answer
+of each sibling as soon as it is complete."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from fakevllm.transport.engine_client import EVENT_STREAM, EngineClient, EngineResponse
+from fakevllm.transport.request import (
+    Request,
+    SiblingPlan,
+    SiblingResult,
+    read_answer,
+    sibling_headers,
+)
+from fakevllm.transport.retry_policy import TOO_MANY_REQUESTS
+from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
+from fakevllm_adapters.http.asgi import Headers
+
+
+class NotShared(Exception):
+    """Error for siblings whose shared call was refused. Each of them needs a call of its own."""
+
+
+async def sample_shared(
+    upstream: EngineClient,
+    request: Request,
+    plan: SiblingPlan,
+    indices: Sequence[int],
+    temperature: float,
+) -> AsyncGenerator[SiblingResult]:
+    """Send the siblings `indices`, which are consecutive, to the engine by one call. Yield the
+    result of each as soon as it is known.
+
+    If the engine breaks off, no result is yielded for the siblings without a complete answer. If
+    the engine answers with an error, each sibling has this error. Raises NotShared if the server
+    refuses the call, and WireError if the server cannot be reached.
+    """
+    body = plan.shared_body(request, indices, temperature)
+    headers = sibling_headers(request, indices[0], len(indices))
+    path = request.adapter.upstream_path
+    started = time.monotonic()
+    async with upstream.live("POST", path, body, headers) as live:
+        if live.status != 200:
+            raw = b"".join([chunk async for chunk in live.chunks])
+            if 400 <= live.status < 500 and live.status != TOO_MANY_REQUESTS:
+                raise NotShared
+            latency_s = time.monotonic() - started
+            reply = EngineResponse(
+                live.status, live.headers, raw, False, latency_s, reason=live.reason
+            )
+            for index in indices:
+                yield SiblingResult(index, reply)
+            return
+        missing = set(indices)
+        decoder = _decoder(live.headers)
+        async for chunk in live.chunks:
+            for part in decoder.feed(chunk):
+                if part.index in missing:
+                    missing.remove(part.index)
+                    reply = _reply(part, time.monotonic() - started)
+                    yield SiblingResult(part.index, reply, read_answer(request, reply))
+            if not missing:
+                return
+
+
+def _decoder(headers: Headers) -> PartDecoder:
+    """Return the decoder of the response. Raises NotShared for a response of another kind, such as
+    that of a server that reads `n` but not the range of siblings."""
+    content_type = dict(headers).get(b"content-type", b"").decode("latin-1")
+    try:
+        return PartDecoder(content_type)
+    except ValueError as error:
+        raise NotShared from error
+
+
+def _reply(part: AnswerPart, latency_s: float) -> EngineResponse:
+    content_type = dict(part.headers).get(b"content-type", b"").decode("latin-1")
+    is_stream = content_type.startswith(EVENT_STREAM)
+    return EngineResponse(200, part.headers, part.body, is_stream, latency_s)

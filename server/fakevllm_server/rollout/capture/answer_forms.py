@@ -1,0 +1,102 @@
+"""The form of an engine's answers: the names and the order of their fields, and their constants.
+
+An answer that is put together from the events of a call with several choices gets the form of the
+answer that a call with one choice would have had. The form differs between vLLM's versions.
+Therefore it is taken from an answer to a call with one choice. The forms of the bundled engines are
+known from the start.
+
+The module does no I/O.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fakevllm_adapters.vllm_compat.chat_response import (
+    FINGERPRINT,
+    ChatWriter,
+    Choice,
+    assistant_message,
+    usage_counts,
+)
+from fakevllm_adapters.vllm_compat.completions import CompletionWriter, TextChoice
+
+Json = dict[str, Any]
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+BUNDLED = "+fakevllm"
+"""Suffix of the version of an engine whose answers the modules in `vllm_compat` write."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeForm:
+    """The form of an answer that is not a stream."""
+
+    top: Json
+    """An answer. The fields that differ between answers are replaced, and the others are kept."""
+    choice: tuple[str, ...]
+    """Names of the fields of a choice."""
+    message: Json
+    """The message of a chat answer without text and without calls; {} for completions."""
+    usage: tuple[str, ...]
+    """Names of the token counts."""
+
+    @staticmethod
+    def of(answer: Json) -> WholeForm | None:
+        """Return the form of an answer with one choice. Return None for an answer that does not
+        show the form: an answer with tool calls, or one that is not vLLM's."""
+        match answer:
+            case {"choices": [{**choice}], "usage": {**usage}}:
+                message: Json = choice.get("message") or {}
+            case _:
+                return None
+        if message.get("tool_calls"):
+            return None
+        empty = {name: None if isinstance(value, str) else value for name, value in message.items()}
+        # Lists and objects, such as token ids and timings, belong to one answer.
+        top = {
+            name: None if isinstance(value, list | dict) else value
+            for name, value in answer.items()
+        }
+        return WholeForm(top, tuple(choice), empty, tuple(usage))
+
+
+class AnswerForms:
+    """The forms of one engine's answers, by the engine's path."""
+
+    def __init__(self, version: str | None = None) -> None:
+        """Create the forms of an engine with this version."""
+        self._whole: dict[str, WholeForm] = {}
+        self._usage_chunks: dict[str, Json] = {}
+        if version is not None and version.endswith(BUNDLED):
+            self._learn_bundled()
+
+    def whole(self, path: str) -> WholeForm | None:
+        """Return the form of an answer that is not a stream; None if it is not known yet."""
+        return self._whole.get(path)
+
+    def usage_chunk(self, path: str) -> Json | None:
+        """Return a chunk with the form of a stream's last chunk, which has the usage; None if the
+        form is not known yet."""
+        return self._usage_chunks.get(path)
+
+    def learn_whole(self, path: str, answer: Json) -> None:
+        """Take the form from an answer to a call with one choice."""
+        if path not in self._whole and (form := WholeForm.of(answer)) is not None:
+            self._whole[path] = form
+
+    def learn_usage_chunk(self, path: str, chunk: Json) -> None:
+        """Take the form from the usage chunk of a stream with one choice."""
+        self._usage_chunks.setdefault(path, chunk)
+
+    def _learn_bundled(self) -> None:
+        usage = usage_counts(0, 0)
+        chat = ChatWriter("", 0, "", FINGERPRINT)
+        choice = Choice(0, assistant_message(None), "stop")
+        self.learn_whole(CHAT, chat.completion([choice], usage, None))
+        self.learn_usage_chunk(CHAT, chat.usage_chunk(usage))
+        text = CompletionWriter("", 0, "", FINGERPRINT)
+        part = TextChoice(0, "", None, "stop", None, None, None, None)
+        self.learn_whole(COMPLETIONS, text.completion([part], usage))
+        self.learn_usage_chunk(COMPLETIONS, text.usage_chunk(usage))

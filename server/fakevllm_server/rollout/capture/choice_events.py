@@ -1,0 +1,190 @@
+"""Split the stream of a call with several choices into the events of each choice, and put the
+events of one choice together to the answer that a call of its own would have had.
+
+The module does no I/O. Events are parsed only when their choice is complete, all at once, which
+costs half of parsing each by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+
+from fakevllm_adapters.formats.sse import SseDecoder, data_of
+from fakevllm_server.rollout.capture.answer_forms import CHAT, WholeForm
+from fakevllm_server.types.calls import are_ids
+
+Json = dict[str, Any]
+
+_INDEX = re.compile(rb'"choices":\s*\[\s*\{\s*"index":\s*(\d+)')
+_FINISH = re.compile(rb'"finish_reason":\s*"')
+"""Pattern of a choice's last event. Inside a JSON string, the pattern's quotes would be escaped."""
+_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
+_TEXTS = ("content", "reasoning", "reasoning_content")
+
+
+class EngineStreamError(Exception):
+    """An error that the engine sent in place of the rest of a stream."""
+
+    def __init__(self, body: Json) -> None:
+        super().__init__(str(body))
+        self.body = body
+
+
+@dataclass(slots=True)
+class ChoiceEvents:
+    """The events of one choice so far, each as the JSON text of a chunk whose choice has the index
+    0."""
+
+    index: int
+    data: list[bytes] = field(default_factory=list[bytes])
+    prompt_ids: list[int] | None = None
+    """The prompt's token ids if they were removed from the events."""
+
+    def chunks(self) -> list[Json]:
+        """Return the parsed chunks."""
+        return orjson.loads(b"[" + b",".join(self.data) + b"]")
+
+
+class ChoiceSplitter:
+    """The reader of one stream with `num` choices.
+
+    The prompt's ids come with the first event of each choice. They are parsed once, and removed
+    from the events of all choices, if `removes_prompt_ids` is True.
+    """
+
+    def __init__(self, num: int, *, removes_prompt_ids: bool) -> None:
+        self._decoder = SseDecoder()
+        self._running = {index: ChoiceEvents(index) for index in range(num)}
+        self._removes_prompt_ids = removes_prompt_ids
+        self._ids_text: bytes | None = None
+        self._ids: list[int] = []
+
+    @property
+    def num_running(self) -> int:
+        """Number of choices that are not complete."""
+        return len(self._running)
+
+    def feed(self, chunk: bytes) -> list[ChoiceEvents]:
+        """Return the choices that this part of the stream completes.
+
+        Raises EngineStreamError if the engine reports an error, and ValueError if an event is
+        malformed.
+        """
+        complete: list[ChoiceEvents] = []
+        for event in self._decoder.feed(chunk):
+            data = data_of(event)
+            match = None if data is None else _INDEX.search(data)
+            if data is None or match is None:
+                _check_without_choices(data)
+                continue
+            choice = self._running.get(int(match[1]))
+            if choice is None:
+                continue
+            if choice.index:
+                data = b"%b0%b" % (data[: match.start(1)], data[match.end(1) :])
+            if self._removes_prompt_ids and not choice.data:
+                data = self._without_prompt_ids(choice, data)
+            choice.data.append(data)
+            if _FINISH.search(data):
+                complete.append(self._running.pop(choice.index))
+        return complete
+
+    def _without_prompt_ids(self, choice: ChoiceEvents, data: bytes) -> bytes:
+        match = _PROMPT_IDS.search(data)
+        end = -1 if match is None else data.find(b"]", match.end()) + 1
+        if match is None or not end:
+            return data
+        text = data[match.end() - 1 : end]
+        if text != self._ids_text:
+            self._ids_text, self._ids = text, orjson.loads(text)
+            if not are_ids(self._ids):
+                raise ValueError("the prompt contains something that is not an id")
+        choice.prompt_ids = self._ids
+        return b"%bnull%b" % (data[: match.end() - 1], data[end:])
+
+
+def _check_without_choices(data: bytes | None) -> None:
+    """Check an event without the index of a choice. It may be a comment, `[DONE]`, or a chunk
+    without choices. Raises EngineStreamError for an error, and ValueError for any other event."""
+    if data is None:
+        return
+    chunk: Any = orjson.loads(data)
+    if not isinstance(chunk, dict) or "error" in chunk:
+        raise EngineStreamError(cast(Json, chunk) if isinstance(chunk, dict) else {})
+    if cast(Json, chunk).get("choices"):
+        raise ValueError("the index is not the first field of a choice")
+
+
+def usage_of(chunks: Sequence[Json]) -> Json:
+    """Return the token counts of a choice, which its last chunk has.
+
+    Raises ValueError if the engine did not count the tokens of the choice.
+    """
+    usage: Json | None = chunks[-1].get("usage")
+    if not isinstance(usage, dict):
+        raise ValueError("the engine does not count the tokens of each choice")
+    return usage
+
+
+def usage_chunk(first: Json, usage: Json, form: Json) -> Json:
+    """Return the usage chunk that ends the stream of a choice. `first` is the choice's first chunk,
+    `usage` has the token counts, and `form` is a usage chunk of another stream."""
+    same = {name: first[name] for name in ("id", "created", "model") if name in first}
+    return form | same | {"usage": {name: usage.get(name) for name in form["usage"]}}
+
+
+def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm) -> Json:
+    """Return the answer, not streamed, that consists of the chunks of one choice."""
+    first, choices = chunks[0], [chunk["choices"][0] for chunk in chunks]
+    merged: Json = choices[-1] | {
+        "token_ids": _joined([choice.get("token_ids") for choice in choices]),
+        "logprobs": _joined_logprobs([choice.get("logprobs") for choice in choices]),
+    }
+    if path == CHAT:
+        merged["message"] = _message([choice.get("delta") or {} for choice in choices], form)
+    else:
+        merged["text"] = "".join(choice.get("text") or "" for choice in choices)
+        merged["prompt_token_ids"] = choices[0].get("prompt_token_ids")
+    choice = {name: merged.get(name) for name in form.choice}
+    if "allowed_tokens" in merged:
+        choice["allowed_tokens"] = merged["allowed_tokens"]
+    counts = {name: usage.get(name) for name in form.usage}
+    changed: Json = {"choices": [choice], "usage": counts}
+    for name in ("id", "created", "model", "prompt_token_ids"):
+        if name in form.top:
+            changed[name] = first.get(name)
+    return form.top | changed
+
+
+def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
+    """Return the message that consists of these deltas.
+
+    vLLM writes an empty text as "", unless there is reasoning. The content is then null.
+    """
+    texts: Json = {}
+    for name in _TEXTS:
+        pieces = [delta[name] for delta in deltas if isinstance(delta.get(name), str)]
+        texts[name] = "".join(pieces) if pieces else None
+    if not texts["content"] and (texts["reasoning"] or texts["reasoning_content"]):
+        texts["content"] = None
+    message = form.message | {"role": "assistant"}
+    return message | {name: text for name, text in texts.items() if name in message}
+
+
+def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:
+    """Return the concatenation of the lists that are not None; None if there is none."""
+    present = [part for part in lists if part is not None]
+    return [item for part in present for item in part] if present else None
+
+
+def _joined_logprobs(logprobs: Sequence[Json | None]) -> Json | None:
+    """Return logprobs whose lists are the concatenations of the lists of the parts."""
+    present = [part for part in logprobs if part is not None]
+    if not present:
+        return None
+    return {name: _joined([part.get(name) for part in present]) for name in present[0]}

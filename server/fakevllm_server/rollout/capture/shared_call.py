@@ -1,0 +1,124 @@
+"""Capture of one LLM call that samples several siblings, as the choices of the call.
+
+The engine is always asked for a stream, so that each choice can be answered as soon as it is
+complete. Each choice is captured as a call of its own, with its own tokens and usage, and gets the
+answer that a call of its own would have had: a stream, or a whole answer.
+
+The module does no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm
+from fakevllm_server.rollout.capture.base import CallCapture
+from fakevllm_server.rollout.capture.choice_events import (
+    ChoiceEvents,
+    ChoiceSplitter,
+    usage_chunk,
+    usage_of,
+    whole_answer,
+)
+
+Json = dict[str, Any]
+
+_STREAM_OPTIONS: Json = {"include_usage": True, "continuous_usage_stats": True}
+"""Options with which the engine counts the tokens of each choice."""
+
+
+class CannotShare(Exception):
+    """Error for a call whose choices cannot be answered as calls of their own would be. Each
+    sibling then needs its own call."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompleteChoice:
+    """One choice that is complete."""
+
+    index: int
+    """Index of the choice in the call."""
+    answer: bytes
+    """The answer as a call of its own would have got it."""
+    capture: CallCapture
+
+
+class SharedCapture:
+    """Capture of one call with several choices."""
+
+    def __init__(
+        self,
+        path: str,
+        body: Json,
+        num: int,
+        forms: AnswerForms,
+        create_capture: Callable[[Json], CallCapture],
+    ) -> None:
+        """Prepare the capture of a call with `num` choices.
+
+        `path` is the engine's path, and `body` the app's request for one choice. `create_capture`
+        returns the capture of a call with one choice. Raises CannotShare if the form of the
+        engine's answers is not known yet.
+        """
+        self._path = path
+        self._body = body
+        self._num = num
+        self._create_capture = create_capture
+        self.is_streamed = body.get("stream") is True
+        self._whole_form = None if self.is_streamed else forms.whole(path)
+        self._usage_form = forms.usage_chunk(path) if self.is_streamed else None
+        if self._whole_form is None and self._usage_form is None:
+            raise CannotShare("the engine has not answered a call with one choice yet")
+        options: Json = body.get("stream_options") or {}
+        self._shows_usage_so_far = bool(
+            options.get("include_usage") and options.get("continuous_usage_stats")
+        )
+        first = create_capture(body)
+        self.upstream_body: Json = first.upstream_body() | {
+            "stream": True,
+            "n": num,
+            "stream_options": options | _STREAM_OPTIONS,
+        }
+        """Request body for the engine."""
+        self._splitter = ChoiceSplitter(num, removes_prompt_ids=first.hides_prompt_ids)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices are complete."""
+        return self._splitter.num_running == 0
+
+    def feed(self, chunk: bytes) -> list[CompleteChoice]:
+        """Return the choices that this part of the engine's stream completes.
+
+        Raises EngineStreamError if the engine reports an error, and CannotShare if the stream is
+        not as vLLM writes it.
+        """
+        try:
+            return [self._complete(events) for events in self._splitter.feed(chunk)]
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            raise CannotShare(f"the engine's stream is malformed: {error}") from error
+
+    def _complete(self, events: ChoiceEvents) -> CompleteChoice:
+        capture = self._create_capture(self._body)
+        if events.prompt_ids is not None:
+            capture.use_prompt_ids(events.prompt_ids)
+        chunks = events.chunks()
+        if self._whole_form is not None:
+            answer = self._whole_answer(capture, chunks, self._whole_form)
+        else:
+            answer = self._stream(capture, chunks)
+        return CompleteChoice(events.index, answer, capture)
+
+    def _whole_answer(self, capture: CallCapture, chunks: list[Json], form: WholeForm) -> bytes:
+        return capture.whole(whole_answer(self._path, chunks, usage_of(chunks), form))
+
+    def _stream(self, capture: CallCapture, chunks: list[Json]) -> bytes:
+        assert self._usage_form is not None, "the form is known, or the call is not shared"
+        usage = usage_of(chunks)
+        last = usage_chunk(chunks[0], usage, self._usage_form)
+        if not self._shows_usage_so_far:
+            for chunk in chunks:
+                del chunk["usage"]
+        return capture.stream([*chunks, last])

@@ -1,0 +1,70 @@
+"""Arrays of token ids and of floats, which stand for lists of numbers.
+
+The calls that wait for a step have millions of tokens. In a list, each token is an object: the
+garbage collector visits all of them, and freeing them takes as long as making them. Both hold the
+interpreter's lock (GIL), and with it the server's event loop, for hundreds of milliseconds. An
+array is one block of memory. The module does no I/O.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    _Ids = array[int]
+    _Floats = array[float]
+else:  # Python 3.11 has no array[int]
+    _Ids = _Floats = array
+
+
+class _EqualsLists:
+    """The comparison and the text that an array has in common with a list."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        own = cast("array[Any]", self)
+        if isinstance(other, list | tuple):
+            return own.tolist() == list(cast("Iterable[Any]", other))
+        return array.__eq__(own, other)  # pyright: ignore[reportUnknownMemberType]
+
+    def __repr__(self) -> str:
+        return repr(cast("array[Any]", self).tolist())
+
+
+class IdArray(_EqualsLists, _Ids):
+    """An array of 32-bit integers that equals a list with the same numbers.
+
+    >>> id_array([1, 2]) == [1, 2]
+    True
+    """
+
+    __slots__ = ()
+
+
+class FloatArray(_EqualsLists, _Floats):
+    """An array of 64-bit floats that equals a list with the same numbers.
+
+    >>> float_array([0.5])
+    [0.5]
+    """
+
+    __slots__ = ()
+
+
+def id_array(ids: Iterable[int]) -> IdArray:
+    """Return the ids as an array. If `ids` is an IdArray, return it itself."""
+    return ids if isinstance(ids, IdArray) else cast(IdArray, IdArray("i", ids))
+
+
+def float_array(values: Iterable[float]) -> FloatArray:
+    """Return the values as an array. If `values` is a FloatArray, return it itself."""
+    return values if isinstance(values, FloatArray) else cast(FloatArray, FloatArray("d", values))
+
+
+def repeated(value: float, times: int) -> FloatArray:
+    """Return an array that has one number several times."""
+    return cast(FloatArray, FloatArray("d", array("d", [value]) * times))

@@ -1,0 +1,223 @@
+"""Calls at the server that sample several siblings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from swarm_server.web.planned_engine import (
+    AppCall,
+    Plan,
+    PlannedEngine,
+    answers,
+    answers_stream,
+    answers_whole,
+    dies,
+    dies_before_the_stream,
+    start_server,
+)
+
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply
+from fakevllm_server.web.server_state import ServerState
+
+Json = dict[str, Any]
+
+SIBLINGS = {SIBLING_HEADER: "g/1-2"}
+TWO: Json = {"n": 2}
+
+
+def events_of(index: int, ids: tuple[int, ...] = (7, 8)) -> list[bytes]:
+    """Return the events of one choice, as vLLM streams them."""
+    usage = {"prompt_tokens": 2, "completion_tokens": len(ids), "total_tokens": 2 + len(ids)}
+    opening: Json = {"index": index, "delta": {"role": "assistant", "content": ""}}
+    last: Json = {
+        "index": index,
+        "delta": {"content": f"hi {index}"},
+        "logprobs": {"content": [{"token": "x", "logprob": -0.5} for _ in ids]},
+        "finish_reason": "stop",
+        "token_ids": list(ids),
+    }
+    return [
+        encode({"id": "c", "choices": [opening], "usage": usage, "prompt_token_ids": [1, 2]}),
+        encode({"id": "c", "choices": [last], "usage": usage}),
+    ]
+
+
+def streams(*events: bytes, dies_after: bool = False) -> Plan:
+    async def plan(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await answer.prepare(request)
+        for event in events:
+            await answer.write(event)
+            await asyncio.sleep(0.01)  # the server then reads one event at a time
+        if dies_after:
+            return await dies(request)
+        return answer
+
+    return plan
+
+
+BOTH = streams(*events_of(0), *events_of(1, (9,)), DONE)
+
+
+@asynccontextmanager
+async def running(folder: Path, *plans: Plan) -> AsyncGenerator[tuple[ServerState, PlannedEngine]]:
+    """Start a server whose engine has answered a whole and a streamed call with one choice."""
+    async with PlannedEngine(folder, answers_whole, answers_stream, *plans) as engine:
+        state = await start_server(folder, engine)
+        for streamed in (False, True):
+            call = AppCall(state, {"stream": streamed}, headers={SIBLING_HEADER: "g/0"})
+            assert (await call.answered()).status == 200
+        engine.bodies.clear()
+        try:
+            yield state, engine
+        finally:
+            await state.close()
+
+
+def parts_of(call: AppCall) -> list[AnswerPart]:
+    assert call.status == 200
+    return PartDecoder(call.headers[b"content-type"].decode()).feed(call.body)
+
+
+def end_group(state: ServerState) -> EndGroupReply:
+    return state.pool.end_group("g", [1.0, 0.0, 0.5], step=1)
+
+
+async def test_each_choice_is_a_part_and_a_call_of_its_own_sibling(tmp_path: Path) -> None:
+    async with running(tmp_path, BOTH) as (state, engine):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        first, second = parts_of(call)
+        assert (first.index, second.index) == (1, 2)
+        assert first.headers == [(b"content-type", b"application/json")]
+        answer = orjson.loads(second.body)
+        (choice,) = answer["choices"]
+        assert (choice["index"], choice["message"]["content"]) == (0, "hi 1")
+        assert (choice["logprobs"], choice["token_ids"]) == (None, None)
+        assert answer["usage"] == {"completion_tokens": 1} and answer["prompt_token_ids"] is None
+        (body,) = engine.bodies
+        assert (body["n"], body["stream"]) == (2, True)
+        _, one, two = end_group(state).calls
+        assert [len(calls) for calls in (one, two)] == [1, 1]
+        assert one[0].response_ids != two[0].response_ids
+        assert one[0].prompt_ids == two[0].prompt_ids != ""
+        assert one[0].weight_versions == [[3, 0, 2]] and two[0].untrainable is None
+
+
+async def test_a_streamed_sibling_gets_a_stream_of_its_own(tmp_path: Path) -> None:
+    async with running(tmp_path, BOTH) as (state, _):
+        call = await AppCall(state, TWO | {"stream": True}, headers=SIBLINGS).answered()
+        for part in parts_of(call):
+            assert part.headers == [(b"content-type", b"text/event-stream")]
+            assert part.body.endswith(DONE) and b'"usage"' not in part.body
+            assert part.body.count(b'"index":0') == part.body.count(b"data: {") == 2
+
+
+async def test_an_engine_that_dies_before_a_choice_is_complete_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    broken = streams(events_of(0)[0], dies_after=True)
+    for number, plan in enumerate((dies_before_the_stream, broken)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        async with running(folder, plan, BOTH) as (state, engine):
+            call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+            assert [part.index for part in parts_of(call)] == [1, 2] and len(engine.bodies) == 2
+            assert [len(calls) for calls in end_group(state).calls] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        streams(*events_of(1), events_of(0)[0], dies_after=True),
+        streams(*events_of(1), events_of(0)[0]),
+        streams(*events_of(1), encode({"error": {"message": "no", "code": 500}}), DONE),
+        streams(*events_of(1), b"data: {\n\n", DONE),
+    ],
+    ids=["dies", "stops", "error", "malformed"],
+)
+async def test_a_failure_fails_only_the_choices_that_were_not_complete(
+    tmp_path: Path, rest: Plan
+) -> None:
+    async with running(tmp_path, rest) as (state, engine):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        (part,) = parts_of(call)
+        assert part.index == 2 and call.is_ended and len(engine.bodies) == 1
+        assert [len(calls) for calls in end_group(state).calls] == [2, 0, 1]
+
+
+async def test_an_error_event_before_the_first_answer_has_its_own_status(tmp_path: Path) -> None:
+    error = {"error": {"message": "no", "type": "t", "param": None, "code": 400}}
+    async with running(tmp_path, streams(encode(error), DONE)) as (state, _):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        assert (call.status, call.json) == (400, error)
+
+
+async def test_a_refusal_of_the_engine_reaches_the_proxy(tmp_path: Path) -> None:
+    refusal = answers(400, b'{"error": {"message": "no n"}}')
+    async with running(tmp_path, refusal) as (state, engine):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        assert call.status == 400 and len(engine.bodies) == 1
+
+
+async def test_a_busy_engine_is_reported_with_its_reason(tmp_path: Path) -> None:
+    busy = answers(503, b'{"error": {"message": "busy"}}')
+    async with running(tmp_path, busy) as (state, _):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        assert call.status == 503
+        assert call.headers[REASON_HEADER.lower().encode()] == b"engine_busy"
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "path"),
+    [
+        ({"n": 3}, SIBLINGS, "/v1/chat/completions"),
+        ({}, SIBLINGS, "/v1/chat/completions"),
+        (TWO, {SIBLING_HEADER: "g/2-1"}, "/v1/chat/completions"),
+        (TWO | {"input": "a"}, SIBLINGS, "/v1/responses"),
+        (TWO | {"prompt": "a", "echo": True}, SIBLINGS, "/v1/completions"),
+        (TWO | {"prompt": "a"}, SIBLINGS, "/v1/completions"),
+    ],
+    ids=["other n", "no n", "range", "format", "not captured", "form unknown"],
+)
+async def test_a_call_that_cannot_be_shared_is_refused_without_asking_the_engine(
+    tmp_path: Path, body: Json, headers: dict[str, str], path: str
+) -> None:
+    async with running(tmp_path) as (state, engine):
+        call = await AppCall(state, body, headers=headers, path=path).answered()
+        assert call.status == 400 and engine.bodies == []
+
+
+async def test_a_proxy_that_disconnects_ends_the_call(tmp_path: Path) -> None:
+    async def hangs(request: web.Request) -> web.StreamResponse:
+        answer = await streams(*events_of(0))(request)
+        await asyncio.sleep(30)
+        return answer
+
+    async with running(tmp_path, hangs) as (state, _):
+        call = AppCall(state, TWO, headers=SIBLINGS)
+        async with asyncio.timeout(10):
+            while not call.body:
+                await asyncio.sleep(0.01)
+            call.disconnect.set()
+            await call.answered()
+        assert not call.is_ended
+        assert [len(calls) for calls in end_group(state).calls] == [2, 1, 0]
+
+
+async def test_a_clients_own_n_is_relayed_and_not_trained(tmp_path: Path) -> None:
+    async with running(tmp_path, answers_whole) as (state, engine):
+        call = await AppCall(state, TWO, headers={SIBLING_HEADER: "h/0"}).answered()
+        assert call.status == 200 and call.headers[b"content-type"].startswith(b"application/json")
+        assert engine.bodies[0]["n"] == 2 and not engine.bodies[0].get("stream")
+        reply = state.pool.end_group("h", [1.0, 0.0], step=1)
+        assert reply.failure_reason == "no_trainable_call: sampling_not_trainable: n"
