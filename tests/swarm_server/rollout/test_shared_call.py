@@ -240,3 +240,35 @@ def test_an_answer_with_tool_calls_does_not_show_the_form() -> None:
     choice: Json = {"index": 0, "message": {"tool_calls": [{"id": "a"}]}}
     assert WholeForm.of({"choices": [choice], "usage": {}}) is None
     assert WholeForm.of({"choices": [], "usage": {}}) is None
+
+
+def test_nothing_of_one_answer_is_in_the_next() -> None:
+    message: Json = {"role": "assistant", "content": "secret", "audio": {"data": "secret"}}
+    message |= {"annotations": ["secret"], "reasoning": "secret"}
+    answer: Json = {
+        "choices": [{"index": 0, "message": message, "routed_experts": "secret"}],
+        "usage": {"total_tokens": 2, "details": {"secret": 1}},
+        "prompt_text": "secret",
+        "a_later_field": "secret",
+        "metrics": {"secret": 1},
+    }
+    usage_chunk = {"choices": [], "usage": answer["usage"], "metrics": {"secret": 1}}
+    forms = AnswerForms("0.27.1")
+    forms.learn_whole(CHAT, answer)
+    forms.learn_usage_chunk(CHAT, usage_chunk)
+    for stream in (False, True):
+        capture = shared_capture(CHAT, CHAT_BODY | {"stream": stream}, forms)
+        (choice,) = capture.feed(chunk(0, {}) + ending(0))
+        assert b"secret" not in choice.answer and b'"content":"x"' in choice.answer
+
+
+def test_an_answer_has_the_text_of_its_own_prompt() -> None:
+    forms = AnswerForms("0.27.1")
+    message: Json = {"role": "assistant", "content": "a"}
+    answer: Json = {"choices": [{"index": 0, "message": message}], "usage": {}}
+    forms.learn_whole(CHAT, answer | {"prompt_text": None})
+    capture = shared_capture(CHAT, CHAT_BODY, forms)
+    first: Json = {"index": 1, "delta": {"role": "assistant"}, "finish_reason": None}
+    assert capture.feed(encode({"choices": [first], "prompt_text": "hi"})) == []
+    (choice,) = capture.feed(ending(1))
+    assert orjson.loads(choice.answer)["prompt_text"] == "hi"

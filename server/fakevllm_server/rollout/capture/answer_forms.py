@@ -25,6 +25,8 @@ from fakevllm_adapters.vllm_compat.completions import CompletionWriter, TextChoi
 Json = dict[str, Any]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_CONSTANTS = ("object", "service_tier", "system_fingerprint")
+"""Fields whose texts are the same in all answers of an engine."""
 BUNDLED = "+fakevllm"
 """Suffix of the version of an engine whose answers the modules in `vllm_compat` write."""
 
@@ -34,7 +36,8 @@ class WholeForm:
     """The form of an answer that is not a stream."""
 
     top: Json
-    """An answer. The fields that differ between answers are replaced, and the others are kept."""
+    """An answer. It has the constants of the engine. All fields that belong to one answer are
+    None."""
     choice: tuple[str, ...]
     """Names of the fields of a choice."""
     message: Json
@@ -53,11 +56,11 @@ class WholeForm:
                 return None
         if message.get("tool_calls"):
             return None
-        empty = {name: None if isinstance(value, str) else value for name, value in message.items()}
-        # Lists and objects, such as token ids and timings, belong to one answer.
-        top = {
-            name: None if isinstance(value, list | dict) else value
-            for name, value in answer.items()
+        # Nothing else is kept: the next answer may go to another app, and the text of a prompt
+        # (`prompt_text`), token ids and timings belong to one answer.
+        top = {name: value if name in _CONSTANTS else None for name, value in answer.items()}
+        empty: Json = {
+            name: [] if isinstance(value, list) else None for name, value in message.items()
         }
         return WholeForm(top, tuple(choice), empty, tuple(usage))
 
@@ -88,7 +91,13 @@ class AnswerForms:
 
     def learn_usage_chunk(self, path: str, chunk: Json) -> None:
         """Take the form from the usage chunk of a stream with one choice."""
-        self._usage_chunks.setdefault(path, chunk)
+        # Other objects, such as the timings, belong to one answer.
+        form = {
+            name: value
+            for name, value in chunk.items()
+            if name == "usage" or not isinstance(value, dict)
+        }
+        self._usage_chunks.setdefault(path, form)
 
     def _learn_bundled(self) -> None:
         usage = usage_counts(0, 0)

@@ -155,7 +155,7 @@ def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm
         choice["allowed_tokens"] = merged["allowed_tokens"]
     counts = {name: usage.get(name) for name in form.usage}
     changed: Json = {"choices": [choice], "usage": counts}
-    for name in ("id", "created", "model", "prompt_token_ids"):
+    for name in ("id", "created", "model", "prompt_token_ids", "prompt_text"):
         if name in form.top:
             changed[name] = first.get(name)
     return form.top | changed
