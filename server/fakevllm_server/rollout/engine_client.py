@@ -256,6 +256,8 @@ class EngineClient:
                 if not is_started:
                     raise
             except EngineStreamError as error:
+                if not is_started and not await self.is_healthy():
+                    raise EngineFailed("the engine's stream ended with an error") from error
                 if not is_started:
                     raise stream_error(error.body) from error
             await send_chunk(send, parts.end(), last=True)

@@ -66,6 +66,7 @@ def streams(*events: bytes, dies_after: bool = False) -> Plan:
     return plan
 
 
+ERROR_EVENT = encode({"error": {"message": "no", "code": 500}})
 BOTH = streams(*events_of(0), *events_of(1, (9,)), DONE)
 
 
@@ -140,10 +141,12 @@ async def test_an_engine_that_dies_before_a_choice_is_complete_is_asked_again(
     [
         streams(*events_of(1), events_of(0)[0], dies_after=True),
         streams(*events_of(1), events_of(0)[0]),
-        streams(*events_of(1), encode({"error": {"message": "no", "code": 500}}), DONE),
+        streams(*events_of(1), ERROR_EVENT, DONE),
         streams(*events_of(1), b"data: {\n\n", DONE),
+        streams(b"".join([*events_of(1), ERROR_EVENT, DONE])),
+        streams(b"".join([*events_of(1), b"data: {\n\n", DONE])),
     ],
-    ids=["dies", "stops", "error", "malformed"],
+    ids=["dies", "stops", "error", "malformed", "error at once", "malformed at once"],
 )
 async def test_a_failure_fails_only_the_choices_that_were_not_complete(
     tmp_path: Path, rest: Plan
@@ -153,6 +156,25 @@ async def test_a_failure_fails_only_the_choices_that_were_not_complete(
         (part,) = parts_of(call)
         assert part.index == 2 and call.is_ended and len(engine.bodies) == 1
         assert [len(calls) for calls in end_group(state).calls] == [2, 0, 1]
+
+
+async def test_a_dying_engine_that_ends_the_stream_with_an_error_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    async def reports_its_death(request: web.Request) -> web.StreamResponse:
+        engine.is_healthy = False
+        return await streams(events_of(0)[0], ERROR_EVENT, DONE)(request)
+
+    async with running(tmp_path, reports_its_death, BOTH) as (state, engine):
+        call = AppCall(state, TWO, headers=SIBLINGS)
+        async with asyncio.timeout(10):
+            while not engine.bodies:
+                await asyncio.sleep(0.01)
+            while engine.num_health_checks < 2:
+                await asyncio.sleep(0.01)
+        engine.is_healthy = True
+        await call.answered()
+        assert [part.index for part in parts_of(call)] == [1, 2] and len(engine.bodies) == 2
 
 
 async def test_an_error_event_before_the_first_answer_has_its_own_status(tmp_path: Path) -> None:
@@ -186,8 +208,10 @@ async def test_a_busy_engine_is_reported_with_its_reason(tmp_path: Path) -> None
         (TWO | {"input": "a"}, SIBLINGS, "/v1/responses"),
         (TWO | {"prompt": "a", "echo": True}, SIBLINGS, "/v1/completions"),
         (TWO | {"prompt": "a"}, SIBLINGS, "/v1/completions"),
+        (TWO | {"stream": True, "stream_options": "x"}, SIBLINGS, "/v1/chat/completions"),
+        (TWO | {"stream_options": {"include_usage": True}}, SIBLINGS, "/v1/chat/completions"),
     ],
-    ids=["other n", "no n", "range", "format", "not captured", "form unknown"],
+    ids=["other n", "no n", "range", "format", "not captured", "form unknown", "options", "whole"],
 )
 async def test_a_call_that_cannot_be_shared_is_refused_without_asking_the_engine(
     tmp_path: Path, body: Json, headers: dict[str, str], path: str

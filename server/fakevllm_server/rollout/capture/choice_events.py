@@ -8,7 +8,7 @@ costs half of parsing each by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -69,13 +69,12 @@ class ChoiceSplitter:
         """Number of choices that are not complete."""
         return len(self._running)
 
-    def feed(self, chunk: bytes) -> list[ChoiceEvents]:
-        """Return the choices that this part of the stream completes.
+    def feed(self, chunk: bytes) -> Iterator[ChoiceEvents]:
+        """Yield the choices that this part of the stream completes.
 
         Raises EngineStreamError if the engine reports an error, and ValueError if an event is
         malformed.
         """
-        complete: list[ChoiceEvents] = []
         for event in self._decoder.feed(chunk):
             data = data_of(event)
             match = None if data is None else _INDEX.search(data)
@@ -91,8 +90,7 @@ class ChoiceSplitter:
                 data = self._without_prompt_ids(choice, data)
             choice.data.append(data)
             if _FINISH.search(data):
-                complete.append(self._running.pop(choice.index))
-        return complete
+                yield self._running.pop(choice.index)
 
     def _without_prompt_ids(self, choice: ChoiceEvents, data: bytes) -> bytes:
         match = _PROMPT_IDS.search(data)

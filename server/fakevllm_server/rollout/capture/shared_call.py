@@ -18,6 +18,7 @@ from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import (
     ChoiceEvents,
     ChoiceSplitter,
+    EngineStreamError,
     usage_chunk,
     usage_of,
     whole_answer,
@@ -71,7 +72,9 @@ class SharedCapture:
         self._usage_form = forms.usage_chunk(path) if self.is_streamed else None
         if self._whole_form is None and self._usage_form is None:
             raise CannotShare("the engine has not answered a call with one choice yet")
-        options: Json = body.get("stream_options") or {}
+        options: Any = body.get("stream_options") or {}
+        if options and not (self.is_streamed and isinstance(options, dict)):
+            raise CannotShare("the engine refuses its `stream_options`")
         self._shows_usage_so_far = bool(
             options.get("include_usage") and options.get("continuous_usage_stats")
         )
@@ -82,6 +85,8 @@ class SharedCapture:
             "stream_options": options | _STREAM_OPTIONS,
         }
         """Request body for the engine."""
+        self._failure: Exception | None = None
+        """Error that ended the stream; None while there is none."""
         self._splitter = ChoiceSplitter(num, removes_prompt_ids=first.hides_prompt_ids)
 
     @property
@@ -93,12 +98,22 @@ class SharedCapture:
         """Return the choices that this part of the engine's stream completes.
 
         Raises EngineStreamError if the engine reports an error, and CannotShare if the stream is
-        not as vLLM writes it.
+        not as vLLM writes it. If choices were complete before that, they are returned, and the next
+        call raises the error.
         """
+        if self._failure is not None:
+            raise self._failure
+        choices: list[CompleteChoice] = []
         try:
-            return [self._complete(events) for events in self._splitter.feed(chunk)]
+            for events in self._splitter.feed(chunk):
+                choices.append(self._complete(events))
+        except EngineStreamError as error:
+            self._failure = error
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise CannotShare(f"the engine's stream is malformed: {error}") from error
+            self._failure = CannotShare(f"the engine's stream is malformed: {error}")
+        if self._failure is not None and not choices:
+            raise self._failure
+        return choices
 
     def _complete(self, events: ChoiceEvents) -> CompleteChoice:
         capture = self._create_capture(self._body)
