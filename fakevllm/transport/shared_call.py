@@ -20,7 +20,6 @@ from fakevllm_adapters.http.asgi import Headers
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
-
 BROKEN_OFF = unavailable(
     "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
 )
