@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,17 @@ from swarm_server.web.planned_engine import (
     start_server,
 )
 
+from fakevllm_adapters.formats.chat import ChatAdapter
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply
+from fakevllm_server.rollout.capture.answer_forms import AnswerForms
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
+from fakevllm_server.rollout.capture.choice_events import ChoiceEvents
+from fakevllm_server.rollout.capture.shared_call import CompleteChoice, SharedCapture
+from fakevllm_server.rollout.engine_client import MIN_THREAD_BYTES
+from fakevllm_server.types.weight_versions import CallStamp
 from fakevllm_server.web.server_state import ServerState
 
 Json = dict[str, Any]
@@ -112,6 +120,45 @@ async def test_each_choice_is_a_part_and_a_call_of_its_own_sibling(tmp_path: Pat
         assert one[0].response_ids != two[0].response_ids
         assert one[0].prompt_ids == two[0].prompt_ids != ""
         assert one[0].weight_versions == [[3, 0, 2]] and two[0].untrainable is None
+
+
+class WatchedCapture(SharedCapture):
+    """A capture that remembers the threads in which answers were put together."""
+
+    def __init__(self) -> None:
+        body: Json = {"messages": [{"role": "user", "content": "hi"}]}
+        forms = AnswerForms("1+fakevllm")
+        super().__init__(ChatAdapter.path, body, 2, forms, lambda body: ChatCapture(body, {}))
+        self.threads: list[int] = []
+
+    def complete(self, ended: Sequence[ChoiceEvents]) -> list[CompleteChoice]:
+        self.threads += [threading.get_ident()] * len(ended)
+        return super().complete(ended)
+
+
+@pytest.mark.parametrize("num_ids", [2, MIN_THREAD_BYTES // 20])
+async def test_only_long_answers_are_put_together_in_a_worker_thread(
+    tmp_path: Path, num_ids: int
+) -> None:
+    stream = [*events_of(0, (7,) * num_ids), *events_of(1, (8,) * num_ids), DONE]
+    async with running(tmp_path, streams(b"".join(stream))) as (state, _):
+        client, capture, sent = state.engine_client, WatchedCapture(), list[Any]()
+        assert client is not None
+        recorded: dict[int, list[int]] = {}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def save(choice: CompleteChoice) -> None:
+            call = choice.capture.record(CallStamp([1]))
+            assert call is not None
+            recorded[choice.index] = [*call.response_ids]
+
+        await client.capture_siblings(ChatAdapter.path, capture, {}, 1, send, save)
+        assert recorded == {0: [7] * num_ids, 1: [8] * num_ids}
+        assert sent[-1]["body"].endswith(b"--\r\n")
+        in_loop = [thread == threading.get_ident() for thread in capture.threads]
+        assert in_loop == [num_ids == 2] * 2
 
 
 async def test_a_streamed_sibling_gets_a_stream_of_its_own(tmp_path: Path) -> None:

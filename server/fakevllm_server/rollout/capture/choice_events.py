@@ -24,6 +24,8 @@ _INDEX = re.compile(rb'"choices":\s*\[\s*\{\s*"index":\s*(\d+)')
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 """Pattern of a choice's last event. Inside a JSON string, the pattern's quotes would be escaped."""
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
+_BATCH = 500
+"""Number of events that are parsed at once."""
 _TEXTS = ("content", "reasoning", "reasoning_content")
 
 
@@ -45,9 +47,18 @@ class ChoiceEvents:
     prompt_ids: list[int] | None = None
     """The prompt's token ids if they were removed from the events."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the events."""
+        return sum(map(len, self.data))
+
     def chunks(self) -> list[Json]:
-        """Return the parsed chunks."""
-        return orjson.loads(b"[" + b",".join(self.data) + b"]")
+        """Return the parsed chunks. They are parsed in batches, each of which holds the
+        interpreter's lock (GIL)."""
+        batches = (self.data[at : at + _BATCH] for at in range(0, len(self.data), _BATCH))
+        return [
+            chunk for batch in batches for chunk in orjson.loads(b"[" + b",".join(batch) + b"]")
+        ]
 
 
 class ChoiceSplitter:
