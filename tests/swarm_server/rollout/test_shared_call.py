@@ -252,7 +252,7 @@ def test_nothing_of_one_answer_is_in_the_next() -> None:
         "a_later_field": "secret",
         "metrics": {"secret": 1},
     }
-    usage_chunk = {"choices": [], "usage": answer["usage"], "metrics": {"secret": 1}}
+    usage_chunk: Json = {"choices": [], "usage": answer["usage"], "metrics": {"secret": 1}}
     forms = AnswerForms("0.27.1")
     forms.learn_whole(CHAT, answer)
     forms.learn_usage_chunk(CHAT, usage_chunk)

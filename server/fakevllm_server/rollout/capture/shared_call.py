@@ -76,9 +76,10 @@ class SharedCapture:
         self._usage_form = forms.usage_chunk(path) if self.is_streamed else None
         if self._whole_form is None and self._usage_form is None:
             raise CannotShare("the engine has not answered a call with one choice yet")
-        options: Any = body.get("stream_options") or {}
-        if options and not (self.is_streamed and isinstance(options, dict)):
+        given: Any = body.get("stream_options") or {}
+        if given and not (self.is_streamed and isinstance(given, dict)):
             raise CannotShare("the engine refuses its `stream_options`")
+        options: Json = given
         self._shows_usage_so_far = bool(
             options.get("include_usage") and options.get("continuous_usage_stats")
         )
