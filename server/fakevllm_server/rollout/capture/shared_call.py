@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm
 from fakevllm_server.rollout.capture.base import CallCapture
@@ -79,7 +79,7 @@ class SharedCapture:
         given: Any = body.get("stream_options") or {}
         if given and not (self.is_streamed and isinstance(given, dict)):
             raise CannotShare("the engine refuses its `stream_options`")
-        options: Json = given
+        options = cast(Json, given)
         self._shows_usage_so_far = bool(
             options.get("include_usage") and options.get("continuous_usage_stats")
         )
