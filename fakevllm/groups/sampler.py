@@ -13,7 +13,7 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.relay import LeadCall, relay
 from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
-from fakevllm.transport.shared_call import BROKEN_OFF, sample_shared
+from fakevllm.transport.shared_call import broken_off, sample_shared
 from fakevllm_adapters.protocol.errors import WireError
 
 
@@ -90,7 +90,7 @@ class Sampler:
         sibling_limit = self.retry_handler.sibling_limit
         missing = list(indices)
         outage_results: list[SiblingResult] = []
-        error = BROKEN_OFF
+        error = broken_off()
 
         async def call(request: Request, context: AttemptContext) -> None:
             nonlocal error

@@ -17,13 +17,15 @@ from fakevllm.transport.request import (
 from fakevllm.transport.retry_policy import TOO_MANY_REQUESTS
 from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
 from fakevllm_adapters.http.asgi import Headers
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import WireError, unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
-BROKEN_OFF = unavailable(
-    "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
-)
-"""The error of a sibling whose shared call ended before its answer was complete."""
+
+def broken_off() -> WireError:
+    """Return the error of a sibling whose shared call ended before its answer was complete."""
+    return unavailable(
+        "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
+    )
 
 
 class NotShared(Exception):
@@ -86,7 +88,7 @@ def _parts(decoder: PartDecoder, chunk: bytes) -> list[AnswerPart]:
     try:
         return decoder.feed(chunk)
     except ValueError as error:
-        raise BROKEN_OFF from error
+        raise broken_off() from error
 
 
 def _reply(part: AnswerPart, latency_s: float) -> EngineResponse:

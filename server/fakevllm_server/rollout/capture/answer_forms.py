@@ -27,6 +27,8 @@ Json = dict[str, Any]
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _CONSTANTS = ("object", "service_tier", "system_fingerprint")
 """Fields whose texts are the same in all answers of an engine."""
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""vLLM's current name of the field, and its name before vLLM 0.16."""
 BUNDLED = "+fakevllm"
 """Suffix of the version of an engine whose answers the modules in `vllm_compat` write."""
 
@@ -72,6 +74,10 @@ class AnswerForms:
         """Create the forms of an engine with this version."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
+        self.parses_reasoning = False
+        """Whether an answer of the engine had reasoning. vLLM's parsers for reasoning read a stream
+        differently than a whole answer: if the prompt ends the reasoning, or the answer is cut off,
+        the text is reasoning in one and content in the other."""
         if version is not None and version.endswith(BUNDLED):
             self._learn_bundled()
 
@@ -86,6 +92,7 @@ class AnswerForms:
 
     def learn_whole(self, path: str, answer: Json) -> None:
         """Take the form from an answer to a call with one choice."""
+        self.parses_reasoning = self.parses_reasoning or _has_reasoning(answer)
         if path not in self._whole and (form := WholeForm.of(answer)) is not None:
             self._whole[path] = form
 
@@ -109,3 +116,14 @@ class AnswerForms:
         part = TextChoice(0, "", None, "stop", None, None, None, None)
         self.learn_whole(COMPLETIONS, text.completion([part], usage))
         self.learn_usage_chunk(COMPLETIONS, text.usage_chunk(usage))
+
+
+def _has_reasoning(answer: Json) -> bool:
+    choices: list[Json] = answer.get("choices") or []
+    return any(has_reasoning(choice.get("message") or {}) for choice in choices)
+
+
+def has_reasoning(message: Json) -> bool:
+    """Return True if a message, or the delta of a stream, has reasoning. An empty text counts too,
+    because only a parser for reasoning writes it."""
+    return any(message.get(name) is not None for name in REASONING_FIELDS)

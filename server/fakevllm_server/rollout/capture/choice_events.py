@@ -26,7 +26,6 @@ _FINISH = re.compile(rb'"finish_reason":\s*"')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
 _BATCH = 500
 """Number of events that are parsed at once."""
-_TEXTS = ("content", "reasoning", "reasoning_content")
 
 
 class EngineStreamError(Exception):
@@ -171,18 +170,10 @@ def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm
 
 
 def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
-    """Return the message that consists of these deltas.
-
-    vLLM writes an empty text as "", unless there is reasoning. The content is then null.
-    """
-    texts: Json = {}
-    for name in _TEXTS:
-        pieces = [delta[name] for delta in deltas if isinstance(delta.get(name), str)]
-        texts[name] = "".join(pieces) if pieces else None
-    if not texts["content"] and (texts["reasoning"] or texts["reasoning_content"]):
-        texts["content"] = None
-    message = form.message | {"role": "assistant"}
-    return message | {name: text for name, text in texts.items() if name in message}
+    """Return the message that consists of these deltas, which have no reasoning."""
+    pieces = [delta["content"] for delta in deltas if isinstance(delta.get("content"), str)]
+    texts = {"role": "assistant", "content": "".join(pieces) if pieces else None}
+    return form.message | texts
 
 
 def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:

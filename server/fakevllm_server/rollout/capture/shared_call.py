@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm
+from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm, has_reasoning
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import (
     ChoiceEvents,
@@ -37,6 +37,9 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
 class CannotShare(Exception):
     """Error for a call whose choices cannot be answered as calls of their own would be. Each
     sibling then needs its own call."""
+
+
+_PARSES_REASONING = "the engine reads the reasoning of a stream differently"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,9 @@ class SharedCapture:
         self._usage_form = forms.usage_chunk(path) if self.is_streamed else None
         if self._whole_form is None and self._usage_form is None:
             raise CannotShare("the engine has not answered a call with one choice yet")
+        self._forms = forms
+        if not self.is_streamed and forms.parses_reasoning:
+            raise CannotShare(_PARSES_REASONING)
         given: Any = body.get("stream_options") or {}
         if given and not (self.is_streamed and isinstance(given, dict)):
             raise CannotShare("the engine refuses its `stream_options`")
@@ -133,6 +139,8 @@ class SharedCapture:
         try:
             for events in ended:
                 choices.append(self._complete(events))
+        except CannotShare as error:
+            self._failure = error
         except _MALFORMED as error:
             self._failure = _malformed(error)
         if self._failure is not None and not choices:
@@ -151,6 +159,9 @@ class SharedCapture:
         return CompleteChoice(events.index, answer, capture)
 
     def _whole_answer(self, capture: CallCapture, chunks: list[Json], form: WholeForm) -> bytes:
+        if any(has_reasoning(chunk["choices"][0].get("delta") or {}) for chunk in chunks):
+            self._forms.parses_reasoning = True
+            raise CannotShare(_PARSES_REASONING)
         return capture.whole(whole_answer(self._path, chunks, usage_of(chunks), form))
 
     def _stream(self, capture: CallCapture, chunks: list[Json]) -> bytes:
