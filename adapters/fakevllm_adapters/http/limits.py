@@ -55,9 +55,13 @@ class Limits:
         """
         if len(headers) > self.num_headers:
             return _bad_request(f"The request has more than {self.num_headers} headers.")
-        if sum(len(name) + len(value) for name, value in headers) > self.header_bytes:
+        num_bytes, names = 0, list[bytes]()
+        for name, value in headers:
+            num_bytes += len(name) + len(value)
+            if name in _SINGLE_HEADERS:
+                names.append(name)
+        if num_bytes > self.header_bytes:
             return _bad_request(f"The request's headers are larger than {self.header_bytes} bytes.")
-        names = [name for name, _ in headers if name in _SINGLE_HEADERS]
         if len(names) != len(set(names)):
             name = next(name for name in names if names.count(name) > 1).decode()
             return _bad_request(f"The request has more than one `{name}` header.")
