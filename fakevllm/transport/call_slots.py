@@ -95,7 +95,7 @@ class CallSlots:
             raise
 
     def _has_free(self, is_lead: bool, num: int) -> bool:
-        if self.num_open + num > self.num_slots:
+        if self._num_leads + self._num_siblings + num > self.num_slots:
             return False
         return is_lead or self._num_siblings + num <= self._num_for_siblings
 
@@ -111,7 +111,8 @@ class CallSlots:
             self._num_leads -= num
         else:
             self._num_siblings -= num
-        self._hand_out_all()
+        if self._leads or self._siblings:
+            self._hand_out_all()
 
     def _hand_out_all(self) -> None:
         self._hand_out(self._leads, is_lead=True)
