@@ -81,7 +81,7 @@ class Writer(Generic[Change]):
 
     def __init__(self, transact: Transact[Change]) -> None:
         self._transact = transact
-        # A SimpleQueue takes a tenth of the CPU time of a Queue, but has no bound: `put` checks it.
+        # A SimpleQueue takes far less CPU time than a Queue. It has no bound, so `put` checks one.
         self._queue: queue.SimpleQueue[tuple[Change, WriteReceipt] | FlushMark | None]
         self._queue = queue.SimpleQueue()
         self._hurry = threading.Event()
