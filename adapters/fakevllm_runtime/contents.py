@@ -130,12 +130,13 @@ def common_suffix(first: bytes, second: bytes, limit: int) -> int:
     >>> common_suffix(b"abcd", b"xbcd", 4), common_suffix(b"abcd", b"xbcd", 2)
     (3, 2)
     """
-    low, high = 0, min(len(first), len(second), limit)
+    num_first, num_second = len(first), len(second)
+    low, high = 0, min(num_first, num_second, limit)
     while low < high:
         middle = (low + high + 1) // 2
         if (
-            first[len(first) - middle : len(first) - low]
-            == second[len(second) - middle : len(second) - low]
+            first[num_first - middle : num_first - low]
+            == second[num_second - middle : num_second - low]
         ):
             low = middle
         else:
@@ -228,7 +229,10 @@ class ContentStore:
 
 def content_store(db: Connection) -> ContentStore:
     """Return the store of the connection that writes the file."""
-    return cast(ContentStore, db.info.setdefault(_KEY, ContentStore()))
+    info = db.info
+    if _KEY not in info:
+        info[_KEY] = ContentStore()
+    return cast(ContentStore, info[_KEY])
 
 
 def _insert(db: Connection, data: bytes) -> int:

@@ -233,11 +233,11 @@ class LimitedProtocol(_HttpTools):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        self._count(url)
+        self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(name + value)
+        self._count(len(name) + len(value))
         if self._awaits_head:  # uvicorn would add trailers to the headers, which are checked before
             super().on_header(name, value)
 
@@ -331,9 +331,9 @@ class LimitedProtocol(_HttpTools):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
-    def _count(self, part: bytes) -> None:
+    def _count(self, num_bytes: int) -> None:
         self._unseen_bytes = 0
-        self._head_bytes += len(part) + PER_PART_BYTES
+        self._head_bytes += num_bytes + PER_PART_BYTES
         if self._head_bytes > MAX_HEAD_BYTES:
             # the parser turns this exception into one of its own
             raise ValueError("the request's head is too long")

@@ -199,7 +199,7 @@ class Pipeline:
         async with slot as seed:
             if is_group:
                 plan, reason = self._limit_siblings(plan, context)
-            context.plan = replace(plan, seed=seed)
+            context.plan = plan if seed is None else replace(plan, seed=seed)
             draft.num_siblings = plan.num
             if reason is not None:
                 await self._serve_single(context, reason)

@@ -73,7 +73,9 @@ _FIND_NEWEST = """
         AND COALESCE(trained_step, step) IS NOT NULL
     ) WHERE run_id = ?1 AND newest_at <= ?2
 """
-_SESSION = "SELECT * FROM session_counters WHERE session_id = ?"
+_SESSIONS = """
+    SELECT * FROM session_counters WHERE session_id IN (SELECT value FROM json_each(?))
+"""
 _PUT_SESSION = "INSERT OR REPLACE INTO session_counters VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _FORGET_SESSION = "DELETE FROM session_counters WHERE session_id = ?"
 
@@ -382,18 +384,20 @@ def _write_runs(driver: sqlite3.Connection, deltas: Deltas, num_steps: Counter[s
 
 
 def _write_sessions(driver: sqlite3.Connection, deltas: Deltas) -> None:
-    for session_id, groups in deltas.sessions.items():
-        if session_id in deltas.recounted_sessions:
-            continue
-        row = driver.execute(_SESSION, (session_id,)).fetchone()
-        totals = SessionTotals(session_id) if row is None else SessionTotals(*row)
-        for before, after in groups:
+    changed = [one for one in deltas.sessions if one not in deltas.recounted_sessions]
+    ids = orjson.dumps(changed).decode()
+    stored = {row[0]: SessionTotals(*row) for row in driver.execute(_SESSIONS, (ids,))}
+    rows: list[tuple[Any, ...]] = []
+    for session_id in changed:
+        totals = stored.get(session_id) or SessionTotals(session_id)
+        for before, after in deltas.sessions[session_id]:
             if before is None:
                 totals.add(after)
             else:
                 totals.add_rewards(before, -1)
                 totals.add_rewards(after, 1)
-        driver.execute(_PUT_SESSION, totals.row())
+        rows.append(totals.row())
+    driver.executemany(_PUT_SESSION, rows)
     for session_id in deltas.recounted_sessions:
         totals = SessionTotals(session_id)
         for row in driver.execute(_BY_SESSION, (session_id,)):

@@ -8,7 +8,6 @@ import secrets
 import time
 from base64 import b64decode
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -46,6 +45,7 @@ _PUT_META = _replace(META)
 _PUT_KEPT = _replace(KEPT_ANSWERS)
 _PUT_RESPONSE = _replace(RESPONSES)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
+_REQUEST_JSON = GROUPS.columns.keys().index("request_json")
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
 _TASK_SECRET = "task_secret"
@@ -106,9 +106,10 @@ def _group_row(db: Connection, record: GroupRecord) -> tuple[Any, ...]:
         record.route,
         record.request_json,
     )
+    row = [*_GROUP_ROW(record), slices_json, digest]
     if slices_json is not None:
-        record = replace(record, request_json="")
-    return (*_GROUP_ROW(record), slices_json, digest)
+        row[_REQUEST_JSON] = ""
+    return tuple(row)
 
 
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:

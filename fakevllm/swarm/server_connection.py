@@ -154,7 +154,7 @@ class SwarmLink:
     @property
     def model(self) -> str | None:
         """Name of the served model; None while the name is unknown."""
-        return self.status.model if self.status is not None else None
+        return self._status.model if self._status is not None else None
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -172,7 +172,7 @@ class SwarmLink:
     def engine(self) -> EngineInfo:
         """The model, context length and version that the engine reports. A field is None while it
         is unknown."""
-        status = self.status
+        status = self._status
         if status is None:
             return EngineInfo()
         return EngineInfo(status.model, status.max_model_len, status.engine_version)
@@ -180,7 +180,7 @@ class SwarmLink:
     @property
     def is_serving(self) -> bool:
         """Whether the engine is ready, according to the latest status."""
-        return self.status is not None and self.status.engine_status not in (
+        return self._status is not None and self._status.engine_status not in (
             EngineStatus.OFFLINE,
             EngineStatus.BOOTING,
         )

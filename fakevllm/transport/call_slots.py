@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 SIBLINGS_PER_SLOT = 3
@@ -63,34 +63,24 @@ class CallSlots:
         """Return True if a call that starts now must wait for its slots."""
         return bool(self._leads if is_lead else self._siblings) or not self._has_free(is_lead, num)
 
-    @contextlib.asynccontextmanager
-    async def slot(self, *, is_lead: bool, num: int = 1) -> AsyncGenerator[Callable[[], None]]:
-        """Hold the slots for one call while the block runs. If not enough slots are free, wait,
-        without a time limit.
+    def slot(self, *, is_lead: bool, num: int = 1) -> HeldSlots:
+        """Return a context manager that holds the slots for one call. If not enough slots are free,
+        it waits, without a time limit.
 
-        `num` is the number of siblings that the call samples, at most `max_per_call`. The block
-        gets a function that gives one of the slots back before the block ends.
+        `num` is the number of siblings that the call samples, at most `max_per_call`.
         """
-        queue = self._leads if is_lead else self._siblings
+        return HeldSlots(self, is_lead, num)
+
+    async def take(self, is_lead: bool, num: int) -> None:
+        """Take slots, and wait until they are free. `release` gives them back."""
         if self.must_wait(is_lead=is_lead, num=num):
-            await self._wait(queue, is_lead, num)
+            await self._wait(is_lead, num)
         else:
             self._take(is_lead, num)
-        num_held = num
 
-        def give_back_one() -> None:
-            nonlocal num_held
-            if num_held:
-                num_held -= 1
-                self._release(is_lead, 1)
-
-        try:
-            yield give_back_one
-        finally:
-            self._release(is_lead, num_held)
-
-    async def _wait(self, queue: deque[_Waiting], is_lead: bool, num: int) -> None:
-        """Wait in `queue` until the slots have been reserved for this call."""
+    async def _wait(self, is_lead: bool, num: int) -> None:
+        """Wait in a queue until the slots have been reserved for this call."""
+        queue = self._leads if is_lead else self._siblings
         waiting = _Waiting(asyncio.get_running_loop().create_future(), num)
         queue.append(waiting)
         try:
@@ -101,11 +91,11 @@ class CallSlots:
                     queue.remove(waiting)
                 self._hand_out_all()  # a call that needs fewer slots may be the first one now
             else:  # the slots were granted at the same moment
-                self._release(is_lead, num)
+                self.release(is_lead, num)
             raise
 
     def _has_free(self, is_lead: bool, num: int) -> bool:
-        if self.num_open + num > self.num_slots:
+        if self._num_leads + self._num_siblings + num > self.num_slots:
             return False
         return is_lead or self._num_siblings + num <= self._num_for_siblings
 
@@ -115,12 +105,14 @@ class CallSlots:
         else:
             self._num_siblings += num
 
-    def _release(self, is_lead: bool, num: int) -> None:
+    def release(self, is_lead: bool, num: int) -> None:
+        """Give slots back, to the calls that wait for them."""
         if is_lead:
             self._num_leads -= num
         else:
             self._num_siblings -= num
-        self._hand_out_all()
+        if self._leads or self._siblings:
+            self._hand_out_all()
 
     def _hand_out_all(self) -> None:
         self._hand_out(self._leads, is_lead=True)
@@ -133,6 +125,31 @@ class CallSlots:
             if not waiting.granted.done():  # a cancelled call gives its place up
                 self._take(is_lead, waiting.num)
                 waiting.granted.set_result(None)
+
+
+class HeldSlots:
+    """Context manager around one call that holds slots. It yields a function that gives one of the
+    slots back before the block ends.
+
+    A class is used instead of a generator, because every request enters one.
+    """
+
+    def __init__(self, slots: CallSlots, is_lead: bool, num: int) -> None:
+        self._slots = slots
+        self._is_lead = is_lead
+        self._num = num
+
+    async def __aenter__(self) -> Callable[[], None]:
+        await self._slots.take(self._is_lead, self._num)
+        return self._give_back_one
+
+    async def __aexit__(self, *_: object) -> None:
+        self._slots.release(self._is_lead, self._num)
+
+    def _give_back_one(self) -> None:
+        if self._num:
+            self._num -= 1
+            self._slots.release(self._is_lead, 1)
 
 
 @dataclass(slots=True, eq=False)

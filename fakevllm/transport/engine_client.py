@@ -114,6 +114,11 @@ class LiveResponse:
     reason: OutageReason | None = None
     """Reason of an outage, as the server sent it in a header; None if it sent none."""
 
+    async def read(self) -> bytes:
+        """Read the body to its end, and return it. Raises WireError (503) if the connection
+        fails."""
+        return b"".join([chunk async for chunk in self.chunks])
+
 
 class EngineClient:
     """Client with a pool of connections to one server. Call `close()` after the last call."""
@@ -155,7 +160,7 @@ class EngineClient:
                 raw = await response.read()
                 reply = EngineResponse(
                     response.status,
-                    relayed_headers(response.headers.items()),
+                    relayed_headers(response.raw_headers),
                     raw,
                     _is_stream(response),
                     time.monotonic() - started,
@@ -211,9 +216,9 @@ class _Live(AbstractAsyncContextManager[LiveResponse]):
         self._response = response
         return LiveResponse(
             response.status,
-            relayed_headers(response.headers.items()),
+            relayed_headers(response.raw_headers),
             _is_stream(response),
-            _chunks(response),
+            _Chunks(response.content),
             _reason(response),
         )
 
@@ -258,14 +263,23 @@ def _reason(response: aiohttp.ClientResponse) -> OutageReason | None:
     return reason_from_header(response.headers.get(REASON_HEADER))
 
 
-async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """Yield the body of a response as it arrives. Raises WireError (503) if the connection
-    fails."""
-    try:
-        while chunk := await response.content.readany():
-            yield chunk
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise unreachable(error) from error
+class _Chunks(AsyncIterator[bytes]):
+    """The body of a response as it arrives. Raises WireError (503) if the connection fails.
+
+    A class is used instead of a generator, because asyncio registers every generator.
+    """
+
+    def __init__(self, content: aiohttp.StreamReader) -> None:
+        self._content = content
+
+    async def __anext__(self) -> bytes:
+        try:
+            chunk = await self._content.readany()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise unreachable(error) from error
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
 
 
 def _permanent_error_code(event: bytes) -> int | None:

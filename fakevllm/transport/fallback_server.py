@@ -98,7 +98,7 @@ class _FallbackClient(EngineClient):
         try:
             async with limit, call as live:
                 if live.status != 200:
-                    raw = b"".join([chunk async for chunk in live.chunks])
+                    raw = await live.read()
                     raise _refusal(live.status, raw)
                 limit.reschedule(None)
                 yield live

@@ -58,7 +58,7 @@ class HangWatchdog:
         self._link = link
         self._app = app
         self._has_fallback = has_fallback
-        self._message = f"The engine did not become ready within {limit_s:g} s."
+        self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         now_s = self._loop.time()
         self._engine_timer = AbsenceTimer(limit_s, now_s)
@@ -85,7 +85,8 @@ class HangWatchdog:
             await self._timeout.__aexit__(kind, error, at)
         except TimeoutError as timeout:  # raised by this timeout only, not by the block
             if self._is_engine_away:
-                raise unavailable(self._message, OutageReason.ENGINE_NOT_READY) from None
+                message = f"The engine did not become ready within {self._limit_s:g} s."
+                raise unavailable(message, OutageReason.ENGINE_NOT_READY) from None
             raise unreachable(timeout) from timeout
 
     def _check(self) -> None:

@@ -63,7 +63,7 @@ async def relay(
         await raise_outage(live, is_caused_by_siblings)
         if live.streamed and request.streamed:
             return await _relay_stream(live, request, app, started, lead)
-        raw = b"".join([chunk async for chunk in live.chunks])
+        raw = await live.read()
         latency_s = time.monotonic() - started
         reply = EngineResponse(live.status, live.headers, raw, live.streamed, latency_s)
     return await pass_on(upstream, request, app, reply)
@@ -216,7 +216,7 @@ async def raise_outage(
     """Raise WireError if the response's status reports an outage. A 429 also counts as an outage if
     siblings, which this proxy has added, may be the reason for it."""
     if live.status in OUTAGES or (live.status == TOO_MANY_REQUESTS and is_caused_by_siblings()):
-        raw = b"".join([chunk async for chunk in live.chunks])
+        raw = await live.read()
         raise outage_error(live.status, raw, live.headers, live.reason)
 
 

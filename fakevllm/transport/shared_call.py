@@ -52,7 +52,7 @@ async def sample_shared(
     started = time.monotonic()
     async with upstream.live("POST", path, body, headers) as live:
         if live.status != 200:
-            raw = b"".join([chunk async for chunk in live.chunks])
+            raw = await live.read()
             if 400 <= live.status < 500 and live.status != TOO_MANY_REQUESTS:
                 raise NotShared
             latency_s = time.monotonic() - started

@@ -58,11 +58,6 @@ class ModelNames:
             return False
         return name in self._aliases or ("*" in self._aliases and name != "")
 
-    def known_name(self, name: str) -> str | None:
-        """Return the served model's name if `name` is an alias. Return None if `name` is no alias,
-        or if the server has not reported its model yet."""
-        return self._link.model if self.is_alias(name) else None
-
     def served_name(self, name: str) -> str | None:
         """Return the served model's name if `name` is an alias, else None. Raises WireError (503)
         if `name` is an alias and the server has not reported its model yet."""

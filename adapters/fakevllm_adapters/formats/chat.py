@@ -230,7 +230,7 @@ def build_answer(message: Json, finish_reason: object, usage: object, name: obje
     if not (finish_reason is None or isinstance(finish_reason, str)):
         raise ValueError("a finish_reason is a word")
     counts = cast(Json, usage) if isinstance(usage, dict) else {}
-    if any(not _is_count(counts.get(name)) for name in ("prompt_tokens", "completion_tokens")):
+    if not (_is_count(counts.get("prompt_tokens")) and _is_count(counts.get("completion_tokens"))):
         raise ValueError("usage does not count tokens")
     orjson.dumps(message)
     return Answer(message, finish_reason, counts, name if isinstance(name, str) else None)

@@ -68,7 +68,7 @@ def _cut(buffer: bytes) -> list[bytes]:
     buffer."""
     if b"\r" not in buffer:  # the usual case, several times as fast
         *whole, rest = buffer.split(b"\n\n")
-        return [*(event + b"\n\n" for event in whole), rest]
+        return [*[event + b"\n\n" for event in whole], rest]
     ends = [0, *(separator.end() for separator in _SEPARATOR.finditer(buffer)), len(buffer)]
     return [buffer[begin:end] for begin, end in pairwise(ends)]
 
@@ -107,7 +107,7 @@ def parse_events(events: Iterable[bytes]) -> list[dict[str, Any]]:
     values: list[Any] = orjson.loads(b"[" + data + b"]")
     if len(values) != num:
         raise ValueError("an event is not one JSON value")
-    return [cast(dict[str, Any], value) for value in values if isinstance(value, dict)]
+    return cast(list[dict[str, Any]], [value for value in values if isinstance(value, dict)])
 
 
 def _joined_data(events: Sequence[bytes]) -> tuple[bytes, int]:

@@ -24,16 +24,16 @@ MAX_BODY_BYTES = 32 * 2**20
 """Default limit of a request body; the limit of vLLM's Rust frontend."""
 
 _HOP_BY_HOP = (
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer "
-    "transfer-encoding upgrade"
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer "
+    b"transfer-encoding upgrade"
 )
 _NOT_RELAYED = {
     *_HOP_BY_HOP.split(),
-    "content-length",
-    "content-encoding",
-    "date",
-    "server",
-    REASON_HEADER.lower(),
+    b"content-length",
+    b"content-encoding",
+    b"date",
+    b"server",
+    REASON_HEADER.lower().encode(),
 }
 """Response headers that are not relayed. Some are valid for one connection only, and some are
 written by this process's own HTTP server. The header with the reason of an outage is for proxies
@@ -192,10 +192,8 @@ def send_chunk(send: Send, chunk: bytes, *, last: bool = False) -> Awaitable[Non
     return send({"type": "http.response.body", "body": chunk, "more_body": not last})
 
 
-def relayed_headers(headers: Iterable[tuple[str, str]]) -> Headers:
+def relayed_headers(raw_headers: Iterable[tuple[bytes, bytes]]) -> Headers:
     """Return those headers of the engine's response that are relayed to the client unchanged."""
     return [
-        (name.lower().encode("latin-1"), value.encode("utf-8", "surrogateescape"))
-        for name, value in headers
-        if name.lower() not in _NOT_RELAYED
+        (lower, value) for name, value in raw_headers if (lower := name.lower()) not in _NOT_RELAYED
     ]

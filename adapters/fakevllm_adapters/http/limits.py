@@ -19,6 +19,18 @@ _SINGLE_HEADERS = frozenset({b"host", b"authorization", b"x-api-key", b"content-
 """Headers that may occur only once. If a header had two values, a proxy in front of this one might
 check one value, and this process might use the other."""
 
+_WORD_FIELDS = {"stop": "num_stop", "stop_sequences": "num_stop", "bad_words": "num_bad_words"}
+"""Fields with a word or a list of words, and the limits on the number of words."""
+_SIZED_FIELDS = {
+    "tools": "num_tools",
+    "functions": "num_tools",
+    "logit_bias": "num_logit_bias",
+    "stop_token_ids": "num_stop_token_ids",
+    "allowed_token_ids": "num_allowed_token_ids",
+}
+"""Other fields with entries, and the limits on their number."""
+_LIMITED_FIELDS = frozenset(_WORD_FIELDS | _SIZED_FIELDS)
+
 MAX_REQUEST_ID_CHARS = 256
 """Maximum length of `request_id`. The id is repeated in every event of a stream."""
 
@@ -55,9 +67,13 @@ class Limits:
         """
         if len(headers) > self.num_headers:
             return _bad_request(f"The request has more than {self.num_headers} headers.")
-        if sum(len(name) + len(value) for name, value in headers) > self.header_bytes:
+        num_bytes, names = 0, list[bytes]()
+        for name, value in headers:
+            num_bytes += len(name) + len(value)
+            if name in _SINGLE_HEADERS:
+                names.append(name)
+        if num_bytes > self.header_bytes:
             return _bad_request(f"The request's headers are larger than {self.header_bytes} bytes.")
-        names = [name for name, _ in headers if name in _SINGLE_HEADERS]
         if len(names) != len(set(names)):
             name = next(name for name in names if names.count(name) > 1).decode()
             return _bad_request(f"The request has more than one `{name}` header.")
@@ -88,18 +104,16 @@ class Limits:
         if isinstance(request_id, str) and len(request_id) > MAX_REQUEST_ID_CHARS:
             message = f"`request_id` must have at most {MAX_REQUEST_ID_CHARS} characters."
             return bad_request(message, "request_id", len(request_id))
+        if _LIMITED_FIELDS.isdisjoint(body):
+            return None
         return self._words_refusal(body) or self._sizes_refusal(body)
 
     def _words_refusal(self, body: Json) -> WireError | None:
-        most = {
-            "stop": self.num_stop,
-            "stop_sequences": self.num_stop,
-            "bad_words": self.num_bad_words,
-        }
-        for name, num in most.items():
+        for name, limit in _WORD_FIELDS.items():
             words = body.get(name)
             if words is None:
                 continue
+            num: int = getattr(self, limit)
             listed = cast(list[Any], words) if isinstance(words, list) else [words]
             if len(listed) > num:
                 return _too_many(name, num, len(listed))
@@ -110,15 +124,8 @@ class Limits:
         return None
 
     def _sizes_refusal(self, body: Json) -> WireError | None:
-        most = {
-            "tools": self.num_tools,
-            "functions": self.num_tools,
-            "logit_bias": self.num_logit_bias,
-            "stop_token_ids": self.num_stop_token_ids,
-            "allowed_token_ids": self.num_allowed_token_ids,
-        }
-        for name, num in most.items():
-            value = body.get(name)
+        for name, limit in _SIZED_FIELDS.items():
+            value, num = body.get(name), getattr(self, limit)
             if isinstance(value, (list, dict)) and len(cast(Sized, value)) > num:
                 return _too_many(name, num, len(cast(Sized, value)))
         return None

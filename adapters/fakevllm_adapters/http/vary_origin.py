@@ -21,7 +21,7 @@ class VaryOrigin:
         def varied(message: MutableMapping[str, Any]) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 headers: list[tuple[bytes, bytes]] = list(message["headers"])
-                if not any(name == b"vary" for name, _ in headers):
+                if b"vary" not in dict(headers):
                     message["headers"] = [*headers, _VARY]
             return send(message)
 

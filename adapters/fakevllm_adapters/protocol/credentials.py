@@ -33,6 +33,8 @@ def credentials_in(headers: Mapping[bytes, bytes]) -> Credentials:
     read from the header `x-api-key`, which Anthropic's SDK sends.
     """
     authorization = _text(headers, b"authorization")
+    if authorization is None:
+        return Credentials(_text(headers, b"x-api-key"))
     credentials = _basic(authorization) or Credentials(bearer_key(authorization))
     return credentials if credentials.key else Credentials(_text(headers, b"x-api-key"))
 
@@ -42,7 +44,7 @@ def api_key_of(headers: Mapping[bytes, bytes]) -> str | None:
     return credentials_in(headers).key
 
 
-def _basic(authorization: str | None) -> Credentials | None:
+def _basic(authorization: str) -> Credentials | None:
     """Return the credentials in an Authorization header of the scheme Basic.
 
     Return None if the header has another scheme, is malformed, or has no password.
@@ -50,7 +52,7 @@ def _basic(authorization: str | None) -> Credentials | None:
     >>> _basic("Basic " + base64.b64encode(b"ann:sk-1").decode())
     Credentials(key='sk-1', name='ann')
     """
-    scheme, _, value = (authorization or "").partition(" ")
+    scheme, _, value = authorization.partition(" ")
     if scheme.lower() != "basic":
         return None
     try:

@@ -148,8 +148,8 @@ async def _decode(
         log.info("removed fields from a request: %s", ", ".join(checked.removed))
     model: object = body.get("model") if body is not None else None
     requested_model = model if isinstance(model, str) else ""
-    served_model = proxy.model_names.known_name(requested_model)
     alias = requested_model if proxy.model_names.is_alias(requested_model) else None
+    served_model = None if alias is None else proxy.link.model
     request_id = new_id()
     if body is not None and served_model is not None:
         body["model"] = served_model

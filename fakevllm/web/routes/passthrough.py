@@ -90,7 +90,7 @@ async def relay_to_engine(
     the engine is unavailable."""
     async with proxy.upstream.live(method, path, body, headers) as live:
         await raise_outage(live)
-        content = b"".join([chunk async for chunk in live.chunks])
+        content = await live.read()
     response = Response(content, live.status)
     response.raw_headers = [*live.headers, (b"content-length", b"%d" % len(content))]
     return response

@@ -272,7 +272,7 @@ class EngineClient:
         raises_refused: ErrorPredicate | None = None,
         exchange: Exchange | None = None,
     ) -> None:
-        headers = relayed_headers(response.headers.items())
+        headers = relayed_headers(response.raw_headers)
         if response.status >= BAD_REQUEST:
             headers += reason_headers(_outage_reason(response))
             refused = Refused(response.status, await _read(response), headers)
@@ -294,7 +294,7 @@ class EngineClient:
         on_finished: Callable[[], Awaitable[None]],
         exchange: Exchange | None,
     ) -> None:
-        headers = relayed_headers(response.headers.items())
+        headers = relayed_headers(response.raw_headers)
         if response.content_type == _EVENT_STREAM:
             chunks = await self._first_chunk_checked(response)
             events = _captured_stream(chunks, capture, on_finished)
@@ -359,7 +359,7 @@ def stream_error(body: Json) -> WireError:
 def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Headers:
     """Return the headers of the answer to one sibling. The engine's answer is a stream in any
     case."""
-    headers = relayed_headers(response.headers.items())
+    headers = relayed_headers(response.raw_headers)
     if is_streamed:
         return headers
     return [*_JSON, *(field for field in headers if field[0] != b"content-type")]

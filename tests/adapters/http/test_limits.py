@@ -31,6 +31,8 @@ TOO_MUCH: list[tuple[Json, str]] = [
     ({"tools": [{}] * 513}, "tools"),
     ({"functions": [{}] * 513}, "functions"),
     ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"stop_token_ids": [0] * 1025}, "stop_token_ids"),
+    ({"allowed_token_ids": [0] * (2**18 + 1)}, "allowed_token_ids"),
 ]
 
 
