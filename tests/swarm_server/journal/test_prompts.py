@@ -19,6 +19,7 @@ from sqlalchemy import create_engine
 from fakevllm_runtime.migrations import migrate
 from fakevllm_server.journal import prompts, reads, row_changes
 from fakevllm_server.journal.migrations import MIGRATIONS
+from fakevllm_server.journal.number_compression import decompress_numbers
 from fakevllm_server.journal.rows import call_row
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall
@@ -49,9 +50,8 @@ def put(journal: Journal, group_id: str, prompt: Sequence[int], num: int = 2, se
 
 
 def stored_bytes(path: Path) -> int:
-    ((size,),) = rows(path, "SELECT COALESCE(SUM(length(data)), 0) FROM pieces")
-    assert isinstance(size, int)
-    return size
+    """Return the number of bytes of all pieces before they were compressed."""
+    return sum(len(decompress_numbers(data)) for (data,) in rows(path, "SELECT data FROM pieces"))
 
 
 def assert_counted(path: Path) -> None:
