@@ -57,6 +57,11 @@ class Content:
         """The slices as they are stored in a row."""
         return orjson.dumps(self.slices).decode()
 
+    def followed_by(self, other: Content) -> Content:
+        """Return a content that consists of this content and another one."""
+        data = self.data + other.data
+        return Content(data, (*self.slices, *other.slices), digest_of(data))
+
 
 def digest_of(data: bytes) -> bytes:
     """Return the digest that is stored beside the slices of a content."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from fakevllm_server.journal.number_compression import decompress_numbers
+from fakevllm_server.journal.compression import decompress_facts, decompress_numbers
 from fakevllm_server.journal.prompts import PromptReader
 from fakevllm_server.journal.rows import CorruptCall, parse_call_row
 from fakevllm_server.types.calls import RecordedCall
@@ -37,6 +37,7 @@ class CallReader:
             if is_compressed:
                 response_ids = decompress_numbers(response_ids)
                 logprobs = None if logprobs is None else decompress_numbers(logprobs)
+                facts_json = decompress_facts(facts_json)
             if prompt_id is not None:
                 prompt_ids = self._prompts.read(prompt_id)
             elif is_compressed:

@@ -21,7 +21,7 @@ import orjson
 from sqlalchemy import Connection
 
 from fakevllm_runtime.contents import MIN_BYTES, Content, ContentStore
-from fakevllm_server.journal.number_compression import compress_numbers, decompress_numbers
+from fakevllm_server.journal.compression import compress_numbers, decompress_numbers
 
 NUM_RECENT = 16
 """Number of recent prompts with the same beginning that a prompt is compared with. They may belong

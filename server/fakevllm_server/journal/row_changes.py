@@ -17,8 +17,8 @@ from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_runtime.contents import MIN_BYTES
 from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.journal import reads
+from fakevllm_server.journal.compression import compress_facts, compress_numbers
 from fakevllm_server.journal.group_commit_writer import Change
-from fakevllm_server.journal.number_compression import compress_numbers
 from fakevllm_server.journal.prompts import forget_unused, recent_prompts
 from fakevllm_server.journal.rows import (
     PRUNED,
@@ -314,12 +314,13 @@ def put_call(
         "INSERT OR IGNORE INTO calls (owner, group_id, seq, prompt, prompt_ids, response_ids, "
         "logprobs, facts_json, digest, is_compressed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
     )
-    numbers = (
+    compressed = (
         compress_numbers(prompt_ids) if prompt_ids else b"",
         compress_numbers(response_ids),
         None if logprobs is None else compress_numbers(logprobs),
+        compress_facts(facts),
     )
-    row = (owner, group_id, seq, prompt_id, *numbers, facts, digest)
+    row = (owner, group_id, seq, prompt_id, *compressed, digest)
     if db.exec_driver_sql(insert, row).rowcount == 0 and prompt_id is not None:
         forget_unused(db, prompt_id)
 

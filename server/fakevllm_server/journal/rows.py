@@ -20,7 +20,7 @@ from fakevllm_server.types.token_masks import TokenMasks
 
 CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
 """A captured call: the prompt's ids, the response's ids, the log-probabilities, the facts, and the
-digest. See the table `calls`, in which the first three are compressed."""
+digest. See the table `calls`, in which the first four are compressed."""
 
 
 class CorruptCall(Exception):

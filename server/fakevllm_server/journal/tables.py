@@ -77,7 +77,7 @@ class Calls(_Row, table=True):
     """Index of the call among the calls of its owner, from 0."""
     prompt_ids: bytes
     """Token ids as little-endian int32. Empty if the prompt is in the table `prompts`. This column
-    and the next two are compressed (see number_compression.py) if `is_compressed` is 1."""
+    and the next three are compressed (see compression.py) if `is_compressed` is 1."""
     response_ids: bytes
     """Token ids as little-endian int32."""
     logprobs: bytes | None = None
@@ -108,7 +108,7 @@ class Prompts(_Row, table=True):
 
 
 class Pieces(_Row, table=True):
-    """A part of prompts: little-endian int32, compressed (see number_compression.py). Triggers
+    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers
     count its prompts, and delete the row with the last of them."""
 
     __table_args__ = {"sqlite_autoincrement": True}

@@ -18,8 +18,8 @@ from sqlalchemy import create_engine
 
 from fakevllm_runtime.migrations import migrate
 from fakevllm_server.journal import prompts, reads, row_changes
+from fakevllm_server.journal.compression import decompress_numbers
 from fakevllm_server.journal.migrations import MIGRATIONS
-from fakevllm_server.journal.number_compression import decompress_numbers
 from fakevllm_server.journal.rows import call_row
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.types.calls import RecordedCall

@@ -1,4 +1,4 @@
-"""Compressed numbers are read as they were written, and damage raises at most a ValueError."""
+"""Compressed columns are read as they were written, and damage raises at most a ValueError."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm_server.journal.number_compression import compress_numbers, decompress_numbers
+from fakevllm_server.journal.compression import (
+    compress_facts,
+    compress_numbers,
+    decompress_facts,
+    decompress_numbers,
+)
 
 INT32 = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
 FLOAT32 = st.lists(st.floats(width=32), max_size=200)
@@ -47,3 +52,16 @@ def test_token_ids_take_less_than_five_eighths_of_their_bytes() -> None:
     chosen = random.Random(0)
     ids = array("i", [chosen.randrange(150_000) for _ in range(10_000)]).tobytes()
     assert len(compress_numbers(ids)) < len(ids) * 5 / 8
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])), st.data())
+def test_facts_are_read_as_they_were_compressed(text: str, draws: st.DataObject) -> None:
+    compressed = compress_facts(text)
+    assert decompress_facts(compressed) == text
+    for damaged in (b"", compressed[:-1], compressed + b"\0"):
+        with pytest.raises(ValueError):
+            decompress_facts(damaged)
+    changed = bytearray(compressed)
+    changed[draws.draw(st.integers(0, len(changed) - 1))] ^= draws.draw(st.integers(1, 255))
+    with contextlib.suppress(ValueError):
+        assert isinstance(decompress_facts(bytes(changed)), str)
