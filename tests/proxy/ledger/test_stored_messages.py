@@ -31,7 +31,7 @@ def encoded(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-PIECES = st.sampled_from(
+CHARS = st.sampled_from(
     ["a", '"', "\\", "\n", "\t", "\0", "\x01", "\x1f", "\x7f", "é", "😀", "\u2028"]
 )
 TEXTS = st.lists(CHARS, max_size=80).map("".join) | st.text(
