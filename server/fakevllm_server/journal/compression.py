@@ -12,7 +12,8 @@ import zlib
 
 WIDTH = 4
 """Number of bytes of a number. Other data can be compressed too, but takes more bytes."""
-LEVEL = 6
+LEVEL = 4
+"""Level 6 makes long prompts 1.5 % smaller, and takes three times as long."""
 _RAW_DEFLATE = -zlib.MAX_WBITS
 """A stream without a header and a checksum. The digest of a call detects damage."""
 _TYPICAL_FACTS = b'{"versions":[[1,0,1]],"temperature":1.0,"finish_reason":"stop"}'
@@ -26,9 +27,7 @@ def compress_numbers(data: bytes) -> bytes:
     >>> len(compress_numbers(ids)) < 30, decompress_numbers(compress_numbers(ids)) == ids
     (True, True)
     """
-    return b"".join(
-        zlib.compress(data[place::WIDTH], LEVEL, wbits=_RAW_DEFLATE) for place in range(WIDTH)
-    )
+    return b"".join(_deflated(data[place::WIDTH]) for place in range(WIDTH))
 
 
 def decompress_numbers(compressed: bytes) -> bytes:
@@ -53,8 +52,7 @@ def compress_facts(text: str) -> bytes:
     >>> len(compress_facts(facts)) < 20, decompress_facts(compress_facts(facts)) == facts
     (True, True)
     """
-    stream = zlib.compressobj(LEVEL, wbits=_RAW_DEFLATE, zdict=_TYPICAL_FACTS)
-    return stream.compress(text.encode()) + stream.flush()
+    return _deflated(text.encode(), _TYPICAL_FACTS)
 
 
 def decompress_facts(compressed: bytes) -> str:
@@ -64,6 +62,13 @@ def decompress_facts(compressed: bytes) -> str:
     if rest:
         raise ValueError("more bytes than were compressed")
     return text.decode()
+
+
+def _deflated(data: bytes, zdict: bytes = b"") -> bytes:
+    # Small tables for short data: clearing large ones takes longer than compressing an answer.
+    sizes = (-10, 4) if len(data) <= 1024 else (_RAW_DEFLATE, zlib.DEF_MEM_LEVEL)
+    stream = zlib.compressobj(LEVEL, zlib.DEFLATED, *sizes, zlib.Z_DEFAULT_STRATEGY, zdict)
+    return stream.compress(data) + stream.flush()
 
 
 def _inflated(compressed: bytes, zdict: bytes = b"") -> tuple[bytes, bytes]:
