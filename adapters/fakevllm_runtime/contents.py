@@ -189,15 +189,17 @@ class ContentStore:
             self._num_bytes -= len(oldest.data)
 
     def load(self, db: Connection, slices_json: str) -> Content:
-        """Read a content from its slices."""
+        """Read a content from its slices. Raises ValueError if a piece is missing or damaged."""
         slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
-        driver = dbapi_connection(db)
-        pieces = {
-            piece: self._decompress(driver.execute(_PIECE, (piece,)).fetchone()[0])
-            for piece in {piece for piece, _, _ in slices}
-        }
+        pieces = {piece: self._read(db, piece) for piece in {piece for piece, _, _ in slices}}
         data = b"".join(pieces[piece][start : start + size] for piece, start, size in slices)
         return Content(data, tuple(slices), digest_of(data))
+
+    def _read(self, db: Connection, piece: int) -> bytes:
+        row = dbapi_connection(db).execute(_PIECE, (piece,)).fetchone()
+        if row is None:
+            raise ValueError(f"piece {piece} is missing")
+        return self._decompress(row[0])
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
         """Store a content, and return it. `bases` are earlier contents that may share their

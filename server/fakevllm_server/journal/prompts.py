@@ -113,9 +113,13 @@ class RecentPrompts:
             self._by_key.popitem(last=False)
 
     def _load(self, db: Connection) -> None:
-        """Read the newest prompts of the file, which an earlier process has stored."""
+        """Read the newest prompts of the file, which an earlier process has stored, without those
+        that are damaged."""
         for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
-            content = self._contents.load(db, slices_json)
+            try:
+                content = self._contents.load(db, slices_json)
+            except ValueError:  # the calls that need it are dropped as corrupt
+                continue
             self._remember(f"of an earlier process: {number}", _StoredPrompt(number, content))
         self._is_loaded = True
 
