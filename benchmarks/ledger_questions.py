@@ -61,8 +61,8 @@ _GROUPS = f"""
     FROM n
 """
 _SIBLINGS = f"""
-    {_NUMBERS} INSERT INTO siblings (group_id, "index", served, best, status, text, message_json,
-        completion_tokens, reward, trained, advantage)
+    {_NUMBERS} INSERT INTO sibling_rows (group_id, "index", served, best, status, text,
+        message_json, completion_tokens, reward, trained, advantage)
     SELECT printf('%032x', i / 2), i % 2, i % 2 = 0, i % 2 = 0, 200, 'answer',
         '{{"role":"assistant","content":"answer"}}', 12, (i * 7919 % 100) / 100.0, 1, 0.5
     FROM n

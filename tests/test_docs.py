@@ -173,7 +173,7 @@ def test_the_shown_learning_query_has_several_rows_also_for_a_short_run(
         for step in range(last_step + 1):
             insert(database, "group_rows", group_id=f"g{step}", step=step, run_id="r")
             for index in range(2):
-                insert(database, "siblings", group_id=f"g{step}", index=index, reward=index)
+                insert(database, "sibling_rows", group_id=f"g{step}", index=index, reward=index)
         found = database.execute(query).fetchall()
     assert len(found) == num_rows
     assert found[0] == (1, 1, 0.5, None)

@@ -4,8 +4,7 @@ are requests and prompts: each turn of a conversation repeats those of the turn 
 A content is stored as a list of slices of pieces, `[[piece, start, length], …]`. A new content
 refers to the slices of an earlier one for the beginning and the end that both share, and adds one
 piece for the rest. So a turn stores only what it adds to its parent. Bytes are compared, so this
-works for every format of requests. The pieces are rows of the table `pieces (piece_id, data)`. SQL
-puts the slices together: see `join_slices`.
+works for every format of requests. The pieces are rows of the table `pieces (piece_id, data)`.
 
 `ContentStore` belongs to the thread that writes the file. It keeps recent contents in memory, so
 that it compares bytes and need not read them.
@@ -16,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -40,15 +39,6 @@ _PIECE = "SELECT data FROM pieces WHERE piece_id = ?"
 
 _KEY = "contents"
 
-_JOIN = """
-    SELECT CAST(group_concat(part, '') AS {type}) FROM (
-        SELECT substr(p.data, json_extract(s.value, '$[1]') + 1,
-                      json_extract(s.value, '$[2]')) AS part
-        FROM json_each({slices}) AS s
-        JOIN pieces AS p ON p.piece_id = json_extract(s.value, '$[0]') ORDER BY s.key
-    )
-"""
-
 Slice = tuple[int, int, int]
 """A part of a piece: id of the piece, index of the first byte, number of bytes."""
 
@@ -67,10 +57,10 @@ class Content:
         """The slices as they are stored in a row."""
         return orjson.dumps(self.slices).decode()
 
-
-def join_slices(slices: str, sql_type: str) -> str:
-    """Return an SQL query for the content that the slices in a column make, as TEXT or BLOB."""
-    return _JOIN.format(slices=slices, type=sql_type)
+    def followed_by(self, other: Content) -> Content:
+        """Return a content that consists of this content and another one."""
+        data = self.data + other.data
+        return Content(data, (*self.slices, *other.slices), digest_of(data))
 
 
 def digest_of(data: bytes) -> bytes:
@@ -144,13 +134,29 @@ def common_suffix(first: bytes, second: bytes, limit: int) -> int:
     return low
 
 
-class ContentStore:
-    """Stores contents as slices of pieces. Every content is stored inside `transaction`."""
+def _unchanged(data: bytes) -> bytes:
+    return data
 
-    def __init__(self, max_recent_bytes: int = MAX_RECENT_BYTES) -> None:
+
+class ContentStore:
+    """Stores contents as slices of pieces. Every content is stored inside `transaction`.
+
+    `compress` and `decompress` are applied to each piece. If pieces are compressed, SQL cannot put
+    the slices together.
+    """
+
+    def __init__(
+        self,
+        max_recent_bytes: int = MAX_RECENT_BYTES,
+        *,
+        compress: Callable[[bytes], bytes] = _unchanged,
+        decompress: Callable[[bytes], bytes] = _unchanged,
+    ) -> None:
         self._recent: OrderedDict[str, Content] = OrderedDict()
         self._num_bytes = 0
         self._max_recent_bytes = max_recent_bytes
+        self._compress = compress
+        self._decompress = decompress
 
     @contextmanager
     def transaction(self) -> Generator[None]:
@@ -184,15 +190,17 @@ class ContentStore:
             self._num_bytes -= len(oldest.data)
 
     def load(self, db: Connection, slices_json: str) -> Content:
-        """Read a content from its slices."""
+        """Read a content from its slices. Raises ValueError if a piece is missing or damaged."""
         slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
-        driver = dbapi_connection(db)
-        pieces = {
-            piece: driver.execute(_PIECE, (piece,)).fetchone()[0]
-            for piece in {piece for piece, _, _ in slices}
-        }
+        pieces = {piece: self._read(db, piece) for piece in {piece for piece, _, _ in slices}}
         data = b"".join(pieces[piece][start : start + size] for piece, start, size in slices)
         return Content(data, tuple(slices), digest_of(data))
+
+    def _read(self, db: Connection, piece: int) -> bytes:
+        row = dbapi_connection(db).execute(_PIECE, (piece,)).fetchone()
+        if row is None:
+            raise ValueError(f"piece {piece} is missing")
+        return self._decompress(row[0])
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
         """Store a content, and return it. `bases` are earlier contents that may share their
@@ -210,7 +218,7 @@ class ContentStore:
         if best is not None and best[0] + best[1] >= MIN_SHARED:
             slices = self._store_rest(db, data, *best)
         if not slices:
-            slices = ((_insert(db, data), 0, len(data)),)
+            slices = ((self._insert(db, data), 0, len(data)),)
         return Content(data, slices, digest_of(data))
 
     def _store_rest(
@@ -223,8 +231,12 @@ class ContentStore:
         if len(head) + 1 + len(tail) > MAX_SLICES:
             return ()
         rest = data[prefix : len(data) - suffix]
-        middle = [(_insert(db, rest), 0, len(rest))] if rest else []
+        middle = [(self._insert(db, rest), 0, len(rest))] if rest else []
         return joined([*head, *middle, *tail])
+
+    def _insert(self, db: Connection, data: bytes) -> int:
+        row = (self._compress(data),)
+        return cast(int, dbapi_connection(db).execute(_INSERT, row).lastrowid)
 
 
 def content_store(db: Connection) -> ContentStore:
@@ -233,10 +245,6 @@ def content_store(db: Connection) -> ContentStore:
     if _KEY not in info:
         info[_KEY] = ContentStore()
     return cast(ContentStore, info[_KEY])
-
-
-def _insert(db: Connection, data: bytes) -> int:
-    return cast(int, dbapi_connection(db).execute(_INSERT, (data,)).lastrowid)
 
 
 def dbapi_connection(db: Connection) -> sqlite3.Connection:

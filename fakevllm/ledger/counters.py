@@ -33,7 +33,7 @@ _CONTRIBUTIONS = """
            COUNT(CASE WHEN s.served THEN s.reward END),
            COALESCE(SUM(CASE WHEN s.served THEN s.reward END), 0.0),
            g.served_by IS 'random'
-    FROM group_rows AS g LEFT JOIN siblings AS s USING (group_id)
+    FROM group_rows AS g LEFT JOIN sibling_rows AS s USING (group_id)
     WHERE {} GROUP BY g.group_id
 """
 _BY_ID = _CONTRIBUTIONS.format("g.group_id IN (SELECT value FROM json_each(?))")

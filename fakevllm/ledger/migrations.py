@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection
 
-from fakevllm.ledger import stored_contents
+from fakevllm.ledger import stored_contents, stored_messages
 from fakevllm_runtime.migrations import Migration
 
 
@@ -131,13 +131,15 @@ def fill_counters(db: Connection) -> None:
 
 
 def m013_pieces(db: Connection) -> None:
-    """Store requests and prompts as slices of pieces, below the views `groups` and `calls`.
+    """Store requests and prompts as slices of pieces, and messages without their text and tool
+    calls, below the views `groups`, `siblings` and `calls`.
 
     The views have the columns that the tables of these names had.
     """
     for statement in _M013_TABLES:
         db.exec_driver_sql(statement)
     stored_contents.move_contents(db)
+    stored_messages.move_messages(db)
     for statement in _M013_VIEWS:
         db.exec_driver_sql(statement)
 
@@ -406,11 +408,22 @@ _M013_TABLES = (
     "ALTER TABLE group_rows ADD COLUMN request_slices VARCHAR",
     "ALTER TABLE group_rows ADD COLUMN request_digest BLOB",
     "ALTER TABLE calls RENAME TO call_rows",
-    "ALTER TABLE call_rows ADD COLUMN prompt_slices VARCHAR",
-    "ALTER TABLE call_rows ADD COLUMN prompt_digest BLOB",
+    "ALTER TABLE call_rows ADD COLUMN prompt INTEGER",
+    "ALTER TABLE call_rows ADD COLUMN response_piece INTEGER",
+    """
+    CREATE TABLE prompts (
+        prompt_id INTEGER NOT NULL,
+        slices VARCHAR NOT NULL,
+        digest BLOB NOT NULL,
+        PRIMARY KEY (prompt_id)
+    )
+    """,
+    "ALTER TABLE siblings RENAME TO sibling_rows",
+    "ALTER TABLE sibling_rows ADD COLUMN text_at INTEGER",
+    "ALTER TABLE sibling_rows ADD COLUMN tool_calls_at INTEGER",
 )
 _M013_JOIN = """
-    CASE WHEN {slices} IS NULL THEN {column} ELSE (
+    CASE WHEN {reference} IS NULL THEN {column} ELSE (
         SELECT CAST(group_concat(part, '') AS {type}) FROM (
             SELECT substr(p.data, json_extract(s.value, '$[1]') + 1,
                           json_extract(s.value, '$[2]')) AS part
@@ -419,8 +432,30 @@ _M013_JOIN = """
         )
     ) END AS {column}
 """
-_M013_REQUEST = _M013_JOIN.format(column="request_json", slices="request_slices", type="TEXT")
-_M013_PROMPT = _M013_JOIN.format(column="prompt_ids", slices="prompt_slices", type="BLOB")
+_M013_REQUEST = _M013_JOIN.format(
+    column="request_json", reference="request_slices", slices="request_slices", type="TEXT"
+)
+_M013_PROMPT = _M013_JOIN.format(
+    column="prompt_ids",
+    reference="prompt",
+    slices="(SELECT q.slices FROM prompts AS q WHERE q.prompt_id = prompt)",
+    type="BLOB",
+)
+_M013_RESPONSE = """
+    CASE WHEN response_piece IS NULL THEN response_ids ELSE (
+        SELECT p.data FROM pieces AS p WHERE p.piece_id = response_piece
+    ) END AS response_ids
+"""
+_M013_INSERT = """
+    CASE WHEN {at} IS NULL THEN {message}
+    ELSE substr({message}, 1, {at}) || {part} || substr({message}, {at} + 1) END
+"""
+_M013_WITH_CALLS = _M013_INSERT.format(
+    message="message_json", at="tool_calls_at", part="tool_calls_json"
+)
+_M013_MESSAGE = _M013_INSERT.format(
+    message=f"({_M013_WITH_CALLS})", at="text_at", part="json_quote(text)"
+)
 _M013_VIEWS = (
     f"""
     CREATE VIEW groups AS SELECT
@@ -432,8 +467,15 @@ _M013_VIEWS = (
     FROM group_rows
     """,
     f"""
+    CREATE VIEW siblings AS SELECT
+        group_id, "index", served, best, status, {_M013_MESSAGE} AS message_json, text,
+        tool_calls_json, finish_reason, prompt_tokens, completion_tokens, reward,
+        annotations_json, error, trained, failure, advantage
+    FROM sibling_rows
+    """,
+    f"""
     CREATE VIEW calls AS SELECT
-        group_id, sibling, seq, {_M013_PROMPT}, response_ids, logprobs, weight_versions_json,
+        group_id, sibling, seq, {_M013_PROMPT}, {_M013_RESPONSE}, logprobs, weight_versions_json,
         weight_version, temperature, finish_reason, untrainable, shaped
     FROM call_rows
     """,

@@ -16,8 +16,15 @@ from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
 from fakevllm.ledger import counters, feedback_rows
-from fakevllm.ledger.records import GroupRecord, KeptAnswer, State, StoredResponse
-from fakevllm.ledger.stored_contents import PromptContents, put_request
+from fakevllm.ledger.records import (
+    GroupRecord,
+    KeptAnswer,
+    SiblingRecord,
+    State,
+    StoredResponse,
+)
+from fakevllm.ledger.stored_contents import CallContents, put_request
+from fakevllm.ledger.stored_messages import stored_message
 from fakevllm.ledger.tables import (
     CALL_ROWS,
     GROUP_ROWS,
@@ -25,6 +32,7 @@ from fakevllm.ledger.tables import (
     KEPT_ANSWERS,
     META,
     RESPONSES,
+    SIBLING_ROWS,
     SIBLINGS,
     TASKS,
 )
@@ -38,7 +46,7 @@ def _replace(table: Table) -> str:
 
 # Compiled once, and run with tuples: every request of the app writes a record.
 _PUT_GROUP = _replace(GROUP_ROWS)
-_PUT_SIBLING = _replace(SIBLINGS)
+_PUT_SIBLING = _replace(SIBLING_ROWS)
 _PUT_CALL = _replace(CALL_ROWS)
 _PUT_TASK = _replace(TASKS)
 _PUT_META = _replace(META)
@@ -67,13 +75,15 @@ _MARK_TRAINED = """
 """
 _TRAINED_SINCE = "SELECT group_id FROM group_rows WHERE run_id = ? AND trained_step > ?"
 _UNMARK_SIBLINGS_SINCE = f"""
-    UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id IN ({_TRAINED_SINCE})
+    UPDATE sibling_rows SET trained = 0, advantage = NULL WHERE group_id IN ({_TRAINED_SINCE})
 """
 _UNTRAIN_GROUPS_SINCE = """
     UPDATE group_rows SET state = 'pooled', trained_step = NULL, trained_version = NULL
     WHERE run_id = ? AND trained_step > ?
 """
-_MARK_SIBLING = 'UPDATE siblings SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
+_MARK_SIBLING = (
+    'UPDATE sibling_rows SET trained = 1, advantage = ? WHERE group_id = ? AND "index" = ?'
+)
 _END_UNTRAINED = """
     UPDATE group_rows SET state = ?, reason = ?, trained_step = NULL, trained_version = NULL
     WHERE group_id = ?
@@ -87,9 +97,7 @@ def put_groups(db: Connection, records: Iterable[GroupRecord]) -> None:
     counters.watch(db, [record.group_id for record in latest])
     _many(db, _PUT_GROUP, [_group_row(db, record) for record in latest])
     siblings = [
-        (record.group_id, *_SIBLING_ROW(sibling))
-        for record in latest
-        for sibling in record.siblings
+        _sibling_row(record.group_id, sibling) for record in latest for sibling in record.siblings
     ]
     _many(db, _PUT_SIBLING, siblings)
     for record in latest:
@@ -110,6 +118,13 @@ def _group_row(db: Connection, record: GroupRecord) -> tuple[Any, ...]:
     if slices_json is not None:
         row[_REQUEST_JSON] = ""
     return tuple(row)
+
+
+def _sibling_row(group_id: str, sibling: SiblingRecord) -> tuple[Any, ...]:
+    message_json, *places = stored_message(
+        sibling.message_json, sibling.text, sibling.tool_calls_json
+    )
+    return (group_id, *_SIBLING_ROW(replace(sibling, message_json=message_json)), *places)
 
 
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
@@ -170,9 +185,9 @@ def settle(
     )
     if update.rowcount == 0:
         return
-    prompts = PromptContents(db, group_id)
+    contents = CallContents(db, group_id)
     rows = [
-        _call_row(prompts, group_id, sibling, seq, call)
+        _call_row(contents, group_id, sibling, seq, call)
         for sibling, sibling_calls in enumerate(calls)
         for seq, call in enumerate(sibling_calls)
     ]
@@ -250,7 +265,7 @@ def _apply(db: Connection, run_id: str, entry: LogEntry) -> None:
 
 def _unmark(db: Connection, group_ids: Sequence[str]) -> None:
     rows = [(group_id,) for group_id in group_ids]
-    _many(db, "UPDATE siblings SET trained = 0, advantage = NULL WHERE group_id = ?", rows)
+    _many(db, "UPDATE sibling_rows SET trained = 0, advantage = NULL WHERE group_id = ?", rows)
 
 
 def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
@@ -264,16 +279,16 @@ def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
 
 
 def _call_row(
-    prompts: PromptContents, group_id: str, sibling: int, seq: int, call: CapturedCall
+    contents: CallContents, group_id: str, sibling: int, seq: int, call: CapturedCall
 ) -> tuple[Any, ...]:
-    prompt_ids = b64decode(call.prompt_ids)
-    slices_json, digest = prompts.put(prompt_ids)
+    prompt_ids, response_ids = b64decode(call.prompt_ids), b64decode(call.response_ids)
+    prompt_id, response_piece = contents.put(sibling, prompt_ids, response_ids)
     return (
         group_id,
         sibling,
         seq,
-        prompt_ids if slices_json is None else b"",
-        b64decode(call.response_ids),
+        prompt_ids if prompt_id is None else b"",
+        response_ids if response_piece is None else b"",
         None if call.logprobs is None else b64decode(call.logprobs),
         orjson.dumps(call.weight_versions).decode(),
         min((span[0] for span in call.weight_versions), default=None),
@@ -281,8 +296,8 @@ def _call_row(
         call.finish_reason,
         call.untrainable,
         call.shaped,
-        slices_json,
-        digest,
+        prompt_id,
+        response_piece,
     )
 
 

@@ -3,7 +3,7 @@ does not share with them.
 
 A request shares most with the request whose answer it continues, and with the latest request of the
 same app and route, which often has the same system prompt and tools. A prompt shares all with the
-prompts of its group, and most with those of the group before.
+prompts of its group, and most with the prompt of the group before and the answer that was served.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ in its row."""
 IN_ROW: StoredContent = (None, None)
 
 _REQUEST = "SELECT request_slices FROM group_rows WHERE group_id = ?"
-_PROMPT = """
-    SELECT prompt_slices FROM call_rows WHERE group_id = ? AND prompt_slices IS NOT NULL
-    ORDER BY sibling, seq LIMIT 1
+_CALL = """
+    SELECT q.slices, c.response_piece, length(p.data) FROM call_rows AS c
+    JOIN prompts AS q ON q.prompt_id = c.prompt
+    LEFT JOIN pieces AS p ON p.piece_id = c.response_piece
+    WHERE c.group_id = ? ORDER BY c.response_piece DESC, c.sibling, c.seq LIMIT 1
 """
-_PLACE = "SELECT parent_id, app_key, route FROM group_rows WHERE group_id = ?"
+"""The prompt of a call. If the group has a call whose response is a piece, its last such call."""
+_PLACE = "SELECT parent_id, app_key, route, served_index FROM group_rows WHERE group_id = ?"
+_INSERT_PROMPT = "INSERT INTO prompts (slices, digest) VALUES (?, ?)"
 _LONG_REQUESTS = """
     SELECT rowid FROM group_rows WHERE length(request_json) >= ? ORDER BY received_at, group_id
 """
@@ -35,13 +39,14 @@ _LONG_PROMPTS = """
     SELECT c.rowid, c.group_id FROM call_rows AS c JOIN group_rows AS g USING (group_id)
     WHERE length(c.prompt_ids) >= ? ORDER BY g.received_at, c.group_id, c.sibling, c.seq
 """
-_OLD_PROMPT = "SELECT prompt_ids FROM call_rows WHERE rowid = ?"
+_OLD_CALL = "SELECT sibling, prompt_ids, response_ids FROM call_rows WHERE rowid = ?"
 _MOVE_REQUEST = """
     UPDATE group_rows SET request_json = '', request_slices = ?, request_digest = ?
     WHERE rowid = ?
 """
-_MOVE_PROMPT = """
-    UPDATE call_rows SET prompt_ids = x'', prompt_slices = ?, prompt_digest = ? WHERE rowid = ?
+_MOVE_CALL = """
+    UPDATE call_rows SET prompt_ids = x'', prompt = ?1, response_piece = ?2,
+    response_ids = CASE WHEN ?2 IS NULL THEN response_ids ELSE x'' END WHERE rowid = ?3
 """
 
 
@@ -59,55 +64,90 @@ def put_request(
         return IN_ROW
     store = content_store(db)
     of_app = f"request of {app_key} at {route}"
-    bases = _bases(db, "request", parent_id, of_app, _REQUEST)
-    content = store.store(db, data, bases)
+    bases = [store.find(of_app), _request_of(db, parent_id)]
+    content = store.store(db, data, [base for base in bases if base is not None])
     store.remember(f"request {group_id}", content)
     store.remember(of_app, content)
     return content.slices_json, content.digest
 
 
-class PromptContents:
-    """Stores the prompts of a group's calls, in the order of the calls. The group's row must be
-    stored before."""
+def _request_of(db: Connection, group_id: str | None) -> Content | None:
+    """Return the request of a group, from memory or from the file. Return None if it is not stored
+    as slices."""
+    if group_id is None:
+        return None
+    store = content_store(db)
+    slices_json = None
+    request = store.find(f"request {group_id}")
+    if request is None:
+        slices_json = db.exec_driver_sql(_REQUEST, (group_id,)).scalar()
+    return request if slices_json is None else store.load(db, slices_json)
+
+
+class CallContents:
+    """Stores the prompts of a group's calls, and the responses that the app got, in the order of
+    the calls. The group's row must be stored before."""
 
     def __init__(self, db: Connection, group_id: str) -> None:
         self._db = db
         self._group_id = group_id
-        self._previous: list[Content] = []
+        self._store = content_store(db)
+        self._prompts: list[tuple[Content, int]] = []
+        """Latest prompt of the group, with its id."""
+        parent_id, app_key, route, served_index = db.exec_driver_sql(_PLACE, (group_id,)).one()
+        self._parent_id = parent_id
+        self._of_app = f"prompt of {app_key} at {route}"
+        self._served_index = served_index
 
-    def put(self, prompt_ids: bytes) -> StoredContent:
-        """Store the prompt of the next call, and return the values of its row's columns."""
+    def put(
+        self, sibling: int, prompt_ids: bytes, response_ids: bytes
+    ) -> tuple[int | None, int | None]:
+        """Store the contents of the next call. Return the id of the prompt and the id of the
+        response's piece. An id is None if the content is to be stored in the call's row."""
         if len(prompt_ids) < MIN_BYTES:
-            return IN_ROW
-        store = content_store(self._db)
-        if self._previous:
-            content = store.store(self._db, prompt_ids, self._previous)
-        else:
-            place = self._db.exec_driver_sql(_PLACE, (self._group_id,)).one()
-            parent_id, app_key, route = place
-            of_app = f"prompt of {app_key} at {route}"
-            bases = _bases(self._db, "prompt", parent_id, of_app, _PROMPT)
-            content = store.store(self._db, prompt_ids, bases)
-            store.remember(f"prompt {self._group_id}", content)
-            store.remember(of_app, content)
-        self._previous = [content]
-        return content.slices_json, content.digest
+            return None, None
+        prompt, prompt_id = self._put_prompt(prompt_ids)
+        if sibling != self._served_index or len(response_ids) < MIN_BYTES:
+            return prompt_id, None
+        response = self._store.store(self._db, response_ids, [])
+        # The next prompt of the session begins with this prompt and this response.
+        self._store.remember(f"prompt {self._group_id}", prompt.followed_by(response))
+        return prompt_id, response.slices[0][0]
 
+    def _put_prompt(self, prompt_ids: bytes) -> tuple[Content, int]:
+        for prompt, prompt_id in self._prompts:
+            if prompt.data == prompt_ids:
+                return prompt, prompt_id
+        bases = [prompt for prompt, _ in self._prompts] or self._bases()
+        content = self._store.store(self._db, prompt_ids, bases)
+        if not self._prompts:
+            self._store.remember(f"prompt {self._group_id}", content)
+            self._store.remember(self._of_app, content)
+        row = (content.slices_json, content.digest)
+        prompt_id = self._db.exec_driver_sql(_INSERT_PROMPT, row).lastrowid
+        self._prompts = [(content, prompt_id)]
+        return content, prompt_id
 
-def _bases(
-    db: Connection, kind: str, parent_id: str | None, of_app: str, parent_query: str
-) -> list[Content]:
-    """Return the contents of the parent group and of the app's latest group, if they are known. The
-    content of the parent is read from the file if it is not in memory."""
-    store = content_store(db)
-    bases = [store.find(of_app)]
-    if parent_id is not None:
-        parent = store.find(f"{kind} {parent_id}")
-        slices_json = None
-        if parent is None:
-            slices_json = db.exec_driver_sql(parent_query, (parent_id,)).scalar()
-        bases.append(parent if slices_json is None else store.load(db, slices_json))
-    return [base for base in bases if base is not None]
+    def _bases(self) -> list[Content]:
+        """Return the app's latest prompt, and the prompt of the parent with its response."""
+        bases = [self._store.find(self._of_app), self._parent()]
+        return [base for base in bases if base is not None]
+
+    def _parent(self) -> Content | None:
+        if self._parent_id is None:
+            return None
+        found = self._store.find(f"prompt {self._parent_id}")
+        if found is not None:
+            return found
+        row = self._db.exec_driver_sql(_CALL, (self._parent_id,)).one_or_none()
+        if row is None:
+            return None
+        slices_json, piece_id, num_bytes = row
+        prompt = self._store.load(self._db, slices_json)
+        if piece_id is None:
+            return prompt
+        response = self._store.load(self._db, f"[[{piece_id}, 0, {num_bytes}]]")
+        return prompt.followed_by(response)
 
 
 def move_contents(db: Connection) -> None:
@@ -120,8 +160,8 @@ def move_contents(db: Connection) -> None:
     for group_id, rows in itertools.groupby(
         db.exec_driver_sql(_LONG_PROMPTS, (MIN_BYTES,)).all(), lambda row: row[1]
     ):
-        prompts = PromptContents(db, group_id)
+        contents = CallContents(db, group_id)
         for rowid, _ in rows:
-            prompt_ids = db.exec_driver_sql(_OLD_PROMPT, (rowid,)).scalar_one()
-            db.exec_driver_sql(_MOVE_PROMPT, (*prompts.put(prompt_ids), rowid))
+            call = db.exec_driver_sql(_OLD_CALL, (rowid,)).one()
+            db.exec_driver_sql(_MOVE_CALL, (*contents.put(*call), rowid))
     store.clear()

@@ -85,7 +85,16 @@ GROUP_ROWS = Table(
     ),
 )
 
-SIBLINGS = Table("siblings", METADATA, _group_id(), *_columns(SiblingRecord))
+# Read messages from the view SIBLINGS: in this table, `message_json` has neither the text nor the
+# tool calls (see stored_messages.py).
+SIBLING_ROWS = Table(
+    "sibling_rows",
+    METADATA,
+    _group_id(),
+    *_columns(SiblingRecord),
+    Column("text_at", Integer),
+    Column("tool_calls_at", Integer),
+)
 
 
 def _call_columns() -> list[Column[Any]]:
@@ -110,18 +119,27 @@ def _call_columns() -> list[Column[Any]]:
     ]
 
 
-# Read prompts from the view CALLS: `prompt_ids` is empty in this table if the prompt is stored as
-# slices of pieces.
+# Read tokens from the view CALLS: `prompt_ids` is empty in this table if the prompt is a row of the
+# table `prompts`, and `response_ids` is empty if the response is a piece.
 CALL_ROWS = Table(
     "call_rows",
     METADATA,
     _group_id(),
     *_call_columns(),
-    Column("prompt_slices", String),
-    Column("prompt_digest", LargeBinary),
+    Column("prompt", Integer),
+    Column("response_piece", Integer),
 )
 
-# A part of requests and prompts.
+# A long prompt, which the siblings of a group share.
+PROMPTS = Table(
+    "prompts",
+    METADATA,
+    Column("prompt_id", Integer, primary_key=True),
+    Column("slices", String, nullable=False),
+    Column("digest", LargeBinary, nullable=False),
+)
+
+# A part of requests and prompts, or a response that the next prompt may repeat.
 PIECES = Table(
     "pieces",
     METADATA,
@@ -129,8 +147,9 @@ PIECES = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# The views have whole requests and prompts.
+# The views have whole requests, messages and prompts.
 GROUPS = Table("groups", VIEWS, *_columns(GroupRecord))
+SIBLINGS = Table("siblings", VIEWS, Column("group_id", String), *_columns(SiblingRecord))
 CALLS = Table("calls", VIEWS, Column("group_id", String), *_call_columns())
 
 FEEDBACK = Table(

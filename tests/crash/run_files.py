@@ -13,7 +13,8 @@ from crash.client import Ack, read_acks
 from crash.lineage_backend import Lineage, mark_of, read_lineage
 
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server.journal.rows import CALL_COLUMNS, parse_call_row
+from fakevllm_server.journal.call_reads import CallReader
+from fakevllm_server.journal.external_reader import read_journal_file
 
 
 @dataclass
@@ -56,8 +57,9 @@ class RunFiles:
 
     def kept_marks(self, owner: str) -> list[int]:
         """Return the marks of an owner's calls that are still in the journal."""
-        query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ?"
-        return [mark_of(parse_call_row(row).prompt_ids) for row in self.rows(query, owner)]
+        journal = self.run_dir / "journal.sqlite"
+        calls = read_journal_file(journal, lambda db: CallReader(db).of_owner(owner))
+        return [mark_of(call.prompt_ids) for call in calls]
 
     @cached_property
     def last_steps(self) -> list[LogEntry]:

@@ -42,7 +42,8 @@ def m005_hook_hash(db: Connection) -> None:
 
 
 def m006_prompts(db: Connection) -> None:
-    """Store long prompts as slices of pieces, which the calls share."""
+    """Store long prompts as slices of compressed pieces, which the calls share. Calls that are
+    stored from now on are compressed."""
     for statement in _M006:
         db.exec_driver_sql(statement)
     prompts.move_prompts(db)
@@ -204,6 +205,7 @@ _M006 = (
     )
     """,
     "ALTER TABLE calls ADD COLUMN prompt INTEGER",
+    "ALTER TABLE calls ADD COLUMN is_compressed BOOLEAN NOT NULL DEFAULT 0",
     "CREATE INDEX ix_calls_prompt ON calls (prompt)",
     """
     CREATE TRIGGER count_call AFTER INSERT ON calls WHEN NEW.prompt IS NOT NULL

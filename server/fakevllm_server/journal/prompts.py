@@ -1,5 +1,6 @@
 """Store the long prompts of captured calls. Calls with the same prompt share one row, and each
-prompt stores only what it adds to an earlier one (see fakevllm_runtime/contents.py).
+prompt stores only what it adds to an earlier one (see fakevllm_runtime/contents.py). Pieces are
+compressed.
 
 Triggers count the calls of each prompt and the prompts of each piece. They delete a prompt with its
 last call, and a piece with its last prompt. So a call may be deleted by any statement, and what
@@ -14,11 +15,13 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import cast
+from typing import Any, cast
 
+import orjson
 from sqlalchemy import Connection
 
-from fakevllm_runtime.contents import MIN_BYTES, Content, content_store, join_slices
+from fakevllm_runtime.contents import MIN_BYTES, Content, ContentStore
+from fakevllm_server.journal.compression import compress_numbers, decompress_numbers
 
 NUM_RECENT = 16
 """Number of recent prompts with the same beginning that a prompt is compared with. They may belong
@@ -27,19 +30,14 @@ MAX_RECENT = 64
 """Maximum number of prompts in memory."""
 HEAD_BYTES = 256
 """Number of bytes at the beginning in which two prompts must agree to be compared."""
-PROMPT_COLUMN = f"""
-    CASE WHEN prompt IS NULL THEN prompt_ids ELSE (
-        {join_slices("(SELECT q.slices FROM prompts AS q WHERE q.id = prompt)", "BLOB")}
-    ) END AS prompt_ids
-"""
-"""SQL for the prompt of a row of the table `calls`."""
-
 MAX_RECENT_BYTES = 32 * 1024 * 1024
 """Maximum size of the prompts in memory."""
 
 _INSERT = "INSERT INTO prompts (slices) VALUES (?)"
 _NEWEST = "SELECT id, slices FROM prompts ORDER BY id DESC LIMIT ?"
 _EXISTS = "SELECT 1 FROM prompts WHERE id = ?"
+_SLICES = "SELECT slices FROM prompts WHERE id = ?"
+_PIECE = "SELECT data FROM pieces WHERE piece_id = ?"
 _NUM_FOUND = """
     SELECT COUNT(*) FROM pieces
     WHERE piece_id IN (SELECT json_extract(value, '$[0]') FROM json_each(?))
@@ -62,6 +60,7 @@ class RecentPrompts:
     """The latest prompts, in memory. Their rows may have been deleted since."""
 
     def __init__(self) -> None:
+        self._contents = ContentStore(compress=compress_numbers, decompress=decompress_numbers)
         self._by_key: OrderedDict[str, _StoredPrompt] = OrderedDict()
         self._is_loaded = False
 
@@ -87,7 +86,7 @@ class RecentPrompts:
                 self._remember(key, one)
                 return one.id
         bases = [one.content for one in candidates if _has_pieces(db, one.content)]
-        content = content_store(db).store(db, prompt_ids, bases)
+        content = self._contents.store(db, prompt_ids, bases)
         inserted = db.exec_driver_sql(_INSERT, (content.slices_json,)).lastrowid
         prompt = _StoredPrompt(inserted, content)
         self._remember(key, prompt)
@@ -114,9 +113,13 @@ class RecentPrompts:
             self._by_key.popitem(last=False)
 
     def _load(self, db: Connection) -> None:
-        """Read the newest prompts of the file, which an earlier process has stored."""
+        """Read the newest prompts of the file, which an earlier process has stored, without those
+        that are damaged."""
         for number, slices_json in reversed(db.exec_driver_sql(_NEWEST, (NUM_RECENT,)).all()):
-            content = content_store(db).load(db, slices_json)
+            try:
+                content = self._contents.load(db, slices_json)
+            except ValueError:  # the calls that need it are dropped as corrupt
+                continue
             self._remember(f"of an earlier process: {number}", _StoredPrompt(number, content))
         self._is_loaded = True
 
@@ -124,6 +127,36 @@ class RecentPrompts:
 def recent_prompts(db: Connection) -> RecentPrompts:
     """Return the recent prompts of the connection that writes the journal."""
     return cast(RecentPrompts, db.info.setdefault(_KEY, RecentPrompts()))
+
+
+class PromptReader:
+    """Reads prompts. It keeps the latest prompt in memory, because siblings have the same one, and
+    all pieces, because prompts share them. Use one reader for one read of the journal."""
+
+    def __init__(self, db: Connection) -> None:
+        self._db = db
+        self._latest: tuple[int, bytes] | None = None
+        self._pieces: dict[int, bytes] = {}
+
+    def read(self, prompt_id: int) -> bytes:
+        """Return the prompt of a row of the table `prompts`. Raises ValueError if the prompt is
+        missing or damaged."""
+        if self._latest is None or self._latest[0] != prompt_id:
+            slices = orjson.loads(self._value(_SLICES, prompt_id))
+            parts = [self._piece(piece)[start : start + size] for piece, start, size in slices]
+            self._latest = (prompt_id, b"".join(parts))
+        return self._latest[1]
+
+    def _piece(self, piece_id: int) -> bytes:
+        if piece_id not in self._pieces:
+            self._pieces[piece_id] = decompress_numbers(self._value(_PIECE, piece_id))
+        return self._pieces[piece_id]
+
+    def _value(self, query: str, number: int) -> Any:
+        value = self._db.exec_driver_sql(query, (number,)).scalar()
+        if value is None:
+            raise ValueError("a part of the prompt is missing")
+        return value
 
 
 def forget_unused(db: Connection, prompt_id: int) -> None:

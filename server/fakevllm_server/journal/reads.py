@@ -12,15 +12,14 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.episodes.episode_registry import ID_CHARS, Episode, Idempotency
+from fakevllm_server.journal.call_reads import CALL_COLUMNS, CallReader
 from fakevllm_server.journal.rows import (
-    CALL_COLUMNS,
     PRUNED,
     CorruptCall,
     SavedCheckpoint,
     ScoredSample,
     Submission,
     groups_hash,
-    parse_call_row,
 )
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
@@ -97,6 +96,7 @@ def pending_work(db: Connection, now: float) -> PendingWork:
     once.
     """
     pending = PendingWork()
+    calls = CallReader(db)
     claimed = (
         'SELECT episode_id, epoch, "key", client_uuid, kind, idle_limit_s, owner, '
         "idempotency_key, body_hash FROM episodes WHERE state = ?"
@@ -105,26 +105,26 @@ def pending_work(db: Connection, now: float) -> PendingWork:
         idempotency = Idempotency(key, body_hash) if key else None
         episode = Episode(*row, last_activity=now, owner=owner, idempotency=idempotency)
         try:
-            episode.calls.extend(_calls(db, episode.uuid))
+            episode.calls.extend(calls.of_owner(episode.uuid))
         except CorruptCall:
             pending.corrupt_claims.append(episode)
         else:
             pending.claimed.append(episode)
     opened = "SELECT episode_id, epoch FROM episodes WHERE state = ? ORDER BY rowid"
     pending.open_episodes = [(row[0], row[1]) for row in _rows(db, opened, EpisodeState.OPEN)]
-    _read_open_groups(db, pending)
+    _read_open_groups(db, calls, pending)
     for row in _rows(
         db,
         'SELECT owner, "index", reward, task_id FROM samples WHERE group_id IS NULL ORDER BY rowid',
     ):
         sample = ScoredSample(*row)
         try:
-            pending.samples.append((sample, _calls(db, sample.owner)))
+            pending.samples.append((sample, calls.of_owner(sample.owner)))
         except CorruptCall:
             pending.corrupt_samples.append(sample)
     pooled = "SELECT group_id FROM groups WHERE state = ? ORDER BY seq"
     ids = [row[0] for row in _rows(db, pooled, GroupState.POOLED)]
-    pending.groups = list(_groups(db, ids, pending.corrupt))
+    pending.groups = list(_groups(db, calls, ids, pending.corrupt))
     return pending
 
 
@@ -150,11 +150,12 @@ def planned_batches(db: Connection, corrupt: list[str]) -> list[PlannedBatch]:
     `corrupt`.
     """
     batches: list[PlannedBatch] = []
+    calls = CallReader(db)
     query = "SELECT step, version, groups_hash FROM batches WHERE state = ? ORDER BY step"
     for step, version, expected in _rows(db, query, BatchState.PLANNED):
         members = "SELECT group_id FROM groups WHERE step = ? AND state = ? ORDER BY position"
         ids = [row[0] for row in _rows(db, members, step, GroupState.PLANNED)]
-        groups = list(_groups(db, ids, corrupt))
+        groups = list(_groups(db, calls, ids, corrupt))
         is_whole = groups_hash([group.group_id for group in groups]) == expected
         if not is_whole:
             log.error("step %d is trained again without its corrupt groups", step)
@@ -284,8 +285,9 @@ def calls_by_sibling(db: Connection, group_id: str, num: int) -> list[list[Recor
     `num` is the number of siblings. A sibling whose calls were deleted has an empty list. If any
     call of the group is corrupt, return [].
     """
+    calls = CallReader(db)
     try:
-        return [_calls(db, SiblingRef(group_id, index).episode_id) for index in range(num)]
+        return [calls.of_owner(SiblingRef(group_id, index).episode_id) for index in range(num)]
     except CorruptCall:
         return []
 
@@ -323,7 +325,7 @@ def meta(db: Connection, key: str) -> str | None:
     return db.exec_driver_sql('SELECT value FROM meta WHERE "key" = ?', (key,)).scalar()
 
 
-def _read_open_groups(db: Connection, pending: PendingWork) -> None:
+def _read_open_groups(db: Connection, calls: CallReader, pending: PendingWork) -> None:
     query = (
         f"SELECT c.group_id, c.owner, {CALL_COLUMNS} FROM calls c "
         "LEFT JOIN groups g ON g.group_id = c.group_id "
@@ -331,7 +333,7 @@ def _read_open_groups(db: Connection, pending: PendingWork) -> None:
     )
     for group_id, owner, *row in _rows(db, query):
         try:
-            call = parse_call_row(tuple(row))
+            call = calls.parse(row)
         except CorruptCall:
             pending.corrupt.append(group_id)
             continue
@@ -341,15 +343,17 @@ def _read_open_groups(db: Connection, pending: PendingWork) -> None:
         pending.open_groups.pop(group_id, None)
 
 
-def _groups(db: Connection, ids: Sequence[str], corrupt: list[str]) -> Iterator[FinishedGroup]:
+def _groups(
+    db: Connection, calls: CallReader, ids: Sequence[str], corrupt: list[str]
+) -> Iterator[FinishedGroup]:
     for group_id in ids:
         try:
-            yield _group(db, group_id)
+            yield _group(db, calls, group_id)
         except CorruptCall:
             corrupt.append(group_id)
 
 
-def _group(db: Connection, group_id: str) -> FinishedGroup:
+def _group(db: Connection, calls: CallReader, group_id: str) -> FinishedGroup:
     """Return a group with its episodes and calls. Raises CorruptCall if the digest of a call does
     not match."""
     members = (
@@ -357,19 +361,14 @@ def _group(db: Connection, group_id: str) -> FinishedGroup:
     )
     samples = [ScoredSample(*row) for row in _rows(db, members, group_id)]
     episodes = [
-        ScoredEpisode(sample.index, sample.reward, tuple(_calls(db, sample.owner)), sample.owner)
+        ScoredEpisode(
+            sample.index, sample.reward, tuple(calls.of_owner(sample.owner)), sample.owner
+        )
         for sample in samples
     ]
     query = "SELECT advantage, hook_hash FROM groups WHERE group_id = ?"
     advantage, hook_hash = db.exec_driver_sql(query, (group_id,)).one()
     return FinishedGroup(group_id, episodes, advantage=advantage, hook_hash=hook_hash)
-
-
-def _calls(db: Connection, owner: str) -> list[RecordedCall]:
-    """Return the calls of an episode or sibling, in order. Raises CorruptCall if the digest of a
-    call does not match."""
-    query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
-    return [parse_call_row(row) for row in _rows(db, query, owner)]
 
 
 def _rows(db: Connection, query: str, *values: Any) -> list[Any]:

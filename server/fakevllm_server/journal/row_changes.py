@@ -17,6 +17,7 @@ from fakevllm_adapters.protocol.swarm import LogEntry
 from fakevllm_runtime.contents import MIN_BYTES
 from fakevllm_server.episodes.episode_registry import Episode
 from fakevllm_server.journal import reads
+from fakevllm_server.journal.compression import compress_facts, compress_numbers
 from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.prompts import forget_unused, recent_prompts
 from fakevllm_server.journal.rows import (
@@ -304,16 +305,22 @@ def move_episode(db: Connection, episode_id: str, state: EpisodeState) -> None:
 def put_call(
     db: Connection, owner: str, seq: int, call: RecordedCall, group_id: str | None
 ) -> None:
-    prompt_ids, *values = call_row(call)
+    prompt_ids, response_ids, logprobs, facts, digest = call_row(call)
     prompt_id = None
     if len(prompt_ids) >= MIN_BYTES:
         prompt_id = recent_prompts(db).put(db, prompt_ids, group_id or owner)
         prompt_ids = b""
     insert = (
         "INSERT OR IGNORE INTO calls (owner, group_id, seq, prompt, prompt_ids, response_ids, "
-        "logprobs, facts_json, digest) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        "logprobs, facts_json, digest, is_compressed) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 1)"
     )
-    row = (owner, group_id, seq, prompt_id, prompt_ids, *values)
+    compressed = (
+        compress_numbers(prompt_ids) if prompt_ids else b"",
+        compress_numbers(response_ids),
+        None if logprobs is None else compress_numbers(logprobs),
+        compress_facts(facts),
+    )
+    row = (owner, group_id, seq, prompt_id, *compressed, digest)
     if db.exec_driver_sql(insert, row).rowcount == 0 and prompt_id is not None:
         forget_unused(db, prompt_id)
 

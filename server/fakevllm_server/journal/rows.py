@@ -13,15 +13,14 @@ from typing import Any
 
 import orjson
 
-from fakevllm_server.journal.prompts import PROMPT_COLUMN
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.number_arrays import float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
 
-CALL_COLUMNS = f"{PROMPT_COLUMN}, response_ids, logprobs, facts_json, digest"
-"""SQL for the values of a `CallRow`, in a query on the table `calls`."""
 CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
+"""A captured call: the prompt's ids, the response's ids, the log-probabilities, the facts, and the
+digest. See the table `calls`, in which the first four are compressed."""
 
 
 class CorruptCall(Exception):
@@ -29,17 +28,17 @@ class CorruptCall(Exception):
 
 
 def call_row(call: RecordedCall) -> CallRow:
-    """Return a captured call as values for the columns CALL_COLUMNS."""
+    """Return a captured call as the values that are stored."""
     logprobs = None if call.logprobs is None else array("d", call.logprobs)
-    facts = orjson.dumps(
-        {
-            "versions": [[span.version, span.start, span.end] for span in call.versions],
-            "temperature": call.temperature,
-            "finish_reason": call.finish_reason,
-            "untrainable": call.untrainable,
-            "allowed": None if call.allowed is None else call.allowed.to_wire(),
-        }
-    ).decode()
+    values = {
+        "versions": [[span.version, span.start, span.end] for span in call.versions],
+        "temperature": call.temperature,
+        "finish_reason": call.finish_reason,
+        "untrainable": call.untrainable,
+        "allowed": None if call.allowed is None else call.allowed.to_wire(),
+    }
+    known = {name: value for name, value in values.items() if value is not None}
+    facts = orjson.dumps(known).decode()
     parts = (
         array("i", call.prompt_ids).tobytes(),
         array("i", call.response_ids).tobytes(),
@@ -60,15 +59,15 @@ def parse_call_row(row: CallRow) -> RecordedCall:
     if _digest(prompt_ids, response_ids, logprobs, facts_json) != digest:
         raise CorruptCall
     facts: dict[str, Any] = orjson.loads(facts_json)
-    allowed = facts["allowed"]
+    allowed = facts.get("allowed")
     return RecordedCall(
         prompt_ids=id_array(array("i", prompt_ids)),
         response_ids=id_array(array("i", response_ids)),
         logprobs=None if logprobs is None else float_array(array("d", logprobs)),
         versions=[VersionSpan(*span) for span in facts["versions"]],
         temperature=facts["temperature"],
-        finish_reason=facts["finish_reason"],
-        untrainable=facts["untrainable"],
+        finish_reason=facts.get("finish_reason"),
+        untrainable=facts.get("untrainable"),
         allowed=None if allowed is None else TokenMasks.from_wire(allowed),
     )
 

@@ -76,7 +76,8 @@ class Calls(_Row, table=True):
     seq: int
     """Index of the call among the calls of its owner, from 0."""
     prompt_ids: bytes
-    """Token ids as little-endian int32. Empty if the prompt is in the table `prompts`."""
+    """Token ids as little-endian int32. Empty if the prompt is in the table `prompts`. This column
+    and the next three are compressed (see compression.py) if `is_compressed` is 1."""
     response_ids: bytes
     """Token ids as little-endian int32."""
     logprobs: bytes | None = None
@@ -84,12 +85,14 @@ class Calls(_Row, table=True):
     is lost, else as float64."""
     facts_json: str
     """Weight versions, temperature, finish reason, reason why the call is untrainable, and allowed
-    token sets."""
+    token sets. What is unknown is left out."""
     digest: bytes
-    """Digest of the whole prompt and of the three columns above (the log-probabilities as float64),
-    so that data that a disk has changed is not trained on."""
+    """Digest of the whole prompt and of the three columns above (not compressed, and the
+    log-probabilities as float64), so that data that a disk has changed is not trained on."""
     prompt: int | None = Field(default=None, index=True)
     """Row of a long prompt in the table `prompts`; NULL if the prompt is in this row."""
+    is_compressed: bool = Field(default=False, sa_column_kwargs={"server_default": text("0")})
+    """0 in rows of older servers."""
 
 
 class Prompts(_Row, table=True):
@@ -105,8 +108,8 @@ class Prompts(_Row, table=True):
 
 
 class Pieces(_Row, table=True):
-    """A part of prompts, as little-endian int32. Triggers count its prompts, and delete the row
-    with the last of them."""
+    """A part of prompts: little-endian int32, compressed (see compression.py). Triggers
+    count its prompts, and delete the row with the last of them."""
 
     __table_args__ = {"sqlite_autoincrement": True}
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from fakevllm_adapters.protocol.group_tokens import CallView, GroupView, SiblingView
 from fakevllm_adapters.protocol.swarm import LogEntry
-from fakevllm_server.journal.rows import CALL_COLUMNS, parse_call_row
+from fakevllm_server.journal.call_reads import CallReader
 from fakevllm_server.types.calls import RecordedCall
 
 OPEN = "open"
@@ -32,17 +32,18 @@ def read_group_view(db: Connection, name: str) -> GroupView | None:
     sibling or an episode, the returned view contains only this sibling or episode. Raises
     CorruptCall if a call cannot be read.
     """
+    reader = CallReader(db)
     rows = db.exec_driver_sql(_SAMPLES_OF_GROUP, (name,)).all()
     rows = rows or db.exec_driver_sql(_SAMPLES_OF_OWNER, (name,)).all()
     if not rows:
-        calls = _read_calls(db, name)
+        calls = _read_calls(reader, name)
         siblings = [SiblingView(index=0, name=name, calls=calls)]
         return GroupView(group_id=name, state=OPEN, siblings=siblings) if calls else None
     view = GroupView(
         group_id=rows[0][3] or name,
         state=OPEN,
         siblings=[
-            SiblingView(index=index, name=owner, reward=reward, calls=_read_calls(db, owner))
+            SiblingView(index=index, name=owner, reward=reward, calls=_read_calls(reader, owner))
             for owner, index, reward, _ in rows
         ],
     )
@@ -71,10 +72,9 @@ def _add_outcome(db: Connection, view: GroupView) -> None:
                 sibling.advantage = advantages.get(sibling.index)
 
 
-def _read_calls(db: Connection, owner: str) -> list[CallView]:
+def _read_calls(calls: CallReader, owner: str) -> list[CallView]:
     """Return the captured calls of a sibling or an episode, oldest first, for display."""
-    query = f"SELECT {CALL_COLUMNS} FROM calls WHERE owner = ? ORDER BY seq"
-    return [_call_view(parse_call_row(tuple(row))) for row in db.exec_driver_sql(query, (owner,))]
+    return [_call_view(call) for call in calls.of_owner(owner)]
 
 
 def _call_view(call: RecordedCall) -> CallView:

@@ -6,6 +6,7 @@ import json
 import random
 import sqlite3
 import tarfile
+from base64 import b64decode
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
+from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.packed_numbers import pack_ids, unpack_ids
@@ -30,6 +32,7 @@ from fakevllm_runtime.contents import (
     cut,
     digest_of,
 )
+from fakevllm_runtime.migrations import migrate
 from tests.e2e.test_released_run import ARCHIVE
 from tests.proxy.ledger.ledger_cases import call, group, rows
 
@@ -85,8 +88,9 @@ def assert_contents(path: Path, records: Sequence[GroupRecord]) -> None:
     digests = """
         SELECT CAST(v.request_json AS BLOB), r.request_digest FROM groups AS v
         JOIN group_rows AS r USING (group_id) WHERE r.request_slices IS NOT NULL
-        UNION ALL SELECT v.prompt_ids, r.prompt_digest FROM calls AS v
-        JOIN call_rows AS r USING (group_id, sibling, seq) WHERE r.prompt_slices IS NOT NULL
+        UNION ALL SELECT v.prompt_ids, q.digest FROM calls AS v
+        JOIN call_rows AS r USING (group_id, sibling, seq)
+        JOIN prompts AS q ON q.prompt_id = r.prompt
     """
     digested: list[Any] = rows(path, digests)
     assert len(digested) == (1 + NUM_SIBLINGS) * len(records)
@@ -111,6 +115,65 @@ def test_a_turn_stores_only_what_it_adds_to_its_parent(ledger: Ledger, path: Pat
     distinct = len(requests()[-1].encode()) + 4 * len(prompts()[-1])
     assert num_bytes < 1.02 * distinct
     assert rows(path, "SELECT COUNT(*) FROM group_rows WHERE request_json <> ''") == [(0,)]
+
+
+ANSWER_IDS = 200
+
+
+def record_answers(ledger: Ledger, *, restart: Path | None = None) -> list[list[bytes]]:
+    """Record turns whose prompts begin with the prompt and the served answer of the turn before.
+    Return the prompt and the response of each call."""
+    chosen = random.Random(2)
+    prompt = [chosen.randrange(150_000) for _ in range(PROMPT_IDS)]
+    expected: list[list[bytes]] = []
+    for turn in range(NUM_TURNS):
+        if restart is not None:
+            ledger.close()
+            ledger = Ledger.open(restart)
+        responses = [
+            [chosen.randrange(150_000) for _ in range(ANSWER_IDS)] for _ in range(NUM_SIBLINGS)
+        ]
+        name = f"answered{turn}"
+        one = group(name, [0.5] * NUM_SIBLINGS, served=turn % NUM_SIBLINGS, received_at=1e6 + turn)
+        ledger.record(replace(one, parent_id=f"answered{turn - 1}" if turn else None))
+        calls = [
+            call().model_copy(
+                update={"prompt_ids": pack_ids(prompt), "response_ids": pack_ids(response)}
+            )
+            for response in responses
+        ]
+        ledger.settle(name, "pooled", None, 1, [[one] for one in calls])
+        expected += [[b64decode(one.prompt_ids), b64decode(one.response_ids)] for one in calls]
+        prompt = [*prompt, *responses[turn % NUM_SIBLINGS], *(turn, turn, turn)]
+    assert ledger.drain() and ledger.health.dropped == 0
+    if restart is not None:
+        ledger.close()
+    return expected
+
+
+def assert_answers(path: Path, expected: list[list[bytes]]) -> None:
+    query = """
+        SELECT prompt_ids, response_ids FROM calls JOIN groups USING (group_id)
+        WHERE group_id LIKE 'answered%' ORDER BY received_at, sibling
+    """
+    assert [list(row) for row in rows(path, query)] == expected
+
+
+def test_the_tokens_of_a_served_answer_are_stored_once(ledger: Ledger, path: Path) -> None:
+    expected = record_answers(ledger)
+    assert_answers(path, expected)
+    query = "SELECT SUM(length(data)) FROM pieces UNION ALL SELECT SUM(length(response_ids)) FROM "
+    pieces, in_rows = (row[0] for row in rows(path, f"{query} call_rows"))
+    assert in_rows == 4 * ANSWER_IDS * NUM_TURNS * (NUM_SIBLINGS - 1)
+    assert pieces == len(expected[-1][0]) + 4 * ANSWER_IDS
+    assert rows(path, "SELECT COUNT(*) FROM prompts") == [(NUM_TURNS,)]
+
+
+def test_a_restarted_proxy_continues_the_prompt_and_the_answer_of_the_file(path: Path) -> None:
+    expected = record_answers(Ledger.open(path), restart=path)
+    assert_answers(path, expected)
+    ((pieces,),) = rows(path, "SELECT SUM(length(data)) FROM pieces")
+    assert pieces == len(expected[-1][0]) + 4 * ANSWER_IDS
 
 
 def test_a_restarted_proxy_reads_the_parent_from_the_file(path: Path) -> None:
@@ -171,7 +234,7 @@ def test_a_ledger_that_a_released_version_wrote_has_the_same_contents(tmp_path: 
     queries = (
         f"SELECT {columns} FROM calls ORDER BY group_id, sibling, seq",
         "SELECT group_id, request_json, state, reason FROM groups ORDER BY group_id",
-        'SELECT group_id, "index", text, reward FROM siblings ORDER BY group_id, "index"',
+        'SELECT * FROM siblings ORDER BY group_id, "index"',
     )
     before = [rows(path, query) for query in queries]
     Ledger.open(path).close()
@@ -184,8 +247,8 @@ def test_long_contents_of_an_older_ledger_move_to_pieces(path: Path) -> None:
     records = record(ledger)
     ledger.close()
     undo_pieces(path)
-    with closing(sqlite3.connect(path)) as db:
-        ((before,),) = db.execute("SELECT SUM(length(prompt_ids)) FROM calls").fetchall()
+    ((before,),) = rows(path, "SELECT SUM(length(prompt_ids)) FROM calls")
+    assert isinstance(before, int)
     Ledger.open(path).close()
     assert_contents(path, records)
     ((after,),) = rows(path, "SELECT SUM(length(data)) FROM pieces")
@@ -194,29 +257,34 @@ def test_long_contents_of_an_older_ledger_move_to_pieces(path: Path) -> None:
     assert in_rows == 0
 
 
+def test_served_answers_of_an_older_ledger_are_stored_once(path: Path) -> None:
+    ledger = Ledger.open(path)
+    expected = record_answers(ledger)
+    ledger.close()
+    queries = [f"SELECT * FROM {name}" for name in ("groups", "siblings", "calls")]
+    before = [rows(path, query) for query in queries]
+    undo_pieces(path)
+    assert [rows(path, query) for query in queries] == before
+    Ledger.open(path).close()
+    assert [rows(path, query) for query in queries] == before
+    assert_answers(path, expected)
+    ((pieces,),) = rows(path, "SELECT SUM(length(data)) FROM pieces")
+    assert pieces == len(expected[-1][0]) + 4 * ANSWER_IDS
+
+
 def undo_pieces(path: Path) -> None:
     """Give the file the schema and the contents that it had before pieces."""
-    with closing(sqlite3.connect(path)) as db, db:
-        db.execute("CREATE TABLE texts AS SELECT group_id, request_json FROM groups")
-        db.execute("CREATE TABLE ids AS SELECT group_id, sibling, prompt_ids FROM calls")
-        db.execute("DROP VIEW groups")
-        db.execute("DROP VIEW calls")
-        for table, column, source, keys in (
-            ("group_rows", "request_json", "texts", ("group_id",)),
-            ("call_rows", "prompt_ids", "ids", ("group_id", "sibling")),
-        ):
-            same = " AND ".join(f"s.{key} = {table}.{key}" for key in keys)
-            db.execute(
-                f"UPDATE {table} SET {column} = (SELECT {column} FROM {source} AS s WHERE {same})"
-            )
-            kind = column.partition("_")[0]
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {kind}_slices")
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {kind}_digest")
-            db.execute(f"DROP TABLE {source}")
-        db.execute("DROP TABLE pieces")
-        db.execute("ALTER TABLE group_rows RENAME TO groups")
-        db.execute("ALTER TABLE call_rows RENAME TO calls")
-        db.execute("DELETE FROM migrations WHERE name = 'm013_pieces'")
+    old = path.with_name("old.sqlite")
+    engine = create_engine(f"sqlite:///{old}")
+    with engine.begin() as db:
+        migrate(db, [step for step in MIGRATIONS if step.__name__ < "m013"])
+    engine.dispose()
+    with closing(sqlite3.connect(old)) as db:
+        db.execute("ATTACH ? AS new", (str(path),))
+        with db:
+            for name in ("groups", "siblings", "calls"):
+                db.execute(f"INSERT INTO main.{name} SELECT * FROM new.{name}")
+    old.rename(path)
 
 
 BYTES = st.lists(st.sampled_from([b"a", b"b", "é".encode(), b"\0"]), max_size=12).map(b"".join)

@@ -12,12 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine
 
 from fakevllm_runtime.migrations import migrate
 from fakevllm_server.journal import prompts, reads, row_changes
+from fakevllm_server.journal.compression import decompress_numbers
 from fakevllm_server.journal.migrations import MIGRATIONS
 from fakevllm_server.journal.rows import call_row
 from fakevllm_server.journal.store import Journal
@@ -49,9 +51,8 @@ def put(journal: Journal, group_id: str, prompt: Sequence[int], num: int = 2, se
 
 
 def stored_bytes(path: Path) -> int:
-    ((size,),) = rows(path, "SELECT COALESCE(SUM(length(data)), 0) FROM pieces")
-    assert isinstance(size, int)
-    return size
+    """Return the number of bytes of all pieces before they were compressed."""
+    return sum(len(decompress_numbers(data)) for (data,) in rows(path, "SELECT data FROM pieces"))
 
 
 def assert_counted(path: Path) -> None:
@@ -110,6 +111,25 @@ def test_a_call_that_is_written_twice_leaves_no_prompt_behind(journal: Journal, 
     assert calls_of(journal, "g") == [[replace(call(), prompt_ids=first)]] * 2
     assert_counted(path)
     assert rows(path, "SELECT COUNT(*) FROM prompts") == [(1,)]
+
+
+@pytest.mark.parametrize("damage", ["UPDATE pieces SET data = x'07'", "DELETE FROM pieces"])
+def test_groups_with_a_damaged_prompt_are_corrupt_and_later_ones_are_stored(
+    path: Path, damage: str
+) -> None:
+    first, second = growing_prompts(2)
+    journal = Journal(path)
+    put(journal, "g", first)
+    journal.close()
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute(damage)
+    journal = Journal(path)
+    put(journal, "later", second)
+    assert journal.drain()
+    pending = journal.read(reads.pending_work, 0.0)
+    journal.close()
+    assert set(pending.corrupt) == {"g"} and list(pending.open_groups) == ["later"]
+    assert pending.open_groups["later"][0] == [replace(call(), prompt_ids=second)]
 
 
 OPERATIONS = st.lists(

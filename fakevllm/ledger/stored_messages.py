@@ -1,0 +1,73 @@
+"""Store the message of a sibling without its text and its tool calls, which have columns of their
+own. The view `siblings` puts both back with SQL.
+
+A part is left out only if it is in the message as SQL will write it: the text as SQLite's
+`json_quote` encodes it, and the tool calls as they are in their column. So the view returns each
+message byte by byte as it was recorded.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+from sqlalchemy import Connection
+
+StoredMessage = tuple[str | None, int | None, int | None]
+"""The message without its text and its tool calls, and the indexes at which these are inserted. An
+index is None if the part is not left out."""
+
+MIN_CHARS = 32
+"""Shorter parts stay in the message."""
+_UNSAFE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""Control characters that versions of SQLite may encode in different ways, or that end a text."""
+
+_OLD_MESSAGES = """
+    SELECT rowid, message_json, text, tool_calls_json FROM sibling_rows
+    WHERE message_json IS NOT NULL AND rowid > ? ORDER BY rowid LIMIT 1000
+"""
+_MOVE_MESSAGE = """
+    UPDATE sibling_rows SET message_json = ?, text_at = ?, tool_calls_at = ? WHERE rowid = ?
+"""
+
+
+def stored_message(
+    message_json: str | None, text: str | None, tool_calls_json: str | None
+) -> StoredMessage:
+    r"""Return the values of the columns for a message.
+
+    >>> text = "a line\n" * 9
+    >>> stored_message(orjson.dumps({"content": text}).decode(), text, None)
+    ('{"content":}', 11, None)
+    """
+    if message_json is None or _UNSAFE.search(message_json):
+        return message_json, None, None
+    message_json, text_at = _without(message_json, _quoted(text))
+    message_json, tool_calls_at = _without(message_json, tool_calls_json or "")
+    return message_json, text_at, tool_calls_at
+
+
+def _quoted(text: str | None) -> str:
+    """Return the text as `json_quote` encodes it. Return "" if it cannot be encoded."""
+    if not text or _UNSAFE.search(text):
+        return ""
+    try:
+        return orjson.dumps(text).decode()
+    except orjson.JSONEncodeError:  # a half of a surrogate pair
+        return ""
+
+
+def _without(message_json: str, part: str) -> tuple[str, int | None]:
+    at = message_json.find(part) if len(part) >= MIN_CHARS else -1
+    return (message_json, None) if at < 0 else (message_json.replace(part, "", 1), at)
+
+
+def move_messages(db: Connection) -> None:
+    """Leave the texts and tool calls out of the messages of all rows."""
+    last = 0
+    while rows := db.exec_driver_sql(_OLD_MESSAGES, (last,)).all():
+        for rowid, *parts in rows:
+            message = stored_message(*parts)
+            if message[1:] != (None, None):
+                db.exec_driver_sql(_MOVE_MESSAGE, (*message, rowid))
+        last = rows[-1].rowid

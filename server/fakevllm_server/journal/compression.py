@@ -1,0 +1,83 @@
+"""Compress the columns of captured calls: arrays of 4-byte numbers (token ids and
+log-probabilities), and facts as JSON.
+
+The first bytes of all numbers are compressed as one stream, then the second bytes, and so on. Token
+ids then take about half of their bytes, because their high bytes are nearly always equal. The low
+bytes of log-probabilities are random, and are stored as they are.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+WIDTH = 4
+"""Number of bytes of a number. Other data can be compressed too, but takes more bytes."""
+LEVEL = 4
+"""Level 6 makes long prompts 1.5 % smaller, and takes three times as long."""
+_RAW_DEFLATE = -zlib.MAX_WBITS
+"""A stream without a header and a checksum. The digest of a call detects damage."""
+_TYPICAL_FACTS = b'{"versions":[[1,0,1]],"temperature":1.0,"finish_reason":"stop"}'
+"""What facts are expected to contain. Never change it: stored facts refer to it."""
+
+
+def compress_numbers(data: bytes) -> bytes:
+    """Return the data in compressed form.
+
+    >>> ids = bytes([7, 1, 0, 0] * 100)
+    >>> len(compress_numbers(ids)) < 30, decompress_numbers(compress_numbers(ids)) == ids
+    (True, True)
+    """
+    return b"".join(_deflated(data[place::WIDTH]) for place in range(WIDTH))
+
+
+def decompress_numbers(compressed: bytes) -> bytes:
+    """Return the data that `compress_numbers` has compressed. Raises ValueError if it is damaged.
+    Some damage is not detected, and gives other data."""
+    parts: list[bytes] = []
+    for _ in range(WIDTH):
+        part, compressed = _inflated(compressed)
+        parts.append(part)
+    if compressed:
+        raise ValueError("more bytes than were compressed")
+    data = bytearray(sum(len(part) for part in parts))
+    for place, part in enumerate(parts):
+        data[place::WIDTH] = part  # raises ValueError if the number of bytes differs
+    return bytes(data)
+
+
+def compress_facts(text: str) -> bytes:
+    """Return the facts of a call in compressed form.
+
+    >>> facts = '{"versions":[[7,0,99]],"temperature":0.7,"finish_reason":"stop"}'
+    >>> len(compress_facts(facts)) < 20, decompress_facts(compress_facts(facts)) == facts
+    (True, True)
+    """
+    return _deflated(text.encode(), _TYPICAL_FACTS)
+
+
+def decompress_facts(compressed: bytes) -> str:
+    """Return the facts that `compress_facts` has compressed. Raises ValueError if they are damaged.
+    Some damage is not detected, and gives another text."""
+    text, rest = _inflated(compressed, _TYPICAL_FACTS)
+    if rest:
+        raise ValueError("more bytes than were compressed")
+    return text.decode()
+
+
+def _deflated(data: bytes, zdict: bytes = b"") -> bytes:
+    # Small tables for short data: clearing large ones takes longer than compressing an answer.
+    sizes = (-10, 4) if len(data) <= 1024 else (_RAW_DEFLATE, zlib.DEF_MEM_LEVEL)
+    stream = zlib.compressobj(LEVEL, zlib.DEFLATED, *sizes, zlib.Z_DEFAULT_STRATEGY, zdict)
+    return stream.compress(data) + stream.flush()
+
+
+def _inflated(compressed: bytes, zdict: bytes = b"") -> tuple[bytes, bytes]:
+    """Return the data of the first stream, and the bytes that follow this stream."""
+    stream = zlib.decompressobj(_RAW_DEFLATE, zdict)
+    try:
+        data = stream.decompress(compressed)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not stream.eof:
+        raise ValueError("the end is missing")
+    return data, stream.unused_data
