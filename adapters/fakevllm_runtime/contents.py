@@ -59,8 +59,11 @@ class Content:
 
     data: bytes
     slices: tuple[Slice, ...]
-    digest: bytes
-    """Digest of `data`."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of `data`."""
+        return digest_of(self.data)
 
     @property
     def slices_json(self) -> str:
@@ -191,7 +194,7 @@ class ContentStore:
             for piece in {piece for piece, _, _ in slices}
         }
         data = b"".join(pieces[piece][start : start + size] for piece, start, size in slices)
-        return Content(data, tuple(slices), digest_of(data))
+        return Content(data, tuple(slices))
 
     def store(self, db: Connection, data: bytes, bases: Sequence[Content]) -> Content:
         """Store a content, and return it. `bases` are earlier contents that may share their
@@ -210,7 +213,7 @@ class ContentStore:
             slices = self._store_rest(db, data, *best)
         if not slices:
             slices = ((_insert(db, data), 0, len(data)),)
-        return Content(data, slices, digest_of(data))
+        return Content(data, slices)
 
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content

@@ -265,13 +265,12 @@ def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
 def _call_row(
     prompts: PromptContents, group_id: str, sibling: int, seq: int, call: CapturedCall
 ) -> tuple[Any, ...]:
-    prompt_ids = b64decode(call.prompt_ids)
-    slices_json, digest = prompts.put(prompt_ids)
+    prompt_ids, slices_json, digest = prompts.columns(call.prompt_ids)
     return (
         group_id,
         sibling,
         seq,
-        prompt_ids if slices_json is None else b"",
+        prompt_ids,
         b64decode(call.response_ids),
         None if call.logprobs is None else b64decode(call.logprobs),
         orjson.dumps(call.weight_versions).decode(),

@@ -221,12 +221,10 @@ class Ledger:
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
-        for group, siblings in itertools.groupby(rows, lambda row: row[:6]):
-            group_id, task_id, question, served, parent_id, hook_hash = group
-            rewards = [row[6] for row in siblings]
-            groups.append(
-                ScoredGroup(group_id, task_id, question, rewards, served, parent_id, hook_hash)
-            )
+        for group, siblings in itertools.groupby(rows, lambda row: row[:5]):
+            group_id, task_id, served, parent_id, hook_hash = group
+            rewards = [row[5] for row in siblings]
+            groups.append(ScoredGroup(group_id, task_id, rewards, served, parent_id, hook_hash))
         return groups
 
     def tasks(self) -> list[StoredTask]:

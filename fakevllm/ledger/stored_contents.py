@@ -9,6 +9,7 @@ prompts of its group, and most with those of the group before.
 from __future__ import annotations
 
 import itertools
+from base64 import b64decode
 
 from sqlalchemy import Connection
 
@@ -74,6 +75,19 @@ class PromptContents:
         self._db = db
         self._group_id = group_id
         self._previous: list[Content] = []
+        self._packed: str | None = None
+        self._columns: tuple[bytes, str | None, bytes | None] = (b"", *IN_ROW)
+
+    def columns(self, packed_ids: str) -> tuple[bytes, str | None, bytes | None]:
+        """Return the values of the columns `prompt_ids`, `prompt_slices` and `prompt_digest` of the
+        next call. `packed_ids` is its prompt, encoded with base64. The calls of a group often have
+        the same prompt, which is decoded and stored once."""
+        if packed_ids != self._packed:
+            prompt_ids = b64decode(packed_ids)
+            slices_json, digest = self.put(prompt_ids)
+            self._packed = packed_ids
+            self._columns = (prompt_ids if slices_json is None else b"", slices_json, digest)
+        return self._columns
 
     def put(self, prompt_ids: bytes) -> StoredContent:
         """Store the prompt of the next call, and return the values of its row's columns."""

@@ -141,6 +141,11 @@ class Pool:
         self.sweep(now)
         return index
 
+    def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
+        """Return the call with the array of prompt ids of the group's earlier calls, if they have
+        the same prompt."""
+        return self._open.with_shared_prompt(group_id, call)
+
     def sweep(self, now: float) -> None:
         """Drop the open groups whose client has disappeared, and open groups beyond the limits of
         the pool."""

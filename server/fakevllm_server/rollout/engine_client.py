@@ -40,6 +40,7 @@ from fakevllm_adapters.protocol.outage_reasons import (
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import EngineStreamError
+from fakevllm_server.rollout.capture.prompt_ids import PackedPrompts
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
 from fakevllm_server.types.backend import Endpoint
 
@@ -116,6 +117,8 @@ class EngineClient:
         self._version: str | None = None
         self.forms = AnswerForms()
         """The forms of the engine's answers, which the answers of shared calls get."""
+        self.packed_prompts = PackedPrompts() if endpoint.packs_prompt_ids else None
+        """Reader of packed prompts, or None if the engine cannot pack them."""
 
     async def close(self) -> None:
         await self._http.close()

@@ -248,6 +248,7 @@ class Intake:
         """
         if self._journal.is_full:
             return
+        call = self.pool.with_shared_prompt(sibling.group_id, call)
         seq = self.pool.add_call(sibling, call, time.monotonic())
         if seq is not None:
             change = row_changes.call_recorded(sibling.episode_id, seq, call, sibling.group_id)

@@ -149,6 +149,8 @@ class Endpoint:
     reports_allowed: bool = False
     """Whether the engine supports `return_allowed_tokens` and the trainer can use the reported
     sets."""
+    packs_prompt_ids: bool = False
+    """Whether the engine supports `return_packed_prompt_ids`. The bundled engines do."""
     gate: WeightGate = field(default_factory=WeightGate)
     """Gate that every call to the engine passes. A change of the weights closes the gate."""
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
+import orjson
+
 from fakevllm_adapters.protocol.packed_numbers import (
     pack_floats,
     pack_ids,
@@ -14,7 +16,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_ids,
 )
 from fakevllm_adapters.protocol.swarm import CapturedCall
-from fakevllm_server.types.number_arrays import float_array, id_array
+from fakevllm_server.types.number_arrays import IdArray, float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
@@ -31,6 +33,26 @@ def are_ids(values: Sequence[object]) -> bool:
         return False
     ids = cast(Sequence[int], values)
     return not ids or (min(ids) >= 0 and max(ids) <= MAX_ID)
+
+
+def checked_ids(values: Sequence[object]) -> IdArray:
+    """Return values that were parsed from JSON as an array of ids. Raises ValueError if one of them
+    is not an id, as `are_ids` defines it.
+
+    For long prompts, this is several times as fast as `are_ids`, because the numbers are checked as
+    text.
+
+    >>> checked_ids([0, MAX_ID])
+    [0, 2147483647]
+    """
+    try:
+        text = orjson.dumps(values)
+        # The text of numbers from 0 on has only digits, and commas between them.
+        if text.translate(None, b"0123456789,") == b"[]":
+            return id_array(cast(Sequence[int], values))
+    except (TypeError, OverflowError):
+        pass
+    raise ValueError(f"not ids: {values!r:.100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +78,7 @@ class PromptPacker:
 
     def __call__(self, ids: Sequence[int]) -> str:
         """Return the encoded ids of a prompt."""
-        if ids is not self._ids and ids != self._ids:
+        if ids is not self._ids and (len(ids) != len(self._ids or ()) or ids != self._ids):
             self._ids, self._packed = ids, pack_ids(ids)
         return self._packed
 

@@ -24,6 +24,7 @@ from fakevllm_adapters.vllm_compat.chat_response import (
 )
 from fakevllm_server.backends.http.completion_choice import (
     Piece,
+    RequestedPromptIds,
     SampledChoice,
     requested_allowed_sets,
     requested_token_ids,
@@ -59,6 +60,7 @@ class ChatCompletion:
         limit = allowed_new_tokens(
             len(self._prompt_ids), request.max_new_tokens, engine.max_model_len
         )
+        self._reported_prompt = RequestedPromptIds(request, [self._prompt_ids])
         self._sampling = sampling_for_request(request, engine.default_sampling, limit)
         engine.check(self._sampling)
         self._choices = [SampledChoice(index) for index in range(request.n or 1)]
@@ -73,7 +75,8 @@ class ChatCompletion:
         """Sample all choices of the request, and return the response body."""
         await run_all([drain(self._pieces(choice)) for choice in self._choices])
         choices = [self._finished_choice(choice) for choice in self._choices]
-        return self._writer.completion(choices, self._usage(), self._requested_prompt_ids())
+        whole = self._writer.completion(choices, self._usage(), self._decimal_prompt_ids())
+        return whole | self._reported_prompt.packed_field()
 
     def chunks(self) -> AsyncGenerator[Json]:
         """Sample the choices of a streamed request, and yield the chunks of the response
@@ -88,8 +91,8 @@ class ChatCompletion:
             async for piece in pieces:
                 if not has_role:
                     has_role = True
-                    role = self._writer.role_chunk(choice.index, self._requested_prompt_ids())
-                    yield self._with_usage(role, 0)
+                    role = self._writer.role_chunk(choice.index, self._decimal_prompt_ids())
+                    yield self._with_usage(role, 0) | self._reported_prompt.packed_field()
                 deltas = parser.push(piece.text)
                 if not deltas and piece.tokens and self._reports_tokens():
                     deltas = [_EMPTY_DELTA]
@@ -156,8 +159,8 @@ class ChatCompletion:
     def _reports_tokens(self) -> bool:
         return bool(self._request.logprobs or self._request.return_token_ids)
 
-    def _requested_prompt_ids(self) -> list[int] | None:
-        return self._prompt_ids if self._request.return_token_ids else None
+    def _decimal_prompt_ids(self) -> list[int] | None:
+        return self._prompt_ids if self._reported_prompt.are_decimal else None
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if not self._request.logprobs or not tokens:

@@ -26,6 +26,7 @@ from fakevllm_adapters.vllm_compat.completions import (
 )
 from fakevllm_server.backends.http.completion_choice import (
     Piece,
+    RequestedPromptIds,
     SampledChoice,
     requested_allowed_sets,
     requested_token_ids,
@@ -109,6 +110,7 @@ class TextCompletion:
         ]
         for index, continuation in enumerate(self._continuations):
             continuation.choice.index = index
+        self._reported_prompt = RequestedPromptIds(common, [each.ids for each in self._prompts])
         self._writer = CompletionWriter(
             f"cmpl-{request_id or common.request_id or secrets.token_hex(8)}",
             int(time.time()),
@@ -120,7 +122,8 @@ class TextCompletion:
         """Sample all choices of the request, and return the response body."""
         await run_all([drain(self._pieces(each)) for each in self._continuations])
         choices = [self._whole_choice(each) for each in self._continuations]
-        return self._writer.completion(choices, self._usage(self._continuations, self._prompts))
+        whole = self._writer.completion(choices, self._usage(self._continuations, self._prompts))
+        return whole | self._reported_prompt.packed_field()
 
     def chunks(self) -> AsyncGenerator[Json]:
         """Sample the choices of a streamed request, and yield the chunks of the response
@@ -177,7 +180,7 @@ class TextCompletion:
     ) -> Json:
         choice, prompt, text = continuation.choice, continuation.prompt, pending.text
         has_echo = pending.is_first and self._request.echo
-        has_prompt_ids = has_echo or (pending.is_first and self._common.return_token_ids)
+        has_prompt_ids = has_echo or (pending.is_first and self._reported_prompt.are_decimal)
         piece = TextChoice(
             index=choice.index,
             text=self._text_with_echo(prompt, text) if has_echo else text,
@@ -193,7 +196,8 @@ class TextCompletion:
         )
         has_usage = self._common.wants_continuous_usage
         usage = self._usage([continuation], [prompt]) if has_usage else None
-        return self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
+        chunk = self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
+        return chunk | self._reported_prompt.packed_field()
 
     def _whole_choice(self, continuation: Continuation) -> TextChoice:
         choice, prompt = continuation.choice, continuation.prompt
@@ -204,7 +208,7 @@ class TextCompletion:
             logprobs=self._logprobs(choice.tokens, 0),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
-            prompt_ids=prompt.ids if self._common.return_token_ids else None,
+            prompt_ids=prompt.ids if self._reported_prompt.are_decimal else None,
             token_ids=requested_token_ids(self._common, choice.tokens),
             weight_versions=requested_version_spans(self._common, choice.tokens),
             allowed_tokens=self._allowed_sets(choice.tokens),

@@ -19,18 +19,20 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
+from fakevllm_server.rollout.capture.prompt_ids import REQUEST_FIELD, PackedPrompts
 from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
     sampling_temperature,
     truncations,
     untrainable_sampling,
 )
-from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan, are_ids
+from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan, checked_ids
+from fakevllm_server.types.number_arrays import IdArray
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_versions import CallStamp
 
@@ -57,13 +59,15 @@ class CallCapture(ABC):
         refusal: str | None = None,
         *,
         reports_allowed: bool = False,
+        packed_prompts: PackedPrompts | None = None,
     ) -> None:
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
         `refusal` is the reason why no call of this engine may be trained on, or None.
         `reports_allowed` is True if the engine can report, for each token, the set of tokens that
-        it was sampled from.
+        it was sampled from. `packed_prompts` is the reader of the engine's packed prompts, or None
+        if the engine cannot pack them.
         """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
@@ -77,7 +81,10 @@ class CallCapture(ABC):
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
         self._hides_usage = _adds_usage(body)
-        self._prompt_ids: list[int] | None = None
+        self.packed_prompts = packed_prompts if self._hides_ids else None
+        """Reader of the prompt's token ids, if the engine is asked to pack them. An app that
+        requested the ids gets the engine's own text."""
+        self._prompt_ids: IdArray | None = None
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
         self._token_events: TokenEventReader | None = None
@@ -136,6 +143,8 @@ class CallCapture(ABC):
         self._request_logprobs(body)
         if self._requests_allowed:
             body["return_allowed_tokens"] = True
+        if self.packed_prompts is not None:
+            body[REQUEST_FIELD] = True
         if self._hides_usage:
             options: Json = body.get("stream_options") or {}
             body["stream_options"] = options | {
@@ -148,6 +157,7 @@ class CallCapture(ABC):
         """Record a complete answer that is not a stream. Return the answer without the fields that
         the app did not request. `on_answer` is called with the parsed answer that is returned."""
         try:
+            raw = self._without_packed_prompt(raw)
             body: Json = orjson.loads(raw)
             shown = self.whole(body)
             on_answer(body)
@@ -184,7 +194,7 @@ class CallCapture(ABC):
         """Whether the app does not see the prompt's token ids."""
         return self._hides_ids
 
-    def use_prompt_ids(self, prompt_ids: list[int]) -> None:
+    def use_prompt_ids(self, prompt_ids: IdArray) -> None:
         """Record the prompt's token ids. Several captures may share the list."""
         self._prompt_ids = prompt_ids
 
@@ -199,6 +209,7 @@ class CallCapture(ABC):
                 shown = self._token_events.read(event)
                 if shown is not None:
                     return shown
+            event = self._without_packed_prompt(event)
             chunk = parse_event(event)
             if chunk is not None and "error" in chunk:
                 self._has_error_event = True
@@ -308,6 +319,16 @@ class CallCapture(ABC):
             self._record_prompt(choice)
             self._hide(choice)
 
+    def _without_packed_prompt(self, raw: bytes) -> bytes:
+        """Record the packed ids of the prompt, if an answer or an event has them, and return it
+        without them."""
+        if self.packed_prompts is None or self._prompt_ids is not None:
+            return raw
+        raw, ids = self.packed_prompts.cut(raw)
+        if ids is not None:
+            self.use_prompt_ids(ids)
+        return raw
+
     def _record_prompt(self, holder: Json) -> None:
         """Record the prompt's token ids, and hide the ids if the app did not request them.
 
@@ -315,7 +336,7 @@ class CallCapture(ABC):
         the completions format, a choice.
         """
         if holder.get("prompt_token_ids") is not None:
-            self._prompt_ids = _checked_ids(holder["prompt_token_ids"])
+            self._prompt_ids = checked_ids(holder["prompt_token_ids"])
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
@@ -399,15 +420,6 @@ def _checked_id(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
-
-
-def _checked_ids(values: Sequence[object]) -> list[int]:
-    """Return the values if all are ids. Raises ValueError otherwise. For long prompts, this is
-    faster than `_checked_id` for each value."""
-    ids = cast(list[int], list(values))
-    if not are_ids(ids):
-        raise ValueError("the prompt contains something that is not an id")
-    return ids
 
 
 def _are_logprobs(values: Sequence[Any]) -> bool:

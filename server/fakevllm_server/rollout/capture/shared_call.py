@@ -22,6 +22,7 @@ from fakevllm_server.rollout.capture.choice_events import (
     usage_of,
     whole_answer,
 )
+from fakevllm_server.rollout.capture.prompt_ids import DecimalPrompt
 
 Json = dict[str, Any]
 
@@ -82,7 +83,8 @@ class SharedCapture:
             "stream_options": options | _STREAM_OPTIONS,
         }
         """Request body for the engine."""
-        self._splitter = ChoiceSplitter(num, removes_prompt_ids=first.hides_prompt_ids)
+        prompt_reader = first.packed_prompts or DecimalPrompt()
+        self._splitter = ChoiceSplitter(num, prompt_reader if first.hides_prompt_ids else None)
 
     @property
     def is_complete(self) -> bool:
