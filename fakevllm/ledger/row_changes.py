@@ -156,12 +156,14 @@ def settle(
     calls: Sequence[Sequence[CapturedCall]],
     run_id: str | None = None,
     job_hash: str | None = None,
+    prompts: Sequence[bytes] = (),
 ) -> None:
     """Store the server's reply to the rewards of a group (a request with its sampled answers).
     Nothing happens if the ledger does not have the group.
 
     If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
-    `calls[i]` has the model calls of sibling i (the i-th sampled answer).
+    `calls[i]` has the model calls of sibling i (the i-th sampled answer). `prompts` are the prompts
+    to which calls refer by index.
     """
     counters.watch(db, [group_id])
     update = db.exec_driver_sql(
@@ -169,9 +171,13 @@ def settle(
     )
     if update.rowcount == 0:
         return
-    prompts = PromptContents(db, group_id)
+    contents = PromptContents(db, group_id)
     rows = [
-        _call_row(prompts, group_id, sibling, seq, call)
+        _call_row(
+            contents.columns(call.prompt_ids if call.prompt is None else prompts[call.prompt]),
+            (group_id, sibling, seq),
+            call,
+        )
         for sibling, sibling_calls in enumerate(calls)
         for seq, call in enumerate(sibling_calls)
     ]
@@ -263,13 +269,11 @@ def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
 
 
 def _call_row(
-    prompts: PromptContents, group_id: str, sibling: int, seq: int, call: CapturedCall
+    prompt: tuple[bytes, str | None, bytes | None], key: tuple[str, int, int], call: CapturedCall
 ) -> tuple[Any, ...]:
-    prompt_ids, slices_json, digest = prompts.columns(call.prompt_ids)
+    prompt_ids, slices_json, digest = prompt
     return (
-        group_id,
-        sibling,
-        seq,
+        *key,
         prompt_ids,
         b64decode(call.response_ids),
         None if call.logprobs is None else b64decode(call.logprobs),

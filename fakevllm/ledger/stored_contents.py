@@ -75,17 +75,17 @@ class PromptContents:
         self._db = db
         self._group_id = group_id
         self._previous: list[Content] = []
-        self._packed: str | None = None
+        self._prompt: str | bytes | None = None
         self._columns: tuple[bytes, str | None, bytes | None] = (b"", *IN_ROW)
 
-    def columns(self, packed_ids: str) -> tuple[bytes, str | None, bytes | None]:
+    def columns(self, prompt: str | bytes) -> tuple[bytes, str | None, bytes | None]:
         """Return the values of the columns `prompt_ids`, `prompt_slices` and `prompt_digest` of the
-        next call. `packed_ids` is its prompt, encoded with base64. The calls of a group often have
-        the same prompt, which is decoded and stored once."""
-        if packed_ids != self._packed:
-            prompt_ids = b64decode(packed_ids)
+        next call. `prompt` has its token ids as int32, or their base64. The calls of a group often
+        have the same prompt, which is stored once."""
+        if prompt != self._prompt:
+            prompt_ids = b64decode(prompt) if isinstance(prompt, str) else prompt
             slices_json, digest = self.put(prompt_ids)
-            self._packed = packed_ids
+            self._prompt = prompt
             self._columns = (prompt_ids if slices_json is None else b"", slices_json, digest)
         return self._columns
 

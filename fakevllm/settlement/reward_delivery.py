@@ -234,6 +234,7 @@ class Delivery:
             reply.calls,
             reply.run_id,
             reply.job_hash,
+            reply.prompts,
         )
         self._on_settled(group.group_id)
 

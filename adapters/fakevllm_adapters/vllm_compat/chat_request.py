@@ -92,9 +92,6 @@ class ChatRequest(BaseModel):
     return_allowed_tokens: Any = None
     """Whether to report, for each token, the set from which it was sampled. vLLM has no such field.
     Only the value True counts, because an app may use the name for something else."""
-    return_packed_prompt_ids: Any = None
-    """Whether to report the prompt's token ids once and packed, in place of `prompt_token_ids`.
-    vLLM has no such field. Only the value True counts, as for `return_allowed_tokens`."""
     request_id: str | None = None
 
     @property
@@ -129,11 +126,6 @@ class ChatRequest(BaseModel):
     def requests_allowed_tokens(self) -> bool:
         """Whether the response must report, for each token, the set of tokens that were allowed."""
         return self.return_allowed_tokens is True
-
-    @property
-    def requests_packed_prompt_ids(self) -> bool:
-        """Whether the response must report the prompt's token ids once and packed."""
-        return self.return_packed_prompt_ids is True
 
     @property
     def offers_tools(self) -> bool:

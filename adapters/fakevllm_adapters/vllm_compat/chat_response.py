@@ -16,12 +16,6 @@ FINGERPRINT = "vllm-fakevllm-0"
 """The `system_fingerprint` of the bundled engines."""
 
 
-PACKED_PROMPT_IDS = "packed_prompt_ids"
-"""Field with the prompt's token ids, encoded as by `pack_ids`. It is written only if the request
-has `return_packed_prompt_ids`. A response has it once, and a stream in its first chunk. vLLM has no
-such field."""
-
-
 def new_response_id(request_id: str | None) -> str:
     """Return the id of a chat completion: vLLM's prefix `chatcmpl-`, followed by the request's own
     id or, without one, by a random id."""
@@ -60,11 +54,6 @@ class Choice:
             "routed_experts": None,
             "weight_versions": self.weight_versions,
         } | allowed_tokens_field(self.allowed_tokens)
-
-
-def packed_prompt_ids_field(packed_ids: str | None) -> Json:
-    """Return {PACKED_PROMPT_IDS: the argument}, or {} if the argument is None."""
-    return {} if packed_ids is None else {PACKED_PROMPT_IDS: packed_ids}
 
 
 def allowed_tokens_field(allowed_tokens: Json | None) -> Json:

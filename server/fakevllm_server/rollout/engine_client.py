@@ -37,12 +37,13 @@ from fakevllm_adapters.protocol.outage_reasons import (
     OutageReason,
     reason_from_header,
 )
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import EngineStreamError
-from fakevllm_server.rollout.capture.prompt_ids import PackedPrompts
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
 from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.number_arrays import ids_from_bytes
 
 Json = dict[str, Any]
 
@@ -117,8 +118,6 @@ class EngineClient:
         self._version: str | None = None
         self.forms = AnswerForms()
         """The forms of the engine's answers, which the answers of shared calls get."""
-        self.packed_prompts = PackedPrompts() if endpoint.packs_prompt_ids else None
-        """Reader of packed prompts, or None if the engine cannot pack them."""
 
     async def close(self) -> None:
         await self._http.close()
@@ -195,8 +194,10 @@ class EngineClient:
         `plain`, the call is recorded as untrainable.
         """
         body = orjson.dumps(capture.upstream_body())
-        async with self._request("POST", path, body, headers) as response:
+        asking = self._asking_for_prompt(headers, capture)
+        async with self._request("POST", path, body, asking) as response:
             if response.status == 200:
+                await _read_prompt(response, capture)
                 await self._capture(path, response, capture, send, on_finished, exchange)
                 if capture.usage_chunk is not None and capture.has_one_choice:
                     self.forms.learn_usage_chunk(path, capture.usage_chunk)
@@ -231,11 +232,13 @@ class EngineClient:
         errors as `capture`.
         """
         body = orjson.dumps(shared.upstream_body)
-        async with self._request("POST", path, body, headers) as response:
+        asking = self._asking_for_prompt(headers, shared)
+        async with self._request("POST", path, body, asking) as response:
             if response.content_type != _EVENT_STREAM:
                 if response.status == 200:
                     raise CannotShare("the engine does not stream")
                 return await self._relay(response, send, raises_refused)
+            await _read_prompt(response, shared)
             relayed = _part_headers(response, is_streamed=shared.is_streamed)
             parts = PartEncoder(secrets.token_hex(8))
             is_started = False
@@ -306,6 +309,14 @@ class EngineClient:
         await on_finished()
         await send_bytes(send, response.status, raw, headers)
 
+    def _asking_for_prompt(
+        self, headers: dict[str, str], capture: CallCapture | SharedCapture
+    ) -> dict[str, str]:
+        """Return the headers of a call, with the one that asks for the prompt's token ids in front
+        of the answer, if the engine can send them so and the app does not see them."""
+        is_asked = self.endpoint.separates_prompts and capture.hides_prompt_ids
+        return headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
+
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
@@ -343,6 +354,19 @@ class EngineClient:
         if _is_failure(first) and not await self.is_healthy():
             raise EngineFailed("the engine's stream began with an error")
         return _joined(first, chunks)
+
+
+async def _read_prompt(
+    response: aiohttp.ClientResponse, capture: CallCapture | SharedCapture
+) -> None:
+    """Read the token ids of the prompt if they precede the answer. Raises EngineFailed if they are
+    incomplete."""
+    sizes = parse_sizes(response.headers.get(PROMPTS_HEADER))
+    if sizes:
+        try:
+            capture.use_prompt_ids(ids_from_bytes(await response.content.readexactly(sizes[0])))
+        except asyncio.IncompleteReadError as error:
+            raise EngineFailed("the engine broke off within the prompt") from error
 
 
 def stream_error(body: Json) -> WireError:

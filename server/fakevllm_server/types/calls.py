@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -15,6 +15,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_floats,
     unpack_ids,
 )
+from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
 from fakevllm_adapters.protocol.swarm import CapturedCall
 from fakevllm_server.types.number_arrays import IdArray, float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
@@ -68,21 +69,6 @@ class VersionSpan:
     end: int
 
 
-class PromptPacker:
-    """An encoder of prompts that remembers the last one, because the calls of a group usually have
-    the same prompt."""
-
-    def __init__(self) -> None:
-        self._ids: Sequence[int] | None = None
-        self._packed = ""
-
-    def __call__(self, ids: Sequence[int]) -> str:
-        """Return the encoded ids of a prompt."""
-        if ids is not self._ids and (len(ids) != len(self._ids or ()) or ids != self._ids):
-            self._ids, self._packed = ids, pack_ids(ids)
-        return self._packed
-
-
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
     """One LLM call: the tokens and their log-probabilities, as the engine reported them."""
@@ -124,13 +110,15 @@ class RecordedCall:
         """Oldest weight version that sampled a token of the call."""
         return min((span.version for span in self.versions), default=0)
 
-    def to_wire(self, pack_prompt: Callable[[Sequence[int]], str] = pack_ids) -> CapturedCall:
+    def to_wire(self, prompt: int | None = None) -> CapturedCall:
         """Return the call in the form that the proxy gets, without the sets of allowed tokens.
 
-        `pack_prompt` encodes the prompt. A PromptPacker encodes the prompt of several calls once.
+        `prompt` is the index of the call's prompt among prompts that are sent apart, or None if the
+        prompt is sent with the call.
         """
         return CapturedCall(
-            prompt_ids=pack_prompt(self.prompt_ids),
+            prompt_ids=pack_ids(self.prompt_ids) if prompt is None else "",
+            prompt=prompt,
             response_ids=pack_ids(self.response_ids),
             logprobs=None if self.logprobs is None else pack_floats(self.logprobs),
             weight_versions=[[span.version, span.start, span.end] for span in self.versions],
@@ -172,6 +160,25 @@ class RecordedCall:
             call.finish_reason,
             call.untrainable,
         )
+
+
+def with_prompts_apart(
+    calls: Sequence[Sequence[RecordedCall]],
+) -> tuple[list[list[CapturedCall]], list[bytes]]:
+    """Return calls in the form that the proxy gets, and their different prompts, to which the calls
+    refer by index."""
+    indices: dict[int, int] = {}
+    prompts: list[Sequence[int]] = []
+
+    def index_of(ids: Sequence[int]) -> int:
+        if id(ids) not in indices:
+            if not prompts or prompts[-1] != ids:
+                prompts.append(ids)
+            indices[id(ids)] = len(prompts) - 1
+        return indices[id(ids)]
+
+    wire = [[call.to_wire(index_of(call.prompt_ids)) for call in own] for own in calls]
+    return wire, [prompt_bytes(ids) for ids in prompts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
+from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     ChatRequest,
     allowed_new_tokens,
@@ -24,7 +25,6 @@ from fakevllm_adapters.vllm_compat.chat_response import (
 )
 from fakevllm_server.backends.http.completion_choice import (
     Piece,
-    RequestedPromptIds,
     SampledChoice,
     requested_allowed_sets,
     requested_token_ids,
@@ -52,15 +52,25 @@ class ChatCompletion:
     The constructor raises WireError for a request that vLLM would refuse.
     """
 
-    def __init__(self, engine: TokenEngine, request: ChatRequest, request_id: str | None) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        request: ChatRequest,
+        request_id: str | None,
+        *,
+        separates_prompt: bool = False,
+    ) -> None:
+        """Check the request and tokenize its prompt. If `separates_prompt` is True, the response
+        does not have the prompt's token ids, and the caller sends `separate_prompt`."""
         check_model(engine, request.model)
         self._engine = engine
         self._request = request
         self._prompt_ids = truncate_prompt(engine.render(request), request, engine.max_model_len)
+        self.separate_prompt = prompt_bytes(self._prompt_ids) if separates_prompt else None
+        """The prompt's token ids to send in front of the response, or None."""
         limit = allowed_new_tokens(
             len(self._prompt_ids), request.max_new_tokens, engine.max_model_len
         )
-        self._reported_prompt = RequestedPromptIds(request, [self._prompt_ids])
         self._sampling = sampling_for_request(request, engine.default_sampling, limit)
         engine.check(self._sampling)
         self._choices = [SampledChoice(index) for index in range(request.n or 1)]
@@ -75,8 +85,7 @@ class ChatCompletion:
         """Sample all choices of the request, and return the response body."""
         await run_all([drain(self._pieces(choice)) for choice in self._choices])
         choices = [self._finished_choice(choice) for choice in self._choices]
-        whole = self._writer.completion(choices, self._usage(), self._decimal_prompt_ids())
-        return whole | self._reported_prompt.packed_field()
+        return self._writer.completion(choices, self._usage(), self._requested_prompt_ids())
 
     def chunks(self) -> AsyncGenerator[Json]:
         """Sample the choices of a streamed request, and yield the chunks of the response
@@ -91,8 +100,8 @@ class ChatCompletion:
             async for piece in pieces:
                 if not has_role:
                     has_role = True
-                    role = self._writer.role_chunk(choice.index, self._decimal_prompt_ids())
-                    yield self._with_usage(role, 0) | self._reported_prompt.packed_field()
+                    role = self._writer.role_chunk(choice.index, self._requested_prompt_ids())
+                    yield self._with_usage(role, 0)
                 deltas = parser.push(piece.text)
                 if not deltas and piece.tokens and self._reports_tokens():
                     deltas = [_EMPTY_DELTA]
@@ -159,8 +168,9 @@ class ChatCompletion:
     def _reports_tokens(self) -> bool:
         return bool(self._request.logprobs or self._request.return_token_ids)
 
-    def _decimal_prompt_ids(self) -> list[int] | None:
-        return self._prompt_ids if self._reported_prompt.are_decimal else None
+    def _requested_prompt_ids(self) -> list[int] | None:
+        is_requested = self._request.return_token_ids and self.separate_prompt is None
+        return self._prompt_ids if is_requested else None
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if not self._request.logprobs or not tokens:

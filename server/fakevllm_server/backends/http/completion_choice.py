@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fakevllm_adapters.protocol.packed_numbers import pack_ids
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
-from fakevllm_adapters.vllm_compat.chat_response import packed_prompt_ids_field
 from fakevllm_server.backends.http.detokenizer import Detokenizer, StopScanner
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
@@ -95,23 +93,6 @@ async def sample_choice(
 def requested_token_ids(request: ChatRequest, tokens: Sequence[Token]) -> list[int] | None:
     """Return the token ids of `tokens` if the request has `return_token_ids`, else None."""
     return [token.id for token in tokens] if request.return_token_ids else None
-
-
-class RequestedPromptIds:
-    """The form in which a response has the prompt's token ids, as the request asks for it. The ids
-    of several prompts are never packed."""
-
-    def __init__(self, request: ChatRequest, prompts: Sequence[Sequence[int]]) -> None:
-        is_packed = request.requests_packed_prompt_ids and len(prompts) == 1
-        self.are_decimal = bool(request.return_token_ids) and not is_packed
-        """Whether the field `prompt_token_ids` has the ids."""
-        self._packed = pack_ids(prompts[0]) if is_packed else None
-
-    def packed_field(self) -> Json:
-        """Return the field with the packed ids, for the top level of a response or a chunk. From
-        the second call on, return {}."""
-        packed, self._packed = self._packed, None
-        return packed_prompt_ids_field(packed)
 
 
 def requested_version_spans(request: ChatRequest, tokens: Sequence[Token]) -> list[Json] | None:

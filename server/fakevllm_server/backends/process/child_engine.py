@@ -98,7 +98,7 @@ class ChildEngine:
             info["max_model_len"],
             info["default_sampling"],
             reports_allowed=info["reports_allowed"],
-            packs_prompt_ids=True,
+            separates_prompts=True,
             gate=self._gate,
         )
 

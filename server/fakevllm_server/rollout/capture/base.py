@@ -24,7 +24,6 @@ from typing import Any
 import orjson
 
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
-from fakevllm_server.rollout.capture.prompt_ids import REQUEST_FIELD, PackedPrompts
 from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
     sampling_temperature,
@@ -59,15 +58,13 @@ class CallCapture(ABC):
         refusal: str | None = None,
         *,
         reports_allowed: bool = False,
-        packed_prompts: PackedPrompts | None = None,
     ) -> None:
         """Prepare the capture of one call.
 
         `body` is the app's request. `defaults` are the engine's default sampling parameters.
         `refusal` is the reason why no call of this engine may be trained on, or None.
         `reports_allowed` is True if the engine can report, for each token, the set of tokens that
-        it was sampled from. `packed_prompts` is the reader of the engine's packed prompts, or None
-        if the engine cannot pack them.
+        it was sampled from.
         """
         sampling = defaults | {key: value for key, value in body.items() if value is not None}
         self.body = body
@@ -81,9 +78,6 @@ class CallCapture(ABC):
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
         self._hides_usage = _adds_usage(body)
-        self.packed_prompts = packed_prompts if self._hides_ids else None
-        """Reader of the prompt's token ids, if the engine is asked to pack them. An app that
-        requested the ids gets the engine's own text."""
         self._prompt_ids: IdArray | None = None
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
@@ -143,8 +137,6 @@ class CallCapture(ABC):
         self._request_logprobs(body)
         if self._requests_allowed:
             body["return_allowed_tokens"] = True
-        if self.packed_prompts is not None:
-            body[REQUEST_FIELD] = True
         if self._hides_usage:
             options: Json = body.get("stream_options") or {}
             body["stream_options"] = options | {
@@ -157,7 +149,6 @@ class CallCapture(ABC):
         """Record a complete answer that is not a stream. Return the answer without the fields that
         the app did not request. `on_answer` is called with the parsed answer that is returned."""
         try:
-            raw = self._without_packed_prompt(raw)
             body: Json = orjson.loads(raw)
             shown = self.whole(body)
             on_answer(body)
@@ -209,7 +200,6 @@ class CallCapture(ABC):
                 shown = self._token_events.read(event)
                 if shown is not None:
                     return shown
-            event = self._without_packed_prompt(event)
             chunk = parse_event(event)
             if chunk is not None and "error" in chunk:
                 self._has_error_event = True
@@ -318,16 +308,6 @@ class CallCapture(ABC):
                 self._record_choice(choice)
             self._record_prompt(choice)
             self._hide(choice)
-
-    def _without_packed_prompt(self, raw: bytes) -> bytes:
-        """Record the packed ids of the prompt, if an answer or an event has them, and return it
-        without them."""
-        if self.packed_prompts is None or self._prompt_ids is not None:
-            return raw
-        raw, ids = self.packed_prompts.cut(raw)
-        if ids is not None:
-            self.use_prompt_ids(ids)
-        return raw
 
     def _record_prompt(self, holder: Json) -> None:
         """Record the prompt's token ids, and hide the ids if the app did not request them.

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from fakevllm_server.rollout.capture.base import CallCapture, Json
-from fakevllm_server.rollout.capture.prompt_ids import PackedPrompts
 from fakevllm_server.rollout.capture.token_event import TokenEventReader
 
 
@@ -23,15 +22,8 @@ class ChatCapture(CallCapture):
         refusal: str | None = None,
         *,
         reports_allowed: bool = False,
-        packed_prompts: PackedPrompts | None = None,
     ) -> None:
-        super().__init__(
-            body,
-            defaults,
-            refusal,
-            reports_allowed=reports_allowed,
-            packed_prompts=packed_prompts,
-        )
+        super().__init__(body, defaults, refusal, reports_allowed=reports_allowed)
         hides_reasoning = (
             body.get("include_reasoning") is False
             and self._hides_all

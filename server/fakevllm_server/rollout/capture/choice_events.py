@@ -16,7 +16,7 @@ import orjson
 
 from fakevllm_adapters.formats.sse import SseDecoder, data_of
 from fakevllm_server.rollout.capture.answer_forms import CHAT, WholeForm
-from fakevllm_server.rollout.capture.prompt_ids import DecimalPrompt, PackedPrompts
+from fakevllm_server.rollout.capture.prompt_ids import RepeatedPrompt
 from fakevllm_server.types.number_arrays import IdArray
 
 Json = dict[str, Any]
@@ -53,16 +53,14 @@ class ChoiceEvents:
 class ChoiceSplitter:
     """The reader of one stream with `num` choices.
 
-    The prompt's ids come with the first event of each choice or, packed, with the first event of
-    the stream. They are read once for all choices, and removed from the events, if the splitter has
-    a reader for them.
+    The prompt's ids come with the first event of each choice. They are parsed once, and removed
+    from the events of all choices, if `removes_prompt_ids` is True.
     """
 
-    def __init__(self, num: int, prompt_reader: DecimalPrompt | PackedPrompts | None) -> None:
+    def __init__(self, num: int, *, removes_prompt_ids: bool) -> None:
         self._decoder = SseDecoder()
         self._running = {index: ChoiceEvents(index) for index in range(num)}
-        self._prompt_reader = prompt_reader
-        self._packed_ids: IdArray | None = None
+        self._repeated_prompt = RepeatedPrompt() if removes_prompt_ids else None
 
     @property
     def num_running(self) -> int:
@@ -85,8 +83,8 @@ class ChoiceSplitter:
             choice = self._running.get(int(match[1]))
             if choice is None:
                 continue
-            if not choice.data:
-                data = self._without_prompt_ids(choice, data)
+            if self._repeated_prompt is not None and not choice.data:
+                data, choice.prompt_ids = self._repeated_prompt.cut(data)
                 match = _INDEX.search(data)
                 assert match is not None, "the index was found before"
             if choice.index:
@@ -95,16 +93,6 @@ class ChoiceSplitter:
             if _FINISH.search(data):
                 complete.append(self._running.pop(choice.index))
         return complete
-
-    def _without_prompt_ids(self, choice: ChoiceEvents, data: bytes) -> bytes:
-        """Return a choice's first event without the prompt's ids, which are kept."""
-        if self._prompt_reader is None:
-            return data
-        data, choice.prompt_ids = self._prompt_reader.cut(data)
-        if isinstance(self._prompt_reader, PackedPrompts):
-            # The packed ids are in the first event of the first choice only.
-            choice.prompt_ids = self._packed_ids = choice.prompt_ids or self._packed_ids
-        return data
 
 
 def _check_without_choices(data: bytes | None) -> None:

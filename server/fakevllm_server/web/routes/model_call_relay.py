@@ -180,7 +180,6 @@ class ClientCall:
             endpoint.default_sampling,
             endpoint.refusal,
             reports_allowed=endpoint.reports_allowed,
-            packed_prompts=engine.packed_prompts,
         )
 
     async def _capture(
