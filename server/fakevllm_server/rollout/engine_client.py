@@ -77,6 +77,11 @@ class EngineFailed(Exception):
     may be retried."""
 
 
+class NotWritable(Exception):
+    """Error for a request body that cannot be written as JSON, because it has integers beyond 64
+    bits. Nothing was sent to the engine."""
+
+
 class Refused(Exception):
     """Error for a call that the engine answered with an HTTP error. Nothing was sent to the client
     yet, so the caller decides what the client gets."""
@@ -180,7 +185,7 @@ class EngineClient:
         on_finished: Callable[[], Awaitable[None]],
         raises_refused: ErrorPredicate | None = None,
         exchange: Exchange | None = None,
-        plain: bytes | None = None,
+        plain: Callable[[], bytes] | None = None,
     ) -> None:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
@@ -189,11 +194,12 @@ class EngineClient:
         the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
         same errors are raised.
 
-        `plain` is the request body without the fields that the capture adds. If the engine refuses
-        the body with these fields (status 400), `plain` is sent instead. If the engine answers
-        `plain`, the call is recorded as untrainable.
+        `plain` returns the request body without the fields that the capture adds. If the engine
+        refuses the body with these fields (status 400), the plain body is sent instead. If the
+        engine answers it, the call is recorded as untrainable. Raises NotWritable if the body
+        cannot be written.
         """
-        body = orjson.dumps(capture.upstream_body())
+        body = write_body(capture.upstream_body())
         asking = self._asking_for_prompt(headers, capture)
         async with self._request("POST", path, body, asking) as response:
             if response.status == 200:
@@ -205,7 +211,7 @@ class EngineClient:
             if response.status != BAD_REQUEST:
                 return await self._relay(response, send, raises_refused)
         # vLLM's error messages quote the request. The client must not see the capture's fields.
-        plain_body = plain if plain is not None else orjson.dumps(capture.body)
+        plain_body = plain() if plain is not None else orjson.dumps(capture.body)
         async with self._request("POST", path, plain_body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
             if response.status == 200:
@@ -231,7 +237,7 @@ class EngineClient:
         calls of their own, WireError for an error event of the engine, and otherwise the same
         errors as `capture`.
         """
-        body = orjson.dumps(shared.upstream_body)
+        body = write_body(shared.upstream_body)
         asking = self._asking_for_prompt(headers, shared)
         async with self._request("POST", path, body, asking) as response:
             if response.content_type != _EVENT_STREAM:
@@ -354,6 +360,14 @@ class EngineClient:
         if _is_failure(first) and not await self.is_healthy():
             raise EngineFailed("the engine's stream began with an error")
         return _joined(first, chunks)
+
+
+def write_body(body: Json) -> bytes:
+    """Return a request body as JSON. Raises NotWritable if it has integers beyond 64 bits."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise NotWritable(str(error)) from error
 
 
 async def _read_prompt(
