@@ -29,7 +29,7 @@ async def test_a_repeated_end_of_a_trained_group_is_answered_without_its_deleted
     assert server.groups["g"] == ("consumed", None)
     server.restart()
     again = await server.end_group("g")
-    assert again == answer.model_copy(update={"calls": again.calls})
+    assert again == answer.model_copy(update={"calls": again.calls, "prompts": again.prompts})
     assert again.calls == [[], []]
 
 
