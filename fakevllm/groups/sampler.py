@@ -13,14 +13,8 @@ from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.relay import LeadCall, relay
 from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
-from fakevllm.transport.shared_call import sample_shared
-from fakevllm_adapters.protocol.errors import WireError, unavailable
-from fakevllm_adapters.protocol.outage_reasons import OutageReason
-
-BROKEN_OFF = unavailable(
-    "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
-)
-"""The error of a sibling whose shared call ended before its answer was complete."""
+from fakevllm.transport.shared_call import broken_off, sample_shared
+from fakevllm_adapters.protocol.errors import WireError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +84,26 @@ class Sampler:
         as it is known.
 
         If the call fails before any sibling is complete, it is retried as a call for one sibling
-        would be. If it fails later, the siblings without a complete answer have failed. Raises
+        would be. If it fails later, the siblings without a complete answer fail at once. Raises
         NotShared if each sibling needs a call of its own; `on_result` was not called then.
         """
         sibling_limit = self.retry_handler.sibling_limit
         missing = list(indices)
         outage_results: list[SiblingResult] = []
+        error = broken_off()
 
         async def call(request: Request, context: AttemptContext) -> None:
-            if len(missing) < len(indices):  # the call broke off
+            nonlocal error
+            if len(missing) < len(indices):  # the watchdog ended the call
                 return
+            try:
+                await attempt(request, context)
+            except WireError as failure:
+                if len(missing) == len(indices):
+                    raise
+                error = failure
+
+        async def attempt(request: Request, context: AttemptContext) -> None:
             outage_results.clear()
             with sibling_limit.sampling(len(indices)) as end_one:
                 results = sample_shared(self.upstream, request, plan, indices, self.temperature)
@@ -118,7 +122,6 @@ class Sampler:
                 assert result.outage is not None, "only outages were kept"
                 raise result.outage
 
-        error = BROKEN_OFF
         try:
             await self.retry_handler.retry_until_answered(
                 request, app, call, is_lead=False, num_slots=len(indices)

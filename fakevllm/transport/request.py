@@ -258,9 +258,10 @@ def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
     """
     offers_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     temperature: object = body.get("temperature")
+    stream: object = body.get("stream")
     return (
-        body.get("stream") in (None, False, True)
-        and (body.get("stream") is True or not offers_tools)
+        (stream is None or isinstance(stream, bool))  # vLLM reads 1 and "yes" as true
+        and (stream is True or not offers_tools)
         and isinstance(temperature, int | float)
         and temperature > 0  # vLLM refuses several greedy choices
         and (seed is None or 0 <= seed <= _MAX_SHARED_SEED)

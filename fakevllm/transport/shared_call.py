@@ -17,6 +17,15 @@ from fakevllm.transport.request import (
 from fakevllm.transport.retry_policy import TOO_MANY_REQUESTS
 from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
 from fakevllm_adapters.http.asgi import Headers
+from fakevllm_adapters.protocol.errors import WireError, unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+
+
+def broken_off() -> WireError:
+    """Return the error of a sibling whose shared call ended before its answer was complete."""
+    return unavailable(
+        "The model server broke off before the answer was complete.", OutageReason.SERVER_BROKE_OFF
+    )
 
 
 class NotShared(Exception):
@@ -35,7 +44,7 @@ async def sample_shared(
 
     If the engine breaks off, no result is yielded for the siblings without a complete answer. If
     the engine answers with an error, each sibling has this error. Raises NotShared if the server
-    refuses the call, and WireError if the server cannot be reached.
+    refuses the call, and WireError if the server cannot be reached or breaks off.
     """
     body = plan.shared_body(request, indices, temperature)
     headers = sibling_headers(request, indices[0], len(indices))
@@ -56,7 +65,7 @@ async def sample_shared(
         missing = set(indices)
         decoder = _decoder(live.headers)
         async for chunk in live.chunks:
-            for part in decoder.feed(chunk):
+            for part in _parts(decoder, chunk):
                 if part.index in missing:
                     missing.remove(part.index)
                     reply = _reply(part, time.monotonic() - started)
@@ -73,6 +82,13 @@ def _decoder(headers: Headers) -> PartDecoder:
         return PartDecoder(content_type)
     except ValueError as error:
         raise NotShared from error
+
+
+def _parts(decoder: PartDecoder, chunk: bytes) -> list[AnswerPart]:
+    try:
+        return decoder.feed(chunk)
+    except ValueError as error:
+        raise broken_off() from error
 
 
 def _reply(part: AnswerPart, latency_s: float) -> EngineResponse:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,7 +40,7 @@ from fakevllm_adapters.protocol.outage_reasons import (
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
-from fakevllm_server.rollout.capture.choice_events import EngineStreamError
+from fakevllm_server.rollout.capture.choice_events import ChoiceEvents, EngineStreamError
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.number_arrays import ids_from_bytes
@@ -52,6 +52,9 @@ HEALTH_TIMEOUT_S = 5
 IDLE_CONNECTION_S = 3
 """Seconds that an idle connection is kept. vLLM closes idle connections after five seconds. A
 shorter time avoids sending a request on a connection that vLLM is closing."""
+MIN_THREAD_BYTES = 100_000
+"""Size of the events from which on their answers are put together in a worker thread. On the event
+loop, they would take about 5 ms."""
 log = logging.getLogger("fakevllm.server")
 
 BAD_REQUEST = 400
@@ -250,7 +253,7 @@ class EngineClient:
             is_started = False
             try:
                 async for chunk in await self._first_chunk_checked(response):
-                    choices = shared.feed(chunk)
+                    choices = await _complete(shared, shared.split(chunk))
                     if not choices:
                         continue
                     await asyncio.gather(*map(on_complete, choices))
@@ -268,6 +271,8 @@ class EngineClient:
                 if not is_started:
                     raise
             except EngineStreamError as error:
+                if not is_started and not await self.is_healthy():
+                    raise EngineFailed("the engine's stream ended with an error") from error
                 if not is_started:
                     raise stream_error(error.body) from error
             await send_chunk(send, parts.end(), last=True)
@@ -399,6 +404,16 @@ def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Hea
     if is_streamed:
         return headers
     return [*_JSON, *(field for field in headers if field[0] != b"content-type")]
+
+
+async def _complete(
+    shared: SharedCapture, ended: Sequence[ChoiceEvents]
+) -> Sequence[CompleteChoice]:
+    """Return the answers of choices that have ended. Long answers are put together in a worker
+    thread, because the event loop must go on with the streams of other apps."""
+    if sum(events.num_bytes for events in ended) < MIN_THREAD_BYTES:
+        return shared.complete(ended)
+    return await asyncio.to_thread(shared.complete, ended)
 
 
 def _outage_reason(response: aiohttp.ClientResponse) -> OutageReason | None:

@@ -31,6 +31,10 @@ class _EqualsLists:
             return own.tolist() == list(cast("Iterable[Any]", other))
         return array.__eq__(own, other)  # pyright: ignore[reportUnknownMemberType]
 
+    def __ne__(self, other: object) -> bool:
+        # Without this method, `!=` would be that of `array`, which differs from every list.
+        return not self == other
+
     def __repr__(self) -> str:
         return repr(cast("array[Any]", self).tolist())
 

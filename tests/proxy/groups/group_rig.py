@@ -189,6 +189,11 @@ class ScriptedEngine(EngineClient):
                 return
             if word in STATUS or word == "breaks":
                 raise unavailable("The engine is gone in the middle.", OutageReason.ENGINE_FAILED)
+            if word == "drops":
+                raise unavailable("The connection is gone.", OutageReason.SERVER_BROKE_OFF)
+            if word == "garbles":
+                yield b"no part\r\n\r\n"
+                continue
             if is_streamed:
                 part = AnswerPart(index, STREAM, b"".join([*chunks_of(index), DONE]))
             else:

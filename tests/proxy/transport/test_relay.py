@@ -228,17 +228,18 @@ async def test_an_unreachable_server_raises_an_error_before_anything_is_sent() -
     assert not received.status
 
 
+@pytest.mark.parametrize("index", [3, 5])  # 5 shares the call of 3
 @pytest.mark.parametrize(
     ("headers", "body"),
     [({"X-Request-Id": "my.own"}, {}), ({}, {"request_id": "my.own"})],
 )
 def test_the_served_sibling_has_the_id_that_the_app_chose(
-    headers: dict[str, str], body: dict[str, Any]
+    headers: dict[str, str], body: dict[str, Any], index: int
 ) -> None:
     exchange = ADAPTERS["chat"].open(body, EngineInfo())
     app_request = Request("r", ADAPTERS["chat"], b"", b"", exchange, headers)
     reply = EngineResponse(200, [], b'{"id":"chatcmpl-my.own-3","model":"my.own-3"}', False, 0.0)
-    relayed = with_app_id(reply, app_request, 3).body
+    relayed = with_app_id(reply, app_request, index).body
     assert relayed == b'{"id":"chatcmpl-my.own","model":"my.own-3"}'
 
 
@@ -246,6 +247,7 @@ def test_the_served_sibling_has_the_id_that_the_app_chose(
     ("index", "name", "shown_id"),
     [
         (3, "chatcmpl-my.own-3", "chatcmpl-my.own"),
+        (5, "chatcmpl-my.own-3", "chatcmpl-my.own"),
         (3, "chatcmpl-myXown-3", "chatcmpl-myXown-3"),
         (0, "chatcmpl-my.own-3", "chatcmpl-my.own-3"),
         (3, None, None),

@@ -47,7 +47,15 @@ def test_siblings_with_equal_bodies_share_a_call(fields: Json) -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [TOOLS, TOOLS | {"tool_choice": "required"}, {"seed": -5}, {"seed": 2**63 - 2}],
+    [
+        TOOLS,
+        TOOLS | {"tool_choice": "required"},
+        {"seed": -5},
+        {"seed": 2**63 - 2},
+        {"stream": 1},
+        {"stream": 0},
+        {"stream": "yes"},
+    ],
     ids=str,
 )
 def test_siblings_whose_answers_would_differ_in_a_shared_call_have_their_own(fields: Json) -> None:

@@ -220,11 +220,11 @@ def test_an_answer_has_the_form_of_the_engines_other_answers() -> None:
     assert form is not None
     chunks: list[Json] = [
         {"id": "c", "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]},
-        {"choices": [{"index": 0, "delta": {"reasoning": "hm"}, "token_ids": [3]}]},
+        {"choices": [{"index": 0, "delta": {"content": "hm"}, "token_ids": [3]}]},
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]},
     ]
     built = whole_answer(CHAT, chunks, {"completion_tokens": 1, "total_tokens": 9}, form)
-    message |= {"content": None, "reasoning": "hm"}
+    message |= {"content": "hm"}
     assert orjson.dumps(built) == orjson.dumps(
         {
             "choices": [{"index": 0, "message": message, "logprobs": None, "token_ids": [3]}],
@@ -240,3 +240,58 @@ def test_an_answer_with_tool_calls_does_not_show_the_form() -> None:
     choice: Json = {"index": 0, "message": {"tool_calls": [{"id": "a"}]}}
     assert WholeForm.of({"choices": [choice], "usage": {}}) is None
     assert WholeForm.of({"choices": [], "usage": {}}) is None
+
+
+def test_nothing_of_one_answer_is_in_the_next() -> None:
+    message: Json = {"role": "assistant", "content": "secret", "audio": {"data": "secret"}}
+    message |= {"annotations": ["secret"], "refusal": "secret"}
+    answer: Json = {
+        "choices": [{"index": 0, "message": message, "routed_experts": "secret"}],
+        "usage": {"total_tokens": 2, "details": {"secret": 1}},
+        "prompt_text": "secret",
+        "a_later_field": "secret",
+        "metrics": {"secret": 1},
+    }
+    usage_chunk: Json = {"choices": [], "usage": answer["usage"], "metrics": {"secret": 1}}
+    forms = AnswerForms("0.27.1")
+    forms.learn_whole(CHAT, answer)
+    forms.learn_usage_chunk(CHAT, usage_chunk)
+    for stream in (False, True):
+        capture = shared_capture(CHAT, CHAT_BODY | {"stream": stream}, forms)
+        (choice,) = capture.feed(chunk(0, {}) + ending(0))
+        assert b"secret" not in choice.answer and b'"content":"x"' in choice.answer
+
+
+def test_an_answer_has_the_text_of_its_own_prompt() -> None:
+    forms = AnswerForms("0.27.1")
+    message: Json = {"role": "assistant", "content": "a"}
+    answer: Json = {"choices": [{"index": 0, "message": message}], "usage": {}}
+    forms.learn_whole(CHAT, answer | {"prompt_text": None})
+    capture = shared_capture(CHAT, CHAT_BODY, forms)
+    first: Json = {"index": 1, "delta": {"role": "assistant"}, "finish_reason": None}
+    assert capture.feed(encode({"choices": [first], "prompt_text": "hi"})) == []
+    (choice,) = capture.feed(ending(1))
+    assert orjson.loads(choice.answer)["prompt_text"] == "hi"
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+def test_whole_answers_of_an_engine_that_parses_reasoning_are_not_shared(name: str) -> None:
+    forms = AnswerForms("0.27.1")
+    for text in (None, "hm"):
+        message: Json = {"role": "assistant", "content": "a", name: text}
+        forms.learn_whole(CHAT, {"choices": [{"index": 0, "message": message}], "usage": {}})
+        forms.learn_usage_chunk(CHAT, {"choices": [], "usage": {"completion_tokens": 1}})
+        if text is None:
+            shared_capture(CHAT, CHAT_BODY, forms)
+    with pytest.raises(CannotShare, match="reasoning"):
+        shared_capture(CHAT, CHAT_BODY, forms)
+    shared_capture(CHAT, CHAT_BODY | {"stream": True}, forms)
+
+
+def test_reasoning_in_a_shared_whole_answer_ends_the_sharing() -> None:
+    forms = AnswerForms("1+fakevllm")
+    capture = shared_capture(CHAT, CHAT_BODY, forms)
+    (first,) = capture.feed(chunk(1, {"reasoning": "hm"}) + ending(0) + ending(1) + ending(2))
+    assert first.index == 0 and forms.parses_reasoning
+    with pytest.raises(CannotShare, match="reasoning"):
+        capture.feed(ending(2))

@@ -66,6 +66,7 @@ def events(draw: st.DrawFn) -> bytes:
         b"a model": b"a \\u00e9",
         b'"top_logprobs":[]': b'"top_logprobs":null',
         b"chatcmpl": b"\xff",
+        b'"logprob":-': b'"logprob":-1e999',
     }
     old = draw(st.sampled_from([*[b""] * 6, *changes]))
     return event.replace(old, changes[old]) if old else event
@@ -82,6 +83,10 @@ def test_a_stream_is_recorded_and_shown_as_if_each_event_were_parsed(stream: lis
     assert one == other
     if one is not None and other is not None:
         assert repr(one) == repr(other)
+
+
+def new_capture(body: Json) -> ChatCapture:
+    return ChatCapture(body, {})
 
 
 def token_event(text: str = "a", token_id: int = 5, **fields: Any) -> bytes:
@@ -115,3 +120,18 @@ def test_an_event_that_is_not_utf8_is_not_recorded() -> None:
     with pytest.raises(ValueError, match="utf-8"):
         reader.read(token_event("xx").replace(b"xx", b"\xff\xff"))
     assert reader.take_tokens() == ([], [])
+
+
+@pytest.mark.parametrize("number", ["-1e999", "-1E+400", "-1.5e-320", "1e100"])
+def test_a_number_that_may_exceed_a_float_is_not_read_without_parsing(number: str) -> None:
+    event = token_event().replace(b'"logprob":-0.5', b'"logprob":%b' % number.encode())
+    assert TokenEventReader().read(event) is None
+
+
+def test_a_logprob_that_no_float_can_hold_does_not_lose_the_answer() -> None:
+    usual, parsing = new_capture({"messages": []}), ParsingCapture({"messages": []})
+    event = token_event().replace(b'"logprob":-0.5', b'"logprob":-1e999')
+    for capture in (usual, parsing):
+        assert capture.event(event) == event and capture.event(DONE) == DONE
+    one, other = usual.record(CallStamp([1])), parsing.record(CallStamp([1]))
+    assert one is not None and one == other and one.untrainable == "unreadable_answer"

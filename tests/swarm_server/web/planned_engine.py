@@ -102,6 +102,7 @@ class PlannedEngine:
             folder / f"{name}.sock", "http://engine", "m", 100, gate=WeightGate(3), **endpoint
         )
         self.is_healthy = True
+        self.num_health_checks = 0
         self.plans = deque(plans)
         self.bodies: list[Json] = []
         """Bodies of the requests."""
@@ -128,6 +129,7 @@ class PlannedEngine:
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
+        self.num_health_checks += 1
         return web.Response(status=200 if self.is_healthy else 503)
 
     async def _get(self, request: web.Request) -> web.StreamResponse:

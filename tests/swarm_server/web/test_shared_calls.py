@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,17 @@ from swarm_server.web.planned_engine import (
     start_server,
 )
 
+from fakevllm_adapters.formats.chat import ChatAdapter
 from fakevllm_adapters.formats.sse import DONE, encode
 from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply
+from fakevllm_server.rollout.capture.answer_forms import AnswerForms
+from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
+from fakevllm_server.rollout.capture.choice_events import ChoiceEvents
+from fakevllm_server.rollout.capture.shared_call import CompleteChoice, SharedCapture
+from fakevllm_server.rollout.engine_client import MIN_THREAD_BYTES
+from fakevllm_server.types.weight_versions import CallStamp
 from fakevllm_server.web.server_state import ServerState
 
 Json = dict[str, Any]
@@ -66,6 +74,7 @@ def streams(*events: bytes, dies_after: bool = False) -> Plan:
     return plan
 
 
+ERROR_EVENT = encode({"error": {"message": "no", "code": 500}})
 BOTH = streams(*events_of(0), *events_of(1, (9,)), DONE)
 
 
@@ -114,6 +123,45 @@ async def test_each_choice_is_a_part_and_a_call_of_its_own_sibling(tmp_path: Pat
         assert one[0].weight_versions == [[3, 0, 2]] and two[0].untrainable is None
 
 
+class WatchedCapture(SharedCapture):
+    """A capture that remembers the threads in which answers were put together."""
+
+    def __init__(self) -> None:
+        body: Json = {"messages": [{"role": "user", "content": "hi"}]}
+        forms = AnswerForms("1+fakevllm")
+        super().__init__(ChatAdapter.path, body, 2, forms, lambda body: ChatCapture(body, {}))
+        self.threads: list[int] = []
+
+    def complete(self, ended: Sequence[ChoiceEvents]) -> list[CompleteChoice]:
+        self.threads += [threading.get_ident()] * len(ended)
+        return super().complete(ended)
+
+
+@pytest.mark.parametrize("num_ids", [2, MIN_THREAD_BYTES // 20])
+async def test_only_long_answers_are_put_together_in_a_worker_thread(
+    tmp_path: Path, num_ids: int
+) -> None:
+    stream = [*events_of(0, (7,) * num_ids), *events_of(1, (8,) * num_ids), DONE]
+    async with running(tmp_path, streams(b"".join(stream))) as (state, _):
+        client, capture, sent = state.engine_client, WatchedCapture(), list[Any]()
+        assert client is not None
+        recorded: dict[int, list[int]] = {}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def save(choice: CompleteChoice) -> None:
+            call = choice.capture.record(CallStamp([1]))
+            assert call is not None
+            recorded[choice.index] = [*call.response_ids]
+
+        await client.capture_siblings(ChatAdapter.path, capture, {}, 1, send, save)
+        assert recorded == {0: [7] * num_ids, 1: [8] * num_ids}
+        assert sent[-1]["body"].endswith(b"--\r\n")
+        in_loop = [thread == threading.get_ident() for thread in capture.threads]
+        assert in_loop == [num_ids == 2] * 2
+
+
 async def test_a_streamed_sibling_gets_a_stream_of_its_own(tmp_path: Path) -> None:
     async with running(tmp_path, BOTH) as (state, _):
         call = await AppCall(state, TWO | {"stream": True}, headers=SIBLINGS).answered()
@@ -141,10 +189,12 @@ async def test_an_engine_that_dies_before_a_choice_is_complete_is_asked_again(
     [
         streams(*events_of(1), events_of(0)[0], dies_after=True),
         streams(*events_of(1), events_of(0)[0]),
-        streams(*events_of(1), encode({"error": {"message": "no", "code": 500}}), DONE),
+        streams(*events_of(1), ERROR_EVENT, DONE),
         streams(*events_of(1), b"data: {\n\n", DONE),
+        streams(b"".join([*events_of(1), ERROR_EVENT, DONE])),
+        streams(b"".join([*events_of(1), b"data: {\n\n", DONE])),
     ],
-    ids=["dies", "stops", "error", "malformed"],
+    ids=["dies", "stops", "error", "malformed", "error at once", "malformed at once"],
 )
 async def test_a_failure_fails_only_the_choices_that_were_not_complete(
     tmp_path: Path, rest: Plan
@@ -154,6 +204,25 @@ async def test_a_failure_fails_only_the_choices_that_were_not_complete(
         (part,) = parts_of(call)
         assert part.index == 2 and call.is_ended and len(engine.bodies) == 1
         assert [len(calls) for calls in end_group(state).calls] == [2, 0, 1]
+
+
+async def test_a_dying_engine_that_ends_the_stream_with_an_error_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    async def reports_its_death(request: web.Request) -> web.StreamResponse:
+        engine.is_healthy = False
+        return await streams(events_of(0)[0], ERROR_EVENT, DONE)(request)
+
+    async with running(tmp_path, reports_its_death, BOTH) as (state, engine):
+        call = AppCall(state, TWO, headers=SIBLINGS)
+        async with asyncio.timeout(10):
+            while not engine.bodies:
+                await asyncio.sleep(0.01)
+            while engine.num_health_checks < 2:
+                await asyncio.sleep(0.01)
+        engine.is_healthy = True
+        await call.answered()
+        assert [part.index for part in parts_of(call)] == [1, 2] and len(engine.bodies) == 2
 
 
 async def test_an_error_event_before_the_first_answer_has_its_own_status(tmp_path: Path) -> None:
@@ -187,8 +256,10 @@ async def test_a_busy_engine_is_reported_with_its_reason(tmp_path: Path) -> None
         (TWO | {"input": "a"}, SIBLINGS, "/v1/responses"),
         (TWO | {"prompt": "a", "echo": True}, SIBLINGS, "/v1/completions"),
         (TWO | {"prompt": "a"}, SIBLINGS, "/v1/completions"),
+        (TWO | {"stream": True, "stream_options": "x"}, SIBLINGS, "/v1/chat/completions"),
+        (TWO | {"stream_options": {"include_usage": True}}, SIBLINGS, "/v1/chat/completions"),
     ],
-    ids=["other n", "no n", "range", "format", "not captured", "form unknown"],
+    ids=["other n", "no n", "range", "format", "not captured", "form unknown", "options", "whole"],
 )
 async def test_a_call_that_cannot_be_shared_is_refused_without_asking_the_engine(
     tmp_path: Path, body: Json, headers: dict[str, str], path: str

@@ -25,6 +25,10 @@ from fakevllm_adapters.vllm_compat.completions import CompletionWriter, TextChoi
 Json = dict[str, Any]
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+_CONSTANTS = ("object", "service_tier", "system_fingerprint")
+"""Fields whose texts are the same in all answers of an engine."""
+REASONING_FIELDS = ("reasoning", "reasoning_content")
+"""vLLM's current name of the field, and its name before vLLM 0.16."""
 BUNDLED = "+fakevllm"
 """Suffix of the version of an engine whose answers the modules in `vllm_compat` write."""
 
@@ -34,7 +38,8 @@ class WholeForm:
     """The form of an answer that is not a stream."""
 
     top: Json
-    """An answer. The fields that differ between answers are replaced, and the others are kept."""
+    """An answer. It has the constants of the engine. All fields that belong to one answer are
+    None."""
     choice: tuple[str, ...]
     """Names of the fields of a choice."""
     message: Json
@@ -53,11 +58,11 @@ class WholeForm:
                 return None
         if message.get("tool_calls"):
             return None
-        empty = {name: None if isinstance(value, str) else value for name, value in message.items()}
-        # Lists and objects, such as token ids and timings, belong to one answer.
-        top = {
-            name: None if isinstance(value, list | dict) else value
-            for name, value in answer.items()
+        # Nothing else is kept: the next answer may go to another app, and the text of a prompt
+        # (`prompt_text`), token ids and timings belong to one answer.
+        top = {name: value if name in _CONSTANTS else None for name, value in answer.items()}
+        empty: Json = {
+            name: [] if isinstance(value, list) else None for name, value in message.items()
         }
         return WholeForm(top, tuple(choice), empty, tuple(usage))
 
@@ -69,6 +74,10 @@ class AnswerForms:
         """Create the forms of an engine with this version."""
         self._whole: dict[str, WholeForm] = {}
         self._usage_chunks: dict[str, Json] = {}
+        self.parses_reasoning = False
+        """Whether an answer of the engine had reasoning. vLLM's parsers for reasoning read a stream
+        differently than a whole answer: if the prompt ends the reasoning, or the answer is cut off,
+        the text is reasoning in one and content in the other."""
         if version is not None and version.endswith(BUNDLED):
             self._learn_bundled()
 
@@ -83,12 +92,19 @@ class AnswerForms:
 
     def learn_whole(self, path: str, answer: Json) -> None:
         """Take the form from an answer to a call with one choice."""
+        self.parses_reasoning = self.parses_reasoning or _has_reasoning(answer)
         if path not in self._whole and (form := WholeForm.of(answer)) is not None:
             self._whole[path] = form
 
     def learn_usage_chunk(self, path: str, chunk: Json) -> None:
         """Take the form from the usage chunk of a stream with one choice."""
-        self._usage_chunks.setdefault(path, chunk)
+        # Other objects, such as the timings, belong to one answer.
+        form = {
+            name: value
+            for name, value in chunk.items()
+            if name == "usage" or not isinstance(value, dict)
+        }
+        self._usage_chunks.setdefault(path, form)
 
     def _learn_bundled(self) -> None:
         usage = usage_counts(0, 0)
@@ -100,3 +116,14 @@ class AnswerForms:
         part = TextChoice(0, "", None, "stop", None, None, None, None)
         self.learn_whole(COMPLETIONS, text.completion([part], usage))
         self.learn_usage_chunk(COMPLETIONS, text.usage_chunk(usage))
+
+
+def _has_reasoning(answer: Json) -> bool:
+    choices: list[Json] = answer.get("choices") or []
+    return any(has_reasoning(choice.get("message") or {}) for choice in choices)
+
+
+def has_reasoning(message: Json) -> bool:
+    """Return True if a message, or the delta of a stream, has reasoning. An empty text counts too,
+    because only a parser for reasoning writes it."""
+    return any(message.get(name) is not None for name in REASONING_FIELDS)

@@ -8,7 +8,7 @@ costs half of parsing each by itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,7 +24,8 @@ Json = dict[str, Any]
 _INDEX = re.compile(rb'"choices":\s*\[\s*\{\s*"index":\s*(\d+)')
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 """Pattern of a choice's last event. Inside a JSON string, the pattern's quotes would be escaped."""
-_TEXTS = ("content", "reasoning", "reasoning_content")
+_BATCH = 500
+"""Number of events that are parsed at once."""
 
 
 class EngineStreamError(Exception):
@@ -45,9 +46,18 @@ class ChoiceEvents:
     prompt_ids: IdArray | None = None
     """The prompt's token ids if they were removed from the events."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Size of the events."""
+        return sum(map(len, self.data))
+
     def chunks(self) -> list[Json]:
-        """Return the parsed chunks."""
-        return orjson.loads(b"[" + b",".join(self.data) + b"]")
+        """Return the parsed chunks. They are parsed in batches, each of which holds the
+        interpreter's lock (GIL)."""
+        batches = (self.data[at : at + _BATCH] for at in range(0, len(self.data), _BATCH))
+        return [
+            chunk for batch in batches for chunk in orjson.loads(b"[" + b",".join(batch) + b"]")
+        ]
 
 
 class ChoiceSplitter:
@@ -67,13 +77,12 @@ class ChoiceSplitter:
         """Number of choices that are not complete."""
         return len(self._running)
 
-    def feed(self, chunk: bytes) -> list[ChoiceEvents]:
-        """Return the choices that this part of the stream completes.
+    def feed(self, chunk: bytes) -> Iterator[ChoiceEvents]:
+        """Yield the choices that this part of the stream completes.
 
         Raises EngineStreamError if the engine reports an error, and ValueError if an event is
         malformed.
         """
-        complete: list[ChoiceEvents] = []
         for event in self._decoder.feed(chunk):
             data = data_of(event)
             match = None if data is None else _INDEX.search(data)
@@ -91,8 +100,7 @@ class ChoiceSplitter:
                 data = b"%b0%b" % (data[: match.start(1)], data[match.end(1) :])
             choice.data.append(data)
             if _FINISH.search(data):
-                complete.append(self._running.pop(choice.index))
-        return complete
+                yield self._running.pop(choice.index)
 
 
 def _check_without_choices(data: bytes | None) -> None:
@@ -142,25 +150,17 @@ def whole_answer(path: str, chunks: Sequence[Json], usage: Json, form: WholeForm
         choice["allowed_tokens"] = merged["allowed_tokens"]
     counts = {name: usage.get(name) for name in form.usage}
     changed: Json = {"choices": [choice], "usage": counts}
-    for name in ("id", "created", "model", "prompt_token_ids"):
+    for name in ("id", "created", "model", "prompt_token_ids", "prompt_text"):
         if name in form.top:
             changed[name] = first.get(name)
     return form.top | changed
 
 
 def _message(deltas: Sequence[Json], form: WholeForm) -> Json:
-    """Return the message that consists of these deltas.
-
-    vLLM writes an empty text as "", unless there is reasoning. The content is then null.
-    """
-    texts: Json = {}
-    for name in _TEXTS:
-        pieces = [delta[name] for delta in deltas if isinstance(delta.get(name), str)]
-        texts[name] = "".join(pieces) if pieces else None
-    if not texts["content"] and (texts["reasoning"] or texts["reasoning_content"]):
-        texts["content"] = None
-    message = form.message | {"role": "assistant"}
-    return message | {name: text for name, text in texts.items() if name in message}
+    """Return the message that consists of these deltas, which have no reasoning."""
+    pieces = [delta["content"] for delta in deltas if isinstance(delta.get("content"), str)]
+    texts = {"role": "assistant", "content": "".join(pieces) if pieces else None}
+    return form.message | texts
 
 
 def _joined(lists: Sequence[list[Any] | None]) -> list[Any] | None:

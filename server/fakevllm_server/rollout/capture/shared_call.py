@@ -9,15 +9,16 @@ The module does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm
+from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm, has_reasoning
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import (
     ChoiceEvents,
     ChoiceSplitter,
+    EngineStreamError,
     usage_chunk,
     usage_of,
     whole_answer,
@@ -30,9 +31,16 @@ _STREAM_OPTIONS: Json = {"include_usage": True, "continuous_usage_stats": True}
 """Options with which the engine counts the tokens of each choice."""
 
 
+_MALFORMED = (ValueError, TypeError, LookupError, AttributeError)
+"""Errors that can occur while reading a stream that does not have vLLM's form."""
+
+
 class CannotShare(Exception):
     """Error for a call whose choices cannot be answered as calls of their own would be. Each
     sibling then needs its own call."""
+
+
+_PARSES_REASONING = "the engine reads the reasoning of a stream differently"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +80,13 @@ class SharedCapture:
         self._usage_form = forms.usage_chunk(path) if self.is_streamed else None
         if self._whole_form is None and self._usage_form is None:
             raise CannotShare("the engine has not answered a call with one choice yet")
-        options: Json = body.get("stream_options") or {}
+        self._forms = forms
+        if not self.is_streamed and forms.parses_reasoning:
+            raise CannotShare(_PARSES_REASONING)
+        given: Any = body.get("stream_options") or {}
+        if given and not (self.is_streamed and isinstance(given, dict)):
+            raise CannotShare("the engine refuses its `stream_options`")
+        options = cast(Json, given)
         self._shows_usage_so_far = bool(
             options.get("include_usage") and options.get("continuous_usage_stats")
         )
@@ -86,6 +100,8 @@ class SharedCapture:
         self.hides_prompt_ids = first.hides_prompt_ids
         """Whether no sibling's answer shows the prompt's token ids."""
         self._prompt_ids: IdArray | None = None
+        self._failure: Exception | None = None
+        """Error that ended the stream; None while there is none."""
         self._splitter = ChoiceSplitter(num, removes_prompt_ids=self.hides_prompt_ids)
 
     @property
@@ -98,15 +114,46 @@ class SharedCapture:
         self._prompt_ids = prompt_ids
 
     def feed(self, chunk: bytes) -> list[CompleteChoice]:
-        """Return the choices that this part of the engine's stream completes.
+        """Return the choices that this part of the engine's stream completes, as `split` and
+        `complete` do together."""
+        return self.complete(self.split(chunk))
 
-        Raises EngineStreamError if the engine reports an error, and CannotShare if the stream is
-        not as vLLM writes it.
+    def split(self, chunk: bytes) -> list[ChoiceEvents]:
+        """Return the events of the choices that end in this part of the engine's stream. Pass them
+        to `complete` before the next part is split.
+
+        Raises the error that ended the stream before, if there was one.
         """
+        if self._failure is not None:
+            raise self._failure
+        ended: list[ChoiceEvents] = []
         try:
-            return [self._complete(events) for events in self._splitter.feed(chunk)]
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
-            raise CannotShare(f"the engine's stream is malformed: {error}") from error
+            ended.extend(self._splitter.feed(chunk))
+        except EngineStreamError as error:
+            self._failure = error
+        except _MALFORMED as error:
+            self._failure = _malformed(error)
+        return ended
+
+    def complete(self, ended: Sequence[ChoiceEvents]) -> list[CompleteChoice]:
+        """Return the answers of choices that have ended. This takes 20 ms for 1000 tokens, so use a
+        worker thread for long answers.
+
+        Raises EngineStreamError if the engine has reported an error, and CannotShare if the stream
+        is not as vLLM writes it. If there are complete choices, they are returned, and `split`
+        raises the error when it is called again.
+        """
+        choices: list[CompleteChoice] = []
+        try:
+            for events in ended:
+                choices.append(self._complete(events))
+        except CannotShare as error:
+            self._failure = error
+        except _MALFORMED as error:
+            self._failure = _malformed(error)
+        if self._failure is not None and not choices:
+            raise self._failure
+        return choices
 
     def _complete(self, events: ChoiceEvents) -> CompleteChoice:
         capture = self._create_capture(self._body)
@@ -121,6 +168,9 @@ class SharedCapture:
         return CompleteChoice(events.index, answer, capture)
 
     def _whole_answer(self, capture: CallCapture, chunks: list[Json], form: WholeForm) -> bytes:
+        if any(has_reasoning(chunk["choices"][0].get("delta") or {}) for chunk in chunks):
+            self._forms.parses_reasoning = True
+            raise CannotShare(_PARSES_REASONING)
         return capture.whole(whole_answer(self._path, chunks, usage_of(chunks), form))
 
     def _stream(self, capture: CallCapture, chunks: list[Json]) -> bytes:
@@ -131,3 +181,7 @@ class SharedCapture:
             for chunk in chunks:
                 del chunk["usage"]
         return capture.stream([*chunks, last])
+
+
+def _malformed(error: Exception) -> CannotShare:
+    return CannotShare(f"the engine's stream is malformed: {error}")

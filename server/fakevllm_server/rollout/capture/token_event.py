@@ -17,7 +17,8 @@ _PLAIN = rb'"[^"\\\x00-\x1f]*"'
 """A JSON string without escapes."""
 _TEXT = rb'"[^"\\\x00-\x1f]*(?:\\["\\bfnrt][^"\\\x00-\x1f]*)*"'
 """A JSON string whose escapes orjson writes in the same way."""
-_NUMBER = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][-+]?\d{1,3})?"
+_NUMBER = rb"-?(?:0|[1-9]\d{0,17})(?:\.\d+)?(?:[eE][-+]?\d{1,2})?"
+"""A number that a 64-bit float can hold: its exponent has at most two digits."""
 _ID = rb"(?:0|[1-9]\d{0,8})"
 """A token id. Nine digits are below MAX_ID."""
 _BYTES = rb"(?:null|\[[\d,]*\])"
