@@ -49,8 +49,11 @@ class Content:
 
     data: bytes
     slices: tuple[Slice, ...]
-    digest: bytes
-    """Digest of `data`."""
+
+    @property
+    def digest(self) -> bytes:
+        """Digest of `data`."""
+        return digest_of(self.data)
 
     @property
     def slices_json(self) -> str:
@@ -59,8 +62,7 @@ class Content:
 
     def followed_by(self, other: Content) -> Content:
         """Return a content that consists of this content and another one."""
-        data = self.data + other.data
-        return Content(data, (*self.slices, *other.slices), digest_of(data))
+        return Content(self.data + other.data, (*self.slices, *other.slices))
 
 
 def digest_of(data: bytes) -> bytes:
@@ -194,7 +196,7 @@ class ContentStore:
         slices = [(piece, start, size) for piece, start, size in orjson.loads(slices_json)]
         pieces = {piece: self._read(db, piece) for piece in {piece for piece, _, _ in slices}}
         data = b"".join(pieces[piece][start : start + size] for piece, start, size in slices)
-        return Content(data, tuple(slices), digest_of(data))
+        return Content(data, tuple(slices))
 
     def _read(self, db: Connection, piece: int) -> bytes:
         row = dbapi_connection(db).execute(_PIECE, (piece,)).fetchone()
@@ -219,7 +221,7 @@ class ContentStore:
             slices = self._store_rest(db, data, *best)
         if not slices:
             slices = ((self._insert(db, data), 0, len(data)),)
-        return Content(data, slices, digest_of(data))
+        return Content(data, slices)
 
     def _store_rest(
         self, db: Connection, data: bytes, prefix: int, suffix: int, base: Content

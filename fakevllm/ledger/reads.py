@@ -37,7 +37,7 @@ NUM_BYTES = """
     FROM pragma_page_count, pragma_freelist_count, pragma_page_size
 """
 SCORED = """
-    SELECT g.group_id, g.task_id, g.question, g.served_index, g.parent_id, g.hook_hash,
+    SELECT g.group_id, g.task_id, g.served_index, g.parent_id, g.hook_hash,
            s.reward + CASE
            WHEN s.served THEN COALESCE((SELECT SUM(f.amount) FROM feedback AS f
                                         WHERE f.group_id = g.group_id AND f.state = 'joined'), 0)

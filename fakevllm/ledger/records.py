@@ -272,13 +272,12 @@ class ScoredGroup:
     """A group (a request with its sampled answers) whose rewards are known, and which the server
     has not acknowledged yet.
 
-    >>> ScoredGroup("g1", None, "1+1?", [1.0, None]).rewards
+    >>> ScoredGroup("g1", None, [1.0, None]).rewards
     [1.0, None]
     """
 
     group_id: str
     task_id: str | None
-    question: str
     rewards: list[float | None]
     """Reward of each sibling (sampled answer), in the order of their indices."""
     served_index: int | None = None

@@ -54,6 +54,7 @@ _PUT_KEPT = _replace(KEPT_ANSWERS)
 _PUT_RESPONSE = _replace(RESPONSES)
 _GROUP_ROW = attrgetter(*GROUPS.columns.keys())
 _REQUEST_JSON = GROUPS.columns.keys().index("request_json")
+_MESSAGE_JSON = SIBLINGS.columns.keys().index("message_json")
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
 _TASK_SECRET = "task_secret"
@@ -124,7 +125,9 @@ def _sibling_row(group_id: str, sibling: SiblingRecord) -> tuple[Any, ...]:
     message_json, *places = stored_message(
         sibling.message_json, sibling.text, sibling.tool_calls_json
     )
-    return (group_id, *_SIBLING_ROW(replace(sibling, message_json=message_json)), *places)
+    row = [group_id, *_SIBLING_ROW(sibling), *places]
+    row[_MESSAGE_JSON] = message_json
+    return tuple(row)
 
 
 def keep_answer(db: Connection, answer: KeptAnswer) -> None:
@@ -172,12 +175,14 @@ def settle(
     calls: Sequence[Sequence[CapturedCall]],
     run_id: str | None = None,
     job_hash: str | None = None,
+    prompts: Sequence[bytes] = (),
 ) -> None:
     """Store the server's reply to the rewards of a group (a request with its sampled answers).
     Nothing happens if the ledger does not have the group.
 
     If the group is already in the state `trained`, `dropped` or `lost`, its state stays unchanged.
-    `calls[i]` has the model calls of sibling i (the i-th sampled answer).
+    `calls[i]` has the model calls of sibling i (the i-th sampled answer). `prompts` are the prompts
+    to which calls refer by index.
     """
     counters.watch(db, [group_id])
     update = db.exec_driver_sql(
@@ -187,7 +192,7 @@ def settle(
         return
     contents = CallContents(db, group_id)
     rows = [
-        _call_row(contents, group_id, sibling, seq, call)
+        _call_row(contents, (group_id, sibling, seq), call, _prompt_ids(call, prompts))
         for sibling, sibling_calls in enumerate(calls)
         for seq, call in enumerate(sibling_calls)
     ]
@@ -278,15 +283,17 @@ def _marks(group: TrainedGroup) -> list[tuple[float | None, str, int]]:
     return [(advantage, group.group_id, index) for index, advantage in pairs]
 
 
+def _prompt_ids(call: CapturedCall, prompts: Sequence[bytes]) -> bytes:
+    return b64decode(call.prompt_ids) if call.prompt is None else prompts[call.prompt]
+
+
 def _call_row(
-    contents: CallContents, group_id: str, sibling: int, seq: int, call: CapturedCall
+    contents: CallContents, key: tuple[str, int, int], call: CapturedCall, prompt_ids: bytes
 ) -> tuple[Any, ...]:
-    prompt_ids, response_ids = b64decode(call.prompt_ids), b64decode(call.response_ids)
-    prompt_id, response_piece = contents.put(sibling, prompt_ids, response_ids)
+    response_ids = b64decode(call.response_ids)
+    prompt_id, response_piece = contents.put(key[1], prompt_ids, response_ids)
     return (
-        group_id,
-        sibling,
-        seq,
+        *key,
         prompt_ids if prompt_id is None else b"",
         response_ids if response_piece is None else b"",
         None if call.logprobs is None else b64decode(call.logprobs),

@@ -149,16 +149,18 @@ class Ledger:
         calls: Sequence[Sequence[CapturedCall]],
         run_id: str | None = None,
         job_hash: str | None = None,
+        prompts: Sequence[bytes] = (),
     ) -> None:
         """Queue the server's reply to the rewards of a group (a request with its sampled answers)
         to be written. Call `record` for the group first.
 
         `calls[i]` has the model calls of sibling i (the i-th sampled answer), in order. `job_hash`
-        is the digest of the server's training job, or None if the server did not send it.
+        is the digest of the server's training job, or None if the server did not send it. `prompts`
+        are the prompts to which calls refer by index.
         """
         change = partial(row_changes.settle, group_id=group_id, state=state, reason=reason)
-        change = partial(change, step=step, calls=calls, run_id=run_id, job_hash=job_hash)
-        self._writer.put(change)
+        change = partial(change, step=step, calls=calls, prompts=prompts)
+        self._writer.put(partial(change, run_id=run_id, job_hash=job_hash))
 
     def apply_log(self, run_id: str, entries: Sequence[LogEntry]) -> None:
         """Queue entries of the server's run log to be applied to the ledger. The run log reports
@@ -221,12 +223,10 @@ class Ledger:
         with self._read_engine.connect() as db:
             rows = db.exec_driver_sql(reads.SCORED).all()
         groups: list[ScoredGroup] = []
-        for group, siblings in itertools.groupby(rows, lambda row: row[:6]):
-            group_id, task_id, question, served, parent_id, hook_hash = group
-            rewards = [row[6] for row in siblings]
-            groups.append(
-                ScoredGroup(group_id, task_id, question, rewards, served, parent_id, hook_hash)
-            )
+        for group, siblings in itertools.groupby(rows, lambda row: row[:5]):
+            group_id, task_id, served, parent_id, hook_hash = group
+            rewards = [row[5] for row in siblings]
+            groups.append(ScoredGroup(group_id, task_id, rewards, served, parent_id, hook_hash))
         return groups
 
     def tasks(self) -> list[StoredTask]:

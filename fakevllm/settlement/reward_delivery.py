@@ -216,7 +216,6 @@ class Delivery:
             served=group.served_index,
             parent_id=group.parent_id,
             hook_hash=group.hook_hash or "",
-            metadata={"question": group.question},
         )
         try:
             reply = await self._link.end_group(end)
@@ -235,6 +234,7 @@ class Delivery:
             reply.calls,
             reply.run_id,
             reply.job_hash,
+            reply.prompts,
         )
         self._on_settled(group.group_id)
 
@@ -291,7 +291,6 @@ def _scored(record: GroupRecord) -> ScoredGroup:
     return ScoredGroup(
         group_id=record.group_id,
         task_id=record.task_id,
-        question=record.question,
         rewards=rewards,
         served_index=record.served_index,
         parent_id=record.parent_id,

@@ -27,6 +27,7 @@ from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
     AbortGroupRequest,
@@ -234,8 +235,7 @@ class SwarmLink:
         """Send the rewards that end a group, and retry after transient errors. A retry is safe,
         because the server accepts each group only once. Raises one of NETWORK_ERRORS if the last
         attempt fails."""
-        reply = await _with_retries(self._post)(_END_GROUP, request, EndGroupReply)
-        return reply.with_prompts_per_call()
+        return await _with_retries(self._end_group)(request)
 
     async def add_sample(self, request: AddSampleRequest) -> EndGroupReply:
         """Send a late sample to the server: an answer with feedback that came after the answer's
@@ -395,6 +395,16 @@ class SwarmLink:
             response.raise_for_status()
             return reply.model_validate_json(await response.read())
 
+    async def _end_group(self, request: EndGroupRequest) -> EndGroupReply:
+        """Send the end of a group, and return the reply. A server of an older version ignores the
+        header, and sends a prompt with each call."""
+        headers = {"Content-Type": "application/json", PROMPTS_HEADER: ASKED}
+        body = request.model_dump_json().encode()
+        async with self._http.post("/end_group", data=body, headers=headers) as response:
+            response.raise_for_status()
+            sizes = parse_sizes(response.headers.get(PROMPTS_HEADER))
+            return EndGroupReply.from_response(await response.read(), sizes)
+
     def _log_change(self, error: Exception | None) -> None:
         """Log an error if its type differs from the type of the last logged error. If `error` is
         None, log once that the server answers again."""
@@ -412,9 +422,6 @@ def _state_and_detail(status: EngineStatusReply | None) -> tuple[str | None, str
     return (None, None) if status is None else (status.engine_status, status.engine_status_detail)
 
 
-_END_GROUP = "/end_group?prompts_once=true"
-"""Path that ends a group. The reply has each prompt once; a server of an older version ignores the
-query."""
 _with_retries = retry(
     retry=retry_if_exception(is_transient),
     stop=stop_after_delay(END_GROUP_RETRY_S),

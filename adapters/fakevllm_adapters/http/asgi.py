@@ -13,6 +13,7 @@ import orjson
 
 from fakevllm_adapters.protocol.errors import WireError, error_body
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.separate_prompts import PROMPTS_HEADER
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,6 +35,7 @@ _NOT_RELAYED = {
     b"date",
     b"server",
     REASON_HEADER.lower().encode(),
+    PROMPTS_HEADER.lower().encode(),
 }
 """Response headers that are not relayed. Some are valid for one connection only, and some are
 written by this process's own HTTP server. The header with the reason of an outage is for proxies

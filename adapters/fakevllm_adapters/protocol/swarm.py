@@ -3,8 +3,11 @@ trains), and the server's replies."""
 
 from __future__ import annotations
 
+from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 from pydantic import (
@@ -288,49 +291,41 @@ class EndGroupReply(BaseModel):
     """Number of the step that was being collected when the group ended."""
     calls: list[list[CapturedCall]] = []
     """Captured calls by sibling index."""
-    prompts: list[str] = []
-    """The different prompts of the calls, encoded as in `prompt_ids`, if they were requested once
-    and not per call."""
+    prompts: list[bytes] = Field(default=[], exclude=True)
+    """The different prompts of the calls, as int32. They are no part of the JSON: see
+    `separate_prompts`."""
     run_id: str = ""
     """Run to which the weight versions of the calls belong; empty if the group was refused."""
     job_hash: str = ""
     """Digest of the job for which the group was collected. Empty if the group was refused, or if
     the server is older."""
 
-    def with_prompts_once(self) -> EndGroupReply:
-        """Return the reply with each prompt once, in `prompts`."""
-        positions: dict[str, int] = {}
-        calls = [
-            [
-                call.model_copy(
-                    update={
-                        "prompt_ids": "",
-                        "prompt": positions.setdefault(call.prompt_ids, len(positions)),
-                    }
-                )
-                for call in own
-            ]
-            for own in self.calls
-        ]
-        return self.model_copy(update={"calls": calls, "prompts": [*positions]})
-
     def with_prompts_per_call(self) -> EndGroupReply:
-        """Return the reply with a prompt in each call. An older server sends it in this form.
-
-        Raises IndexError if a call refers to a prompt that the reply lacks.
-        """
+        """Return the reply with a prompt in each call, for a client that does not ask for prompts
+        apart."""
+        packed = [b64encode(prompt).decode() for prompt in self.prompts]
         calls = [
             [
                 call
                 if call.prompt is None
-                else call.model_copy(
-                    update={"prompt_ids": self.prompts[call.prompt], "prompt": None}
-                )
+                else call.model_copy(update={"prompt_ids": packed[call.prompt], "prompt": None})
                 for call in own
             ]
             for own in self.calls
         ]
         return self.model_copy(update={"calls": calls, "prompts": []})
+
+    @staticmethod
+    def from_response(raw: bytes, sizes: Sequence[int]) -> EndGroupReply:
+        """Return the reply in a response whose body begins with prompts of these sizes. Raises
+        ValueError if a call refers to a prompt that the response lacks."""
+        ends = list(accumulate(sizes, initial=0))
+        reply = EndGroupReply.model_validate_json(raw[ends[-1] :])
+        prompts = [raw[begin:end] for begin, end in pairwise(ends)]
+        indices = {call.prompt for own in reply.calls for call in own} - {None}
+        if not indices <= set(range(len(prompts))):
+            raise ValueError("a call refers to a prompt that is missing")
+        return reply.model_copy(update={"prompts": prompts})
 
 
 class AbortGroupRequest(BaseModel):

@@ -28,9 +28,9 @@ from fakevllm_server.episodes.served_call_cache import ServedCalls
 from fakevllm_server.types.calls import (
     TASK,
     FinishedGroup,
-    PromptPacker,
     RecordedCall,
     ScoredEpisode,
+    with_prompts_apart,
 )
 
 
@@ -141,6 +141,11 @@ class Pool:
         self.sweep(now)
         return index
 
+    def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
+        """Return the call with the array of prompt ids of the group's earlier calls, if they have
+        the same prompt."""
+        return self._open.with_shared_prompt(group_id, call)
+
     def sweep(self, now: float) -> None:
         """Drop the open groups whose client has disappeared, and open groups beyond the limits of
         the pool."""
@@ -179,13 +184,14 @@ class Pool:
             self._served.remember(group_id, opened.calls.get(served, []))
         group = FinishedGroup(group_id, episodes, follows, hook_hash=hook_hash)
         reason = closed_reason or self._pool_group(group)
-        pack = PromptPacker()
+        calls, prompts = with_prompts_apart([episode.calls for episode in episodes])
         reply = EndGroupReply(
             success=True,
             failure_reason=reason or "",
             pooled=reason is None,
             step=step,
-            calls=[[call.to_wire(pack) for call in episode.calls] for episode in episodes],
+            calls=calls,
+            prompts=prompts,
         )
         self._ended.remember(group_id, reason)
         return reply

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.types.calls import RecordedCall
@@ -58,6 +58,18 @@ class OpenGroups:
         group.last_call = now
         self._groups.move_to_end(sibling.group_id)
         return len(calls) - 1
+
+    def with_shared_prompt(self, group_id: str, call: RecordedCall) -> RecordedCall:
+        """Return the call with the array of prompt ids that an equal earlier prompt of its group
+        has, so that the prompt is kept, encoded and hashed once."""
+        group = self._groups.get(group_id)
+        known = [] if group is None else [own[-1] for own in group.calls.values() if own]
+        for other in known:
+            if other.prompt_ids is call.prompt_ids:
+                return call
+            if other.prompt_ids == call.prompt_ids:
+                return replace(call, prompt_ids=other.prompt_ids)
+        return call
 
     def restore(
         self, group_id: str, calls: Mapping[int, Sequence[RecordedCall]], now: float

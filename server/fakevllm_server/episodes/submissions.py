@@ -68,7 +68,7 @@ class SubmissionCache:
             key = self._with_calls.popleft()
             cached = self._replies.get(key)
             if cached is not None:
-                without_calls = cached.reply.model_copy(update={"calls": []})
+                without_calls = cached.reply.model_copy(update={"calls": [], "prompts": []})
                 self._replies[key] = replace(cached, reply=without_calls)
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from typing import cast
 
 from sqlalchemy import Connection
 
@@ -22,15 +23,18 @@ from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.prompts import forget_unused, recent_prompts
 from fakevllm_server.journal.rows import (
     PRUNED,
+    CallRows,
     PooledGroup,
     SavedCheckpoint,
     ScoredSample,
     Submission,
-    call_row,
     groups_hash,
 )
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.types.calls import RecordedCall
+
+_CALL_ROWS = "call_rows"
+"""Key of the writing connection's CallRows in `Connection.info`."""
 
 # --- episodes
 
@@ -305,7 +309,8 @@ def move_episode(db: Connection, episode_id: str, state: EpisodeState) -> None:
 def put_call(
     db: Connection, owner: str, seq: int, call: RecordedCall, group_id: str | None
 ) -> None:
-    prompt_ids, response_ids, logprobs, facts, digest = call_row(call)
+    rows = cast(CallRows, db.info.setdefault(_CALL_ROWS, CallRows()))
+    prompt_ids, response_ids, logprobs, facts, digest = rows.row(call)
     prompt_id = None
     if len(prompt_ids) >= MIN_BYTES:
         prompt_id = recent_prompts(db).put(db, prompt_ids, group_id or owner)

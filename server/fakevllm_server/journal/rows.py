@@ -21,14 +21,44 @@ from fakevllm_server.types.token_masks import TokenMasks
 CallRow = tuple[bytes, bytes, bytes | None, str, bytes]
 """A captured call: the prompt's ids, the response's ids, the log-probabilities, the facts, and the
 digest. See the table `calls`, in which the first four are compressed."""
+_DIGEST_BYTES = 8
 
 
 class CorruptCall(Exception):
     """Error for a stored call whose digest does not match the call's other columns."""
 
 
+class CallRows:
+    """The conversion of captured calls to rows. It remembers the last prompt, because the calls of
+    a group usually share one, and hashing a long prompt costs more than the rest."""
+
+    def __init__(self) -> None:
+        self._prompt_ids: Sequence[int] | None = None
+        self._prompt = b""
+        self._hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+
+    def row(self, call: RecordedCall) -> CallRow:
+        """Return a captured call as the values that are stored."""
+        if call.prompt_ids is not self._prompt_ids:
+            self._prompt_ids = call.prompt_ids
+            self._prompt = id_array(call.prompt_ids).tobytes()
+            self._hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+            _hash_part(self._hashed, self._prompt)
+        response_ids, logprobs, facts = _response_columns(call)
+        hashed = self._hashed.copy()
+        for part in (response_ids, None if logprobs is None else logprobs.tobytes(), facts):
+            _hash_part(hashed, part)
+        stored = None if logprobs is None else _shortest(logprobs)
+        return self._prompt, response_ids, stored, facts, hashed.digest()
+
+
 def call_row(call: RecordedCall) -> CallRow:
-    """Return a captured call as the values that are stored."""
+    """Return one captured call as CallRows does."""
+    return CallRows().row(call)
+
+
+def _response_columns(call: RecordedCall) -> tuple[bytes, array[float] | None, str]:
+    """Return the token ids of the response, the log-probabilities and the other facts."""
     logprobs = None if call.logprobs is None else array("d", call.logprobs)
     values = {
         "versions": [[span.version, span.start, span.end] for span in call.versions],
@@ -38,15 +68,7 @@ def call_row(call: RecordedCall) -> CallRow:
         "allowed": None if call.allowed is None else call.allowed.to_wire(),
     }
     known = {name: value for name, value in values.items() if value is not None}
-    facts = orjson.dumps(known).decode()
-    parts = (
-        array("i", call.prompt_ids).tobytes(),
-        array("i", call.response_ids).tobytes(),
-        None if logprobs is None else logprobs.tobytes(),
-        facts,
-    )
-    digest = _digest(*parts)
-    return (*parts[:2], None if logprobs is None else _shortest(logprobs), facts, digest)
+    return id_array(call.response_ids).tobytes(), logprobs, orjson.dumps(known).decode()
 
 
 def parse_call_row(row: CallRow) -> RecordedCall:
@@ -80,12 +102,17 @@ def _shortest(logprobs: array[float]) -> bytes:
 
 
 def _digest(*parts: bytes | str | None) -> bytes:
-    hashed = hashlib.blake2b(digest_size=8)
+    hashed = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for part in parts:
-        raw = part.encode() if isinstance(part, str) else part or b""
-        size = -1 if part is None else len(raw)
-        hashed.update(size.to_bytes(8, "little", signed=True) + raw)
+        _hash_part(hashed, part)
     return hashed.digest()
+
+
+def _hash_part(hashed: hashlib.blake2b, part: bytes | str | None) -> None:
+    raw = part.encode() if isinstance(part, str) else part or b""
+    size = -1 if part is None else len(raw)
+    hashed.update(size.to_bytes(8, "little", signed=True))
+    hashed.update(raw)
 
 
 PRUNED = "pruned_to_step"

@@ -37,11 +37,13 @@ from fakevllm_adapters.protocol.outage_reasons import (
     OutageReason,
     reason_from_header,
 )
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import ChoiceEvents, EngineStreamError
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
 from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.number_arrays import ids_from_bytes
 
 Json = dict[str, Any]
 
@@ -76,6 +78,11 @@ vLLM."""
 class EngineFailed(Exception):
     """Error for a call that the engine did not answer. Nothing was sent to the client, so the call
     may be retried."""
+
+
+class NotWritable(Exception):
+    """Error for a request body that cannot be written as JSON, because it has integers beyond 64
+    bits. Nothing was sent to the engine."""
 
 
 class Refused(Exception):
@@ -181,7 +188,7 @@ class EngineClient:
         on_finished: Callable[[], Awaitable[None]],
         raises_refused: ErrorPredicate | None = None,
         exchange: Exchange | None = None,
-        plain: bytes | None = None,
+        plain: Callable[[], bytes] | None = None,
     ) -> None:
         """Forward a call to the engine, record its tokens, and send the answer to the client.
 
@@ -190,13 +197,16 @@ class EngineClient:
         the answer. `exchange` and `raises_refused` have the same meaning as for `relay`, and the
         same errors are raised.
 
-        `plain` is the request body without the fields that the capture adds. If the engine refuses
-        the body with these fields (status 400), `plain` is sent instead. If the engine answers
-        `plain`, the call is recorded as untrainable.
+        `plain` returns the request body without the fields that the capture adds. If the engine
+        refuses the body with these fields (status 400), the plain body is sent instead. If the
+        engine answers it, the call is recorded as untrainable. Raises NotWritable if the body
+        cannot be written.
         """
-        body = orjson.dumps(capture.upstream_body())
-        async with self._request("POST", path, body, headers) as response:
+        body = write_body(capture.upstream_body())
+        asking = self._asking_for_prompt(headers, capture)
+        async with self._request("POST", path, body, asking) as response:
             if response.status == 200:
+                await _read_prompt(response, capture)
                 await self._capture(path, response, capture, send, on_finished, exchange)
                 if capture.usage_chunk is not None and capture.has_one_choice:
                     self.forms.learn_usage_chunk(path, capture.usage_chunk)
@@ -204,7 +214,7 @@ class EngineClient:
             if response.status != BAD_REQUEST:
                 return await self._relay(response, send, raises_refused)
         # vLLM's error messages quote the request. The client must not see the capture's fields.
-        plain_body = plain if plain is not None else orjson.dumps(capture.body)
+        plain_body = plain() if plain is not None else orjson.dumps(capture.body)
         async with self._request("POST", path, plain_body, headers) as response:
             await self._relay(response, send, raises_refused, exchange)
             if response.status == 200:
@@ -230,12 +240,14 @@ class EngineClient:
         calls of their own, WireError for an error event of the engine, and otherwise the same
         errors as `capture`.
         """
-        body = orjson.dumps(shared.upstream_body)
-        async with self._request("POST", path, body, headers) as response:
+        body = write_body(shared.upstream_body)
+        asking = self._asking_for_prompt(headers, shared)
+        async with self._request("POST", path, body, asking) as response:
             if response.content_type != _EVENT_STREAM:
                 if response.status == 200:
                     raise CannotShare("the engine does not stream")
                 return await self._relay(response, send, raises_refused)
+            await _read_prompt(response, shared)
             relayed = _part_headers(response, is_streamed=shared.is_streamed)
             parts = PartEncoder(secrets.token_hex(8))
             is_started = False
@@ -308,6 +320,14 @@ class EngineClient:
         await on_finished()
         await send_bytes(send, response.status, raw, headers)
 
+    def _asking_for_prompt(
+        self, headers: dict[str, str], capture: CallCapture | SharedCapture
+    ) -> dict[str, str]:
+        """Return the headers of a call, with the one that asks for the prompt's token ids in front
+        of the answer, if the engine can send them so and the app does not see them."""
+        is_asked = self.endpoint.separates_prompts and capture.hides_prompt_ids
+        return headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
+
     @asynccontextmanager
     async def _request(
         self, method: str, path: str, body: bytes, headers: dict[str, str]
@@ -345,6 +365,27 @@ class EngineClient:
         if _is_failure(first) and not await self.is_healthy():
             raise EngineFailed("the engine's stream began with an error")
         return _joined(first, chunks)
+
+
+def write_body(body: Json) -> bytes:
+    """Return a request body as JSON. Raises NotWritable if it has integers beyond 64 bits."""
+    try:
+        return orjson.dumps(body)
+    except TypeError as error:
+        raise NotWritable(str(error)) from error
+
+
+async def _read_prompt(
+    response: aiohttp.ClientResponse, capture: CallCapture | SharedCapture
+) -> None:
+    """Read the token ids of the prompt if they precede the answer. Raises EngineFailed if they are
+    incomplete."""
+    sizes = parse_sizes(response.headers.get(PROMPTS_HEADER))
+    if sizes:
+        try:
+            capture.use_prompt_ids(ids_from_bytes(await response.content.readexactly(sizes[0])))
+        except asyncio.IncompleteReadError as error:
+            raise EngineFailed("the engine broke off within the prompt") from error
 
 
 def stream_error(body: Json) -> WireError:

@@ -39,7 +39,7 @@ from fakevllm_server.journal.store import GROUPS_OF_OTHER_RUNS, Journal
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.durable_acknowledgement import Acknowledger, Decision
-from fakevllm_server.types.calls import PromptPacker, RecordedCall
+from fakevllm_server.types.calls import RecordedCall, with_prompts_apart
 
 CALL_LIMIT_S = 2.0
 """Maximum number of seconds that the end of an answer is delayed until its call is on disk. Apps do
@@ -248,6 +248,7 @@ class Intake:
         """
         if self._journal.is_full:
             return
+        call = self.pool.with_shared_prompt(sibling.group_id, call)
         seq = self.pool.add_call(sibling, call, time.monotonic())
         if seq is not None:
             change = row_changes.call_recorded(sibling.episode_id, seq, call, sibling.group_id)
@@ -403,10 +404,8 @@ class Intake:
         if reply.calls or not reply.success:
             return reply
         kept = self._journal.read(reads.calls_by_sibling, request.group_id, len(request.rewards))
-        pack = PromptPacker()
-        return reply.model_copy(
-            update={"calls": [[call.to_wire(pack) for call in calls] for calls in kept]}
-        )
+        calls, prompts = with_prompts_apart(kept)
+        return reply.model_copy(update={"calls": calls, "prompts": prompts})
 
     async def _write(self, *change: Change) -> None:
         """Write a change to the journal, and wait until it is on disk.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
+
+import orjson
 
 from fakevllm_adapters.protocol.packed_numbers import (
     pack_floats,
@@ -13,8 +15,9 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_floats,
     unpack_ids,
 )
+from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
 from fakevllm_adapters.protocol.swarm import CapturedCall
-from fakevllm_server.types.number_arrays import float_array, id_array
+from fakevllm_server.types.number_arrays import IdArray, float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
 
 MAX_ID = 2**31 - 1
@@ -33,6 +36,26 @@ def are_ids(values: Sequence[object]) -> bool:
     return not ids or (min(ids) >= 0 and max(ids) <= MAX_ID)
 
 
+def checked_ids(values: Sequence[object]) -> IdArray:
+    """Return values that were parsed from JSON as an array of ids. Raises ValueError if one of them
+    is not an id, as `are_ids` defines it.
+
+    For long prompts, this is several times as fast as `are_ids`, because the numbers are checked as
+    text.
+
+    >>> checked_ids([0, MAX_ID])
+    [0, 2147483647]
+    """
+    try:
+        text = orjson.dumps(values)
+        # The text of numbers from 0 on has only digits, and commas between them.
+        if text.translate(None, b"0123456789,") == b"[]":
+            return id_array(cast(Sequence[int], values))
+    except (TypeError, OverflowError):
+        pass
+    raise ValueError(f"not ids: {values!r:.100}")
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
     """A range of response tokens and the weight version that sampled them. The range includes
@@ -44,21 +67,6 @@ class VersionSpan:
     version: int
     start: int
     end: int
-
-
-class PromptPacker:
-    """An encoder of prompts that remembers the last one, because the calls of a group usually have
-    the same prompt."""
-
-    def __init__(self) -> None:
-        self._ids: Sequence[int] | None = None
-        self._packed = ""
-
-    def __call__(self, ids: Sequence[int]) -> str:
-        """Return the encoded ids of a prompt."""
-        if ids is not self._ids and ids != self._ids:
-            self._ids, self._packed = ids, pack_ids(ids)
-        return self._packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +110,15 @@ class RecordedCall:
         """Oldest weight version that sampled a token of the call."""
         return min((span.version for span in self.versions), default=0)
 
-    def to_wire(self, pack_prompt: Callable[[Sequence[int]], str] = pack_ids) -> CapturedCall:
+    def to_wire(self, prompt: int | None = None) -> CapturedCall:
         """Return the call in the form that the proxy gets, without the sets of allowed tokens.
 
-        `pack_prompt` encodes the prompt. A PromptPacker encodes the prompt of several calls once.
+        `prompt` is the index of the call's prompt among prompts that are sent apart, or None if the
+        prompt is sent with the call.
         """
         return CapturedCall(
-            prompt_ids=pack_prompt(self.prompt_ids),
+            prompt_ids=pack_ids(self.prompt_ids) if prompt is None else "",
+            prompt=prompt,
             response_ids=pack_ids(self.response_ids),
             logprobs=None if self.logprobs is None else pack_floats(self.logprobs),
             weight_versions=[[span.version, span.start, span.end] for span in self.versions],
@@ -150,6 +160,25 @@ class RecordedCall:
             call.finish_reason,
             call.untrainable,
         )
+
+
+def with_prompts_apart(
+    calls: Sequence[Sequence[RecordedCall]],
+) -> tuple[list[list[CapturedCall]], list[bytes]]:
+    """Return calls in the form that the proxy gets, and their different prompts, to which the calls
+    refer by index."""
+    indices: dict[int, int] = {}
+    prompts: list[Sequence[int]] = []
+
+    def index_of(ids: Sequence[int]) -> int:
+        if id(ids) not in indices:
+            if not prompts or prompts[-1] != ids:
+                prompts.append(ids)
+            indices[id(ids)] = len(prompts) - 1
+        return indices[id(ids)]
+
+    wire = [[call.to_wire(index_of(call.prompt_ids)) for call in own] for own in calls]
+    return wire, [prompt_bytes(ids) for ids in prompts]
 
 
 @dataclass(frozen=True, slots=True)

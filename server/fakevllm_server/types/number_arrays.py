@@ -64,6 +64,20 @@ def id_array(ids: Iterable[int]) -> IdArray:
     return ids if isinstance(ids, IdArray) else cast(IdArray, IdArray("i", ids))
 
 
+def ids_from_bytes(raw: bytes) -> IdArray:
+    """Return the ids whose int32 numbers are the bytes of `raw`. Raises ValueError if `raw` has
+    half a number or a negative one.
+
+    >>> ids_from_bytes(bytes([1, 0, 0, 0]))
+    [1]
+    """
+    if not raw[3::4].isascii():  # the sign bits
+        raise ValueError("an id is negative")
+    ids = id_array(())
+    ids.frombytes(raw)
+    return ids
+
+
 def float_array(values: Iterable[float]) -> FloatArray:
     """Return the values as an array. If `values` is a FloatArray, return it itself."""
     return values if isinstance(values, FloatArray) else cast(FloatArray, FloatArray("d", values))

@@ -15,6 +15,7 @@ from fakevllm_adapters.protocol.packed_numbers import (
     unpack_floats,
     unpack_ids,
 )
+from fakevllm_adapters.protocol.separate_prompts import parse_sizes, prompt_bytes, sizes_header
 from fakevllm_adapters.protocol.swarm import (
     CapturedCall,
     EndGroupReply,
@@ -76,34 +77,36 @@ def test_a_header_without_a_valid_range_is_refused(header: str) -> None:
         parse_siblings(header)
 
 
-def reply_with(*prompts: list[str]) -> EndGroupReply:
-    calls = [
-        [
-            CapturedCall(
-                prompt_ids=prompt,
-                response_ids="",
-                logprobs=None,
-                temperature=1.0,
-                finish_reason=None,
-            )
-            for prompt in own
-        ]
-        for own in prompts
-    ]
-    return EndGroupReply(success=True, calls=calls)
-
-
-def test_a_reply_can_have_each_prompt_once() -> None:
-    reply = reply_with(["a"], ["a", "b"], [], ["a"])
-    short = reply.with_prompts_once()
-    assert short.prompts == ["a", "b"]
-    assert [[call.prompt for call in own] for own in short.calls] == [[0], [0, 1], [], [0]]
-    assert all(call.prompt_ids == "" for own in short.calls for call in own)
-    assert EndGroupReply.model_validate_json(short.model_dump_json()).with_prompts_per_call() == (
-        reply
+def captured(prompt_ids: str = "", prompt: int | None = None) -> CapturedCall:
+    return CapturedCall(
+        prompt_ids=prompt_ids,
+        prompt=prompt,
+        response_ids="",
+        logprobs=None,
+        temperature=1.0,
+        finish_reason=None,
     )
 
 
+def test_a_reply_can_have_its_prompts_in_front_of_its_json() -> None:
+    calls = [[captured(prompt=0)], [captured(prompt=0), captured(prompt=1)], []]
+    prompts = [prompt_bytes([1, 2]), prompt_bytes([3])]
+    reply = EndGroupReply(success=True, calls=calls, prompts=prompts)
+    raw = b"".join([*prompts, reply.model_dump_json().encode()])
+    sizes = parse_sizes(sizes_header(prompts))
+    assert EndGroupReply.from_response(raw, sizes) == reply
+    per_call = reply.with_prompts_per_call()
+    one, two = pack_ids([1, 2]), pack_ids([3])
+    assert [[call.prompt_ids for call in own] for own in per_call.calls] == [[one], [one, two], []]
+    assert all(call.prompt is None for own in per_call.calls for call in own)
+
+
+def test_a_reply_whose_call_refers_to_a_missing_prompt_is_malformed() -> None:
+    reply = EndGroupReply(success=True, calls=[[captured(prompt=0)]])
+    with pytest.raises(ValueError, match="missing"):
+        EndGroupReply.from_response(reply.model_dump_json().encode(), [])
+
+
 def test_a_reply_of_an_older_server_has_its_prompts_already() -> None:
-    reply = reply_with(["a"], ["b"])
+    reply = EndGroupReply(success=True, calls=[[captured("a")], [captured("b")]])
     assert reply.with_prompts_per_call() == reply

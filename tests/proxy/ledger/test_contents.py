@@ -324,7 +324,7 @@ def test_contents_are_read_as_they_were_stored(all_data: list[bytes]) -> None:
 def test_the_recent_contents_have_a_limit() -> None:
     store = ContentStore(max_recent_bytes=10)
     for number in range(5):
-        store.remember(str(number), Content(b"abcd", ((number, 0, 4),), b""))
+        store.remember(str(number), Content(b"abcd", ((number, 0, 4),)))
     assert [store.find(str(number)) is not None for number in range(5)] == [False] * 3 + [True] * 2
-    store.remember("4", Content(b"a" * 11, ((9, 0, 11),), b""))
+    store.remember("4", Content(b"a" * 11, ((9, 0, 11),)))
     assert store.find("4") is None

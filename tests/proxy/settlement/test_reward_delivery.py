@@ -79,7 +79,7 @@ async def test_groups_left_scored_by_an_earlier_process_are_sent_once_the_server
         assert swarm.calls["/end_group"] == 1
         sent = swarm.bodies["/end_group"]
     assert (sent["group_id"], sent["rewards"], sent["task_id"]) == ("old", [1.0, None, 0.0], "t")
-    assert sent["metadata"] == {"question": "1+1?"}
+    assert sent["metadata"] == {}, "the server does not need the prompt again"
 
 
 async def test_a_stop_while_the_server_is_unreachable_leaves_the_group_scored(

@@ -333,7 +333,7 @@ class AnyOrder(RuleBasedStateMachine):
         if self.has_effect(fate, outcome):
             self.records.end_group(name, len(rewards))
             expected = [[one.to_wire() for one in calls] for calls in self._calls_of(name)]
-            assert reply.calls == expected
+            assert reply.with_prompts_per_call().calls == expected
             self.record_acknowledged(request, request_with([*rewards, 0.0]), reply)
 
     @rule(name=st.sampled_from(GROUPS), fate=fates("abort_group"))

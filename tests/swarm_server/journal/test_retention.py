@@ -101,7 +101,7 @@ async def test_a_repeated_end_gets_its_reply_while_the_reply_is_kept(server: Int
     before = server.process.content()
     await server.end(uuid)
     again = await server.end_group("g")
-    assert again == reply.model_copy(update={"calls": again.calls})
+    assert again == reply.model_copy(update={"calls": again.calls, "prompts": again.prompts})
     with pytest.raises(IdempotencyConflict):
         await server.end(uuid, 0.25)
     assert server.process.content() == before

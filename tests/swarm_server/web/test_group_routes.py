@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest_asyncio
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.swarm import SiblingRef
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
+from fakevllm_adapters.protocol.swarm import EndGroupReply, SiblingRef
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.web.app import create_app
 from fakevllm_server.web.server_state import ServerState
@@ -82,13 +84,16 @@ async def test_an_end_that_is_written_during_a_change_of_the_run_names_the_run_t
     assert reply["success"] and reply["run_id"] == run_id
 
 
-async def test_the_reply_has_each_prompt_once_if_the_proxy_asks_for_it(
+async def test_the_reply_has_each_prompt_once_and_apart_if_the_proxy_asks_for_it(
     server: tuple[ServerState, httpx.AsyncClient],
 ) -> None:
     state, http = server
     await capture(state)
-    short = (await http.post("/end_group?prompts_once=true", json=END)).json()
-    assert [[one["prompt"] for one in own] for own in short["calls"]] == [[0], [0]]
+    response = await http.post("/end_group", json=END, headers={PROMPTS_HEADER: ASKED})
+    short = EndGroupReply.from_response(
+        response.content, parse_sizes(response.headers[PROMPTS_HEADER])
+    )
+    assert [[one.prompt for one in own] for own in short.calls] == [[0], [0]]
     again = (await http.post("/end_group", json=END)).json()
     for own in again["calls"]:
-        assert [one["prompt_ids"] for one in own] == short["prompts"]
+        assert [b64decode(one["prompt_ids"]) for one in own] == short.prompts

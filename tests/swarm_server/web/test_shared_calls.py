@@ -115,10 +115,11 @@ async def test_each_choice_is_a_part_and_a_call_of_its_own_sibling(tmp_path: Pat
         assert answer["usage"] == {"completion_tokens": 1} and answer["prompt_token_ids"] is None
         (body,) = engine.bodies
         assert (body["n"], body["stream"]) == (2, True)
-        _, one, two = end_group(state).calls
+        reply = end_group(state)
+        _, one, two = reply.calls
         assert [len(calls) for calls in (one, two)] == [1, 1]
         assert one[0].response_ids != two[0].response_ids
-        assert one[0].prompt_ids == two[0].prompt_ids != ""
+        assert one[0].prompt == two[0].prompt == 0 and len(reply.prompts) == 1
         assert one[0].weight_versions == [[3, 0, 2]] and two[0].untrainable is None
 
 

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
+from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     ChatRequest,
     allowed_new_tokens,
@@ -51,11 +52,22 @@ class ChatCompletion:
     The constructor raises WireError for a request that vLLM would refuse.
     """
 
-    def __init__(self, engine: TokenEngine, request: ChatRequest, request_id: str | None) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        request: ChatRequest,
+        request_id: str | None,
+        *,
+        separates_prompt: bool = False,
+    ) -> None:
+        """Check the request and tokenize its prompt. If `separates_prompt` is True, the response
+        does not have the prompt's token ids, and the caller sends `separate_prompt`."""
         check_model(engine, request.model)
         self._engine = engine
         self._request = request
         self._prompt_ids = truncate_prompt(engine.render(request), request, engine.max_model_len)
+        self.separate_prompt = prompt_bytes(self._prompt_ids) if separates_prompt else None
+        """The prompt's token ids to send in front of the response, or None."""
         limit = allowed_new_tokens(
             len(self._prompt_ids), request.max_new_tokens, engine.max_model_len
         )
@@ -157,7 +169,8 @@ class ChatCompletion:
         return bool(self._request.logprobs or self._request.return_token_ids)
 
     def _requested_prompt_ids(self) -> list[int] | None:
-        return self._prompt_ids if self._request.return_token_ids else None
+        is_requested = self._request.return_token_ids and self.separate_prompt is None
+        return self._prompt_ids if is_requested else None
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         if not self._request.logprobs or not tokens:

@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     allowed_new_tokens,
     fit_prompt_text,
@@ -95,13 +96,25 @@ class TextCompletion:
     """
 
     def __init__(
-        self, engine: TokenEngine, request: CompletionRequest, request_id: str | None
+        self,
+        engine: TokenEngine,
+        request: CompletionRequest,
+        request_id: str | None,
+        *,
+        separates_prompt: bool = False,
     ) -> None:
+        """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
+        one prompt, the response does not have its token ids, and the caller sends
+        `separate_prompt`."""
         self._engine = engine
         self._request = request
         self._common = common = request.common
         check_model(engine, common.model)
         self._prompts = [self._encode(prompt) for prompt in request.prompts]
+        is_separate = separates_prompt and len(self._prompts) == 1
+        self.separate_prompt = prompt_bytes(self._prompts[0].ids) if is_separate else None
+        """The prompt's token ids to send in front of the response, or None."""
+        self._reports_prompt_ids = bool(common.return_token_ids) and not is_separate
         self._continuations = [
             continuation
             for prompt in self._prompts
@@ -177,7 +190,7 @@ class TextCompletion:
     ) -> Json:
         choice, prompt, text = continuation.choice, continuation.prompt, pending.text
         has_echo = pending.is_first and self._request.echo
-        has_prompt_ids = has_echo or (pending.is_first and self._common.return_token_ids)
+        has_prompt_ids = has_echo or (pending.is_first and self._reports_prompt_ids)
         piece = TextChoice(
             index=choice.index,
             text=self._text_with_echo(prompt, text) if has_echo else text,
@@ -204,7 +217,7 @@ class TextCompletion:
             logprobs=self._logprobs(choice.tokens, 0),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
-            prompt_ids=prompt.ids if self._common.return_token_ids else None,
+            prompt_ids=prompt.ids if self._reports_prompt_ids else None,
             token_ids=requested_token_ids(self._common, choice.tokens),
             weight_versions=requested_version_spans(self._common, choice.tokens),
             allowed_tokens=self._allowed_sets(choice.tokens),

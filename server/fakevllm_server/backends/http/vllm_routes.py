@@ -25,6 +25,7 @@ from fakevllm_adapters.http.asgi import (
     wait_for_disconnect,
 )
 from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_adapters.vllm_compat.chat_response import model_card
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
@@ -44,6 +45,9 @@ VERSION = "0.33.0+fakevllm"
 class SampledRequest(Protocol):
     """A request for chat completions or text completions. Call either `answer` or `chunks`, exactly
     once."""
+
+    separate_prompt: bytes | None
+    """The prompt's token ids to send in front of the response, or None."""
 
     async def answer(self) -> Json: ...
     def chunks(self) -> AsyncGenerator[Json]: ...
@@ -95,9 +99,13 @@ class PublicRoutes:
         async def respond() -> Response:
             def prepare(raw: bytes) -> tuple[ChatCompletion, bool]:
                 body = parse_chat_request(raw)
-                return ChatCompletion(self._engine, body, request_id), bool(body.stream)
+                completion = ChatCompletion(
+                    self._engine, body, request_id, separates_prompt=separates_prompt
+                )
+                return completion, bool(body.stream)
 
             request_id = request.headers.get("x-request-id")
+            separates_prompt = request.headers.get(PROMPTS_HEADER) == ASKED
             completion, is_streamed = await self._prepared(request, prepare)
             return await _sampled_response(request, completion, is_streamed=is_streamed)
 
@@ -107,9 +115,13 @@ class PublicRoutes:
         async def respond() -> Response:
             def prepare(raw: bytes) -> tuple[TextCompletion, bool]:
                 body = parse_completion_request(raw)
-                return TextCompletion(self._engine, body, request_id), bool(body.common.stream)
+                completion = TextCompletion(
+                    self._engine, body, request_id, separates_prompt=separates_prompt
+                )
+                return completion, bool(body.common.stream)
 
             request_id = request.headers.get("x-request-id")
+            separates_prompt = request.headers.get(PROMPTS_HEADER) == ASKED
             completion, is_streamed = await self._prepared(request, prepare)
             return await _sampled_response(request, completion, is_streamed=is_streamed)
 
@@ -173,12 +185,17 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
 async def _sampled_response(
     request: Request, sampled: SampledRequest, *, is_streamed: bool
 ) -> Response:
+    prompt = sampled.separate_prompt
+    headers = {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
     if is_streamed:
-        return StreamingResponse(_events(sampled), media_type="text/event-stream")
-    return _json(await _cancel_on_disconnect(request.receive, sampled.answer()))
+        return StreamingResponse(_events(sampled), headers=headers, media_type="text/event-stream")
+    answer = orjson.dumps(await _cancel_on_disconnect(request.receive, sampled.answer()))
+    return Response((prompt or b"") + answer, headers=headers, media_type="application/json")
 
 
 async def _events(sampled: SampledRequest) -> AsyncIterator[bytes]:
+    if sampled.separate_prompt is not None:
+        yield sampled.separate_prompt
     try:
         async with aclosing(sampled.chunks()) as chunks:
             async for chunk in chunks:

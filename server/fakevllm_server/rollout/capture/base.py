@@ -19,7 +19,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -30,7 +30,8 @@ from fakevllm_server.rollout.sampling_rules import (
     truncations,
     untrainable_sampling,
 )
-from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan, are_ids
+from fakevllm_server.types.calls import MAX_ID, RecordedCall, VersionSpan, checked_ids
+from fakevllm_server.types.number_arrays import IdArray
 from fakevllm_server.types.token_masks import TokenMasks
 from fakevllm_server.types.weight_versions import CallStamp
 
@@ -77,7 +78,7 @@ class CallCapture(ABC):
         self._hides_ids = not body.get("return_token_ids")
         self._hides_versions = not body.get("return_weight_versions")
         self._hides_usage = _adds_usage(body)
-        self._prompt_ids: list[int] | None = None
+        self._prompt_ids: IdArray | None = None
         self._ids: list[int] = []
         self._logprobs: list[Any] = []
         self._token_events: TokenEventReader | None = None
@@ -184,7 +185,7 @@ class CallCapture(ABC):
         """Whether the app does not see the prompt's token ids."""
         return self._hides_ids
 
-    def use_prompt_ids(self, prompt_ids: list[int]) -> None:
+    def use_prompt_ids(self, prompt_ids: IdArray) -> None:
         """Record the prompt's token ids. Several captures may share the list."""
         self._prompt_ids = prompt_ids
 
@@ -315,7 +316,7 @@ class CallCapture(ABC):
         the completions format, a choice.
         """
         if holder.get("prompt_token_ids") is not None:
-            self._prompt_ids = _checked_ids(holder["prompt_token_ids"])
+            self._prompt_ids = checked_ids(holder["prompt_token_ids"])
         if self._hides_ids and "prompt_token_ids" in holder:
             holder["prompt_token_ids"] = None
 
@@ -399,15 +400,6 @@ def _checked_id(value: object) -> int:
     if type(value) is not int or not 0 <= value <= MAX_ID:
         raise ValueError(f"not an id: {value!r:.100}")
     return value
-
-
-def _checked_ids(values: Sequence[object]) -> list[int]:
-    """Return the values if all are ids. Raises ValueError otherwise. For long prompts, this is
-    faster than `_checked_id` for each value."""
-    ids = cast(list[int], list(values))
-    if not are_ids(ids):
-        raise ValueError("the prompt contains something that is not an id")
-    return ids
 
 
 def _are_logprobs(values: Sequence[Any]) -> bool:

@@ -16,14 +16,14 @@ import orjson
 
 from fakevllm_adapters.formats.sse import SseDecoder, data_of
 from fakevllm_server.rollout.capture.answer_forms import CHAT, WholeForm
-from fakevllm_server.types.calls import are_ids
+from fakevllm_server.rollout.capture.prompt_ids import RepeatedPrompt
+from fakevllm_server.types.number_arrays import IdArray
 
 Json = dict[str, Any]
 
 _INDEX = re.compile(rb'"choices":\s*\[\s*\{\s*"index":\s*(\d+)')
 _FINISH = re.compile(rb'"finish_reason":\s*"')
 """Pattern of a choice's last event. Inside a JSON string, the pattern's quotes would be escaped."""
-_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
 _BATCH = 500
 """Number of events that are parsed at once."""
 
@@ -43,7 +43,7 @@ class ChoiceEvents:
 
     index: int
     data: list[bytes] = field(default_factory=list[bytes])
-    prompt_ids: list[int] | None = None
+    prompt_ids: IdArray | None = None
     """The prompt's token ids if they were removed from the events."""
 
     @property
@@ -70,9 +70,7 @@ class ChoiceSplitter:
     def __init__(self, num: int, *, removes_prompt_ids: bool) -> None:
         self._decoder = SseDecoder()
         self._running = {index: ChoiceEvents(index) for index in range(num)}
-        self._removes_prompt_ids = removes_prompt_ids
-        self._ids_text: bytes | None = None
-        self._ids: list[int] = []
+        self._repeated_prompt = RepeatedPrompt() if removes_prompt_ids else None
 
     @property
     def num_running(self) -> int:
@@ -94,26 +92,15 @@ class ChoiceSplitter:
             choice = self._running.get(int(match[1]))
             if choice is None:
                 continue
+            if self._repeated_prompt is not None and not choice.data:
+                data, choice.prompt_ids = self._repeated_prompt.cut(data)
+                match = _INDEX.search(data)
+                assert match is not None, "the index was found before"
             if choice.index:
                 data = b"%b0%b" % (data[: match.start(1)], data[match.end(1) :])
-            if self._removes_prompt_ids and not choice.data:
-                data = self._without_prompt_ids(choice, data)
             choice.data.append(data)
             if _FINISH.search(data):
                 yield self._running.pop(choice.index)
-
-    def _without_prompt_ids(self, choice: ChoiceEvents, data: bytes) -> bytes:
-        match = _PROMPT_IDS.search(data)
-        end = -1 if match is None else data.find(b"]", match.end()) + 1
-        if match is None or not end:
-            return data
-        text = data[match.end() - 1 : end]
-        if text != self._ids_text:
-            self._ids_text, self._ids = text, orjson.loads(text)
-            if not are_ids(self._ids):
-                raise ValueError("the prompt contains something that is not an id")
-        choice.prompt_ids = self._ids
-        return b"%bnull%b" % (data[: match.end() - 1], data[end:])
 
 
 def _check_without_choices(data: bytes | None) -> None:

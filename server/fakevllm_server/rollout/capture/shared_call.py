@@ -23,6 +23,7 @@ from fakevllm_server.rollout.capture.choice_events import (
     usage_of,
     whole_answer,
 )
+from fakevllm_server.types.number_arrays import IdArray
 
 Json = dict[str, Any]
 
@@ -96,14 +97,21 @@ class SharedCapture:
             "stream_options": options | _STREAM_OPTIONS,
         }
         """Request body for the engine."""
+        self.hides_prompt_ids = first.hides_prompt_ids
+        """Whether no sibling's answer shows the prompt's token ids."""
+        self._prompt_ids: IdArray | None = None
         self._failure: Exception | None = None
         """Error that ended the stream; None while there is none."""
-        self._splitter = ChoiceSplitter(num, removes_prompt_ids=first.hides_prompt_ids)
+        self._splitter = ChoiceSplitter(num, removes_prompt_ids=self.hides_prompt_ids)
 
     @property
     def is_complete(self) -> bool:
         """Whether all choices are complete."""
         return self._splitter.num_running == 0
+
+    def use_prompt_ids(self, prompt_ids: IdArray) -> None:
+        """Record the prompt's token ids, which precede the engine's stream."""
+        self._prompt_ids = prompt_ids
 
     def feed(self, chunk: bytes) -> list[CompleteChoice]:
         """Return the choices that this part of the engine's stream completes, as `split` and
@@ -149,8 +157,9 @@ class SharedCapture:
 
     def _complete(self, events: ChoiceEvents) -> CompleteChoice:
         capture = self._create_capture(self._body)
-        if events.prompt_ids is not None:
-            capture.use_prompt_ids(events.prompt_ids)
+        prompt_ids = events.prompt_ids if self._prompt_ids is None else self._prompt_ids
+        if prompt_ids is not None:
+            capture.use_prompt_ids(prompt_ids)
         chunks = events.chunks()
         if self._whole_form is not None:
             answer = self._whole_answer(capture, chunks, self._whole_form)

@@ -6,8 +6,11 @@ feedback sample is an answer that is trained again because of later feedback fro
 
 from __future__ import annotations
 
-from fastapi import APIRouter, HTTPException
+from typing import Annotated
 
+from fastapi import APIRouter, Header, HTTPException, Response
+
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.protocol.swarm import (
     AbortGroupRequest,
     AddSampleRequest,
@@ -25,15 +28,17 @@ def router(state: ServerState) -> APIRouter:
     samples."""
     routes = APIRouter(route_class=StrictRoute)
 
-    @routes.post("/end_group")
-    async def end_group(request: EndGroupRequest, prompts_once: bool = False) -> EndGroupReply:
+    @routes.post("/end_group", response_model=EndGroupReply)
+    async def end_group(
+        request: EndGroupRequest,
+        prompts_apart: Annotated[str | None, Header(alias=PROMPTS_HEADER)] = None,
+    ) -> Response:
         run_id = state.run_id  # another run may be started before the reply is complete
         reply = await state.intake.end_group(request, state.closed_reason)
         state.notify_loop()
-        if prompts_once:
-            reply = reply.with_prompts_once()
-        # A refused group may be of another run, whose id the proxy must keep.
-        return reply.model_copy(update={"run_id": run_id}) if reply.success else reply
+        if reply.success:  # a refused group may be of another run, whose id the proxy must keep
+            reply = reply.model_copy(update={"run_id": run_id})
+        return _group_response(reply, has_prompts_apart=prompts_apart == ASKED)
 
     @routes.post("/add_sample")
     async def add_sample(request: AddSampleRequest) -> EndGroupReply:
@@ -53,3 +58,14 @@ def router(state: ServerState) -> APIRouter:
         return SuccessReply(success=True)
 
     return routes
+
+
+def _group_response(reply: EndGroupReply, *, has_prompts_apart: bool) -> Response:
+    """Return the response to the end of a group. The prompts of the calls precede the JSON, or each
+    call has its own."""
+    prompts = reply.prompts if has_prompts_apart else []
+    if not prompts:
+        reply = reply.with_prompts_per_call()
+    headers = {PROMPTS_HEADER: sizes_header(prompts)} if prompts else {}
+    body = b"".join([*prompts, reply.model_dump_json().encode()])
+    return Response(body, headers=headers, media_type="application/json")

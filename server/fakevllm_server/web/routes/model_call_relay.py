@@ -33,7 +33,13 @@ from fakevllm_adapters.vllm_compat.token_limits import (
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.capture_registry import CAPTURES
 from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
-from fakevllm_server.rollout.engine_client import EngineClient, ErrorPredicate, Refused
+from fakevllm_server.rollout.engine_client import (
+    EngineClient,
+    ErrorPredicate,
+    NotWritable,
+    Refused,
+    write_body,
+)
 from fakevllm_server.training.episode_sampling import with_job_sampling
 from fakevllm_server.types.calls import RecordedCall
 from fakevllm_server.types.weight_versions import CallStamp
@@ -92,7 +98,10 @@ class ClientCall:
                 self._translation(exchange),
             )
 
-        await self._request_with_retry(engine, exchange, request)
+        try:
+            await self._request_with_retry(engine, exchange, request)
+        except NotWritable as error:
+            await self._native_route_or_error(engine, not_served(str(error)))
 
     def captured(self, save: SaveCall) -> Attempt:
         """Return a function that makes one attempt to answer the call, and captures the call's
@@ -114,7 +123,10 @@ class ClientCall:
             async def request(raises_refused: ErrorPredicate) -> None:
                 await self._capture(engine, exchange, stamp, save, raises_refused)
 
-            await self._request_with_retry(engine, exchange, request)
+            try:
+                await self._request_with_retry(engine, exchange, request)
+            except NotWritable as error:
+                await self._native_route_or_error(engine, not_served(str(error)))
 
         return attempt
 
@@ -142,6 +154,8 @@ class ClientCall:
 
             try:
                 await self._request_with_retry(engine, exchange, request)
+            except NotWritable as error:
+                raise not_served(str(error)) from error
             except CannotShare as reason:
                 raise bad_request(f"Each sibling needs a call of its own: {reason}.", "n") from None
 
@@ -205,7 +219,7 @@ class ClientCall:
             on_finished,
             raises_refused,
             self._translation(exchange),
-            self._request_body(exchange),
+            partial(self._request_body, exchange),
         )
 
     async def _request_with_retry(
@@ -257,12 +271,6 @@ class ClientCall:
         if self.store is not None and isinstance(exchange, ResponsesExchange):
             exchange.on_response = partial(self.store, exchange.response_id)
         exchange.body = drop_limits_above_context(exchange.body, engine.endpoint.max_model_len)
-        if self.parsed is None or self._is_translated:
-            # A body that orjson has read can be written again; others may have larger integers.
-            try:
-                orjson.dumps(exchange.body)
-            except TypeError as error:  # integers above 64 bits
-                return not_served(str(error))
         return exchange
 
     @property
@@ -277,7 +285,7 @@ class ClientCall:
     def _request_body(self, exchange: Exchange) -> bytes:
         """Return the request body for the engine. If the body was not changed, these are the
         client's own bytes."""
-        return self.raw if exchange.body is self.parsed else orjson.dumps(exchange.body)
+        return self.raw if exchange.body is self.parsed else write_body(exchange.body)
 
     async def _send_refusal(self, engine: EngineClient, refused: Refused) -> None:
         if not self._is_translated:

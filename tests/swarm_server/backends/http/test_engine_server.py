@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
@@ -11,9 +12,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_server.backends.fake.engine import EOS, FakeEngine
 from fakevllm_server.backends.http.engine_server import create_app
 from fakevllm_server.backends.http.preparation import PreparationThreads
+from fakevllm_server.types.number_arrays import ids_from_bytes
 from fakevllm_server.types.sampling import Sampling, Token
 
 Json = dict[str, Any]
@@ -236,6 +239,35 @@ async def test_an_engine_that_cannot_report_allowed_token_sets_leaves_them_out(
     ):
         answer = await http.post(path, json=body | {"top_p": 0.5, "return_allowed_tokens": True})
         assert answer.status_code == 200 and b"allowed" not in answer.content
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT_BODY), ("/v1/completions", {"prompt": "hi"})]
+)
+async def test_the_prompts_ids_precede_the_answer_if_the_client_asks_for_them(
+    http: httpx.AsyncClient, path: str, body: Json, streams: bool
+) -> None:
+    body = body | {"stream": streams, "return_token_ids": True, "n": 2}
+    decimal = await http.post(path, json=body)
+    apart = await http.post(path, json=body, headers={PROMPTS_HEADER: ASKED})
+    (size,) = parse_sizes(apart.headers[PROMPTS_HEADER])
+    ids = ids_from_bytes(apart.content[:size])
+    assert len(ids) > 0
+    text = b'"prompt_token_ids":' + orjson.dumps(ids.tolist())
+    assert PROMPTS_HEADER not in decimal.headers and text in decimal.content
+    assert text not in apart.content[size:] and b'"prompt_token_ids":null' in apart.content[size:]
+    assert b'"token_ids":[' in apart.content[size:]
+
+
+async def test_the_ids_of_several_prompts_stay_in_the_answer(http: httpx.AsyncClient) -> None:
+    body = {"prompt": ["hi", "ho"], "return_token_ids": True}
+    answer = await http.post("/v1/completions", json=body, headers={PROMPTS_HEADER: ASKED})
+    assert PROMPTS_HEADER not in answer.headers
+    assert [choice["prompt_token_ids"] for choice in answer.json()["choices"]] == [
+        list(b"hi"),
+        list(b"ho"),
+    ]
 
 
 class BusyEngine(FakeEngine):

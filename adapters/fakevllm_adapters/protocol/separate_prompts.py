@@ -1,0 +1,42 @@
+"""Prompts of calls as bytes in front of a response's body, and not as text in its JSON.
+
+A long prompt makes most of a response that has its token ids. As int32, the ids need neither be
+written as decimal numbers or base64, nor be searched for and parsed. Only processes of this project
+send prompts in this form, and only to a client that asks for it. The bytes are in the byte order of
+the machine (little-endian). This module does no I/O.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+PROMPTS_HEADER = "X-Fakevllm-Prompt-Bytes"
+"""Request header with which a client asks for prompts apart (value ASKED). In the response, the
+header has the number of bytes of each prompt, separated by commas. The prompts precede the rest of
+the body. A response without the header has no prompts apart."""
+ASKED = "1"
+
+
+def prompt_bytes(ids: Sequence[int]) -> bytes:
+    """Return the token ids of a prompt as bytes.
+
+    >>> prompt_bytes([1, 2])
+    b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00'
+    """
+    return (ids if isinstance(ids, array) else array("i", ids)).tobytes()
+
+
+def sizes_header(prompts: Sequence[bytes]) -> str:
+    """Return the value of the response header for these prompts."""
+    return ",".join(str(len(prompt)) for prompt in prompts)
+
+
+def parse_sizes(value: str | None) -> list[int]:
+    """Return the sizes of the prompts that precede the body of a response with this header; [] if
+    the response does not have it. Raises ValueError if the value is malformed.
+
+    >>> parse_sizes("8,4"), parse_sizes(None)
+    ([8, 4], [])
+    """
+    return [int(size) for size in value.split(",")] if value else []

@@ -1,0 +1,40 @@
+"""Read the token ids of a prompt once for several choices, before a chunk is parsed.
+
+vLLM repeats the ids of the prompt, as decimal numbers, in the first chunk of each choice. They make
+most of the chunk if the prompt is long. The module does no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+
+from fakevllm_server.types.calls import checked_ids
+from fakevllm_server.types.number_arrays import IdArray, id_array
+
+_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\s*\[')
+"""Beginning of the field. Inside a JSON string, its quotes would be escaped."""
+
+
+class RepeatedPrompt:
+    """The reader of a prompt that several choices repeat. It parses the numbers once, and compares
+    their text for the other choices."""
+
+    def __init__(self) -> None:
+        self._text: bytes | None = None
+        self._ids = id_array(())
+
+    def cut(self, data: bytes) -> tuple[bytes, IdArray | None]:
+        """Return the JSON text of a chunk with null in place of the prompt's ids, and the ids. The
+        ids are None if the chunk has none. Raises ValueError if they are malformed."""
+        match = _PROMPT_IDS.search(data)
+        end = -1 if match is None else data.find(b"]", match.end()) + 1
+        if match is None or not end:
+            return data, None
+        begin = match.end() - 1
+        is_repeated = self._text is not None and data.startswith(self._text, begin)
+        if not is_repeated:
+            self._text = data[begin:end]
+            self._ids = checked_ids(orjson.loads(self._text))
+        return b"%bnull%b" % (data[:begin], data[end:]), self._ids
