@@ -26,6 +26,7 @@ from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
 from fakevllm_server.backends.embedded.decode.decoding_check import check_decoding
 from fakevllm_server.backends.embedded.decode.grammar import GrammarCompiler
+from fakevllm_server.backends.embedded.decode.grouped_attention import use_grouped_attention
 from fakevllm_server.backends.embedded.decode.kv_cache import CacheShape, KvCache
 from fakevllm_server.backends.embedded.decode.logits_processors import (
     LogitsProcessor,
@@ -103,6 +104,7 @@ class EmbeddedEngine:
             )
         self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
+        use_grouped_attention(model)
         check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len

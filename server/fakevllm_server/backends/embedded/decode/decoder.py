@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from fakevllm_server.backends.embedded.decode.fused_forward import fused_forward
 from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, CacheShape, KvCache
 from fakevllm_server.backends.embedded.decode.logits_processors import (
     LogitsProcessor,
@@ -30,13 +31,18 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.rows: list[DecodeRequest] = []
         self.cache = cache
-        self.model: Any = model
         self._eos_ids = eos_ids
         self._sampling: SamplingRows | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
         self._processors: list[tuple[int, LogitsProcessor]] = []
         """Pairs of row index and processor, for the rows that have a processor. The pairs are
         renewed together with `_sampling`."""
+        self.use_model(model)
+
+    def use_model(self, model: PreTrainedModel) -> None:
+        """Decode with another model object. Its cached keys and values have the same shape."""
+        self._model: Any = model
+        self._fused = fused_forward(model)
 
     def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
         """Add a request to the batch as a new row. `prefix` has the keys and values of all ids of
@@ -76,7 +82,9 @@ class Decoder:
         in the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
-        output = self.model(
+        if self._fused is not None:
+            return self._fused.logits(ids, positions, self.cache)
+        output = self._model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],
             attention_mask=self.cache.mask(),

@@ -97,7 +97,8 @@ class SamplingState:
             source = adapter_view(source)
         elif not adapters_of(self.model):
             return copy_weights(source, self.model)
-        self.model = self.decoder.model = source
+        self.model = source
+        self.decoder.use_model(source)
 
     def all_requests(self) -> list[DecodeRequest]:
         prefilling = [
