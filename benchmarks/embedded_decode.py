@@ -1,12 +1,13 @@
-"""Measure the decoding of the embedded engine beside a hand-written loop and `transformers.generate`.
+"""Measure the decoding of the embedded engine beside a hand-written loop and
+`transformers.generate`.
 
     python -m benchmarks.embedded_decode [--models demo,4M,25M] [--batches 1,8,32] [--write]
 
 All three sample the same number of tokens for the same number of prompts of equal length, on one
 torch thread. The hand loop is the least that a program can do with the model class of transformers:
 a cache whose tensors are allocated once, no attention mask, one random draw per step, and no
-log-probabilities. The engine is the whole class EmbeddedEngine, with its thread, its streams and the
-log-probability of each token.
+log-probabilities. The engine is the whole class EmbeddedEngine, with its thread, its streams and
+the log-probability of each token.
 
 The three take turns in each round, and the first round is not counted. Figures are medians over the
 rounds. CPU time is that of the process. It varies less than wall time on a machine that does other

@@ -1,5 +1,5 @@
-"""The KV cache of the hand loop in `benchmarks.embedded_decode`: tensors that are allocated once, for
-rows of equal length."""
+"""The KV cache of the hand loop in `benchmarks.embedded_decode`: tensors that are allocated once,
+for rows of equal length."""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ in copies. This forward pass
 The weights stay parameters of the model under their own names: each is a view of a part of a joined
 matrix. Weights that are copied into the model in place are therefore in use at once.
 
-The module is for float32 on a CPU. Every other model is decoded with its own forward pass. The check
-at start-up (`decoding_check`) compares whichever is used with the model itself.
+The module is for float32 on a CPU. Every other model is decoded with its own forward pass. The
+check at start-up (`decoding_check`) compares whichever is used with the model itself.
 """
 
 from __future__ import annotations
@@ -174,6 +174,9 @@ def _is_fusible(model: PreTrainedModel) -> bool:
     if type(model).__name__ not in FUSED_MODELS or model.device.type != "cpu":
         return False
     if {model.dtype, autocast.compute_dtype(model)} != {torch.float32} or adapters_of(model):
+        return False
+    # A wrapped forward pass computes something else, such as in another dtype.
+    if any("forward" in vars(module) for module in model.modules()):
         return False
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in POSITION_ROPE_TYPES:

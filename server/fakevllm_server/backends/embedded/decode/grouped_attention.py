@@ -20,7 +20,8 @@ NAME = "fakevllm_grouped_sdpa"
 def use_grouped_attention(model: PreTrainedModel) -> None:
     """Let a model on a CPU attend without copies of keys and values. A model whose attention is not
     torch's is left as it is."""
-    if model.device.type == "cpu" and model.config._attn_implementation == "sdpa":  # pyright: ignore[reportPrivateUsage]
+    config: Any = model.config
+    if model.device.type == "cpu" and config._attn_implementation == "sdpa":
         model.set_attn_implementation(NAME)
 
 

@@ -36,6 +36,13 @@ class CachedPrefix(NamedTuple):
     def num_tokens(self) -> int:
         return self.keys.shape[2]
 
+    def part(self, begin: int, end: int) -> CachedPrefix:
+        """Return the keys and values of some of the tokens, without a copy."""
+        return CachedPrefix(self.keys[:, :, begin:end], self.values[:, :, begin:end])
+
+    def copy(self) -> CachedPrefix:
+        return CachedPrefix(self.keys.clone(), self.values.clone())
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -70,8 +77,8 @@ class KvCache(Cache):
         self.width = 0
         self.positions = torch.zeros(0, dtype=torch.long, device=shape.device)
         self.cells = self.positions
-        """Index of each new token's keys in the buffer of a layer, [rows * heads], if this buffer is
-        seen as one list over slots, heads and positions."""
+        """Index of each new token's keys in the buffer of a layer, [rows * heads], if this buffer
+        is seen as one list over slots, heads and positions."""
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
@@ -93,14 +100,16 @@ class KvCache(Cache):
         self.keys[:, : self.num_rows, :, :kept] = old_keys[:, : self.num_rows, :, :kept]
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
-    def add_row(self, prefix: CachedPrefix | None) -> None:
-        """Append a row that holds the keys and values of `prefix`. The row is empty if `prefix` is
-        None."""
-        length = 0 if prefix is None else prefix.num_tokens
-        self.reserve(self.num_rows + 1, length + 1)
-        if prefix is not None:
-            self.keys[:, self.num_rows, :, :length] = prefix.keys
-            self.values[:, self.num_rows, :, :length] = prefix.values
+    def add_row(self, *parts: CachedPrefix) -> None:
+        """Append a row that holds the keys and values of the parts, one after another. The row is
+        empty if there are no parts."""
+        self.reserve(self.num_rows + 1, sum(part.num_tokens for part in parts) + 1)
+        begin = 0
+        for part in parts:
+            end = begin + part.num_tokens
+            self.keys[:, self.num_rows, :, begin:end] = part.keys
+            self.values[:, self.num_rows, :, begin:end] = part.values
+            begin = end
         self.num_rows += 1
 
     def drop_row(self, row: int) -> None:
@@ -121,9 +130,10 @@ class KvCache(Cache):
         self.reserve(self.num_rows, longest)
         self.width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, self.keys.shape[3])
         self.positions = torch.tensor(positions, device=self.shape.device)
-        heads = torch.arange(
-            self.num_rows * self.shape.num_heads, device=self.shape.device
-        ) * self.keys.shape[3]
+        heads = (
+            torch.arange(self.num_rows * self.shape.num_heads, device=self.shape.device)
+            * self.keys.shape[3]
+        )
         self.cells = (heads.view(self.num_rows, -1) + self.positions[:, None]).view(-1)
         return self.positions
 
