@@ -181,7 +181,8 @@ def _is_fusible(model: PreTrainedModel) -> bool:
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") not in POSITION_ROPE_TYPES:
         return False
-    layer: Any = model.get_decoder().layers[0]
+    body: Any = model.get_decoder()
+    layer = body.layers[0]
     unbiased: list[nn.Linear] = [
         layer.self_attn.o_proj,
         layer.mlp.gate_proj,

@@ -43,25 +43,31 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-MODELS: dict[str, tuple[Any, Any]] = {
-    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
-    "llama, scaled rope": (LlamaForCausalLM, LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE)),
-    "llama, tied": (LlamaForCausalLM, LlamaConfig(**SIZES, tie_word_embeddings=True)),
-    "mistral": (MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES)),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16)),
+MODELS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama, scaled rope": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": LLAMA3_ROPE}),
+    "llama, tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 16}),
     "qwen3, as many key heads": (
         Qwen3ForCausalLM,
-        Qwen3Config(**(SIZES | {"num_key_value_heads": 4}), head_dim=16),
+        Qwen3Config,
+        {"head_dim": 16, "num_key_value_heads": 4},
     ),
 }
 
 
-def make_model(name: str, seed: int = 0) -> PreTrainedModel:
+def llama(**settings: Any) -> Any:
+    """Return a small Llama with other settings."""
+    return LlamaForCausalLM(LlamaConfig(**(SIZES | settings)))
+
+
+def make_model(name: str, seed: int = 0) -> Any:
     """Return a random model. Norms and biases are random too, so that a missing one shows."""
     torch.manual_seed(seed)
-    kind, config = MODELS[name]
-    model = kind(config).eval()
+    model_class, config_class, settings = MODELS[name]
+    model = model_class(config_class(**(SIZES | settings))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -132,8 +138,8 @@ def test_other_models_are_not_fused(tiny_folder: Path) -> None:
 
     assert fused_forward(GPT2LMHeadModel(config)) is None
     assert fused_forward(make_model("llama").to(torch.bfloat16)) is None
-    assert fused_forward(LlamaForCausalLM(LlamaConfig(**SIZES, mlp_bias=True))) is None
-    assert fused_forward(LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu"))) is None
-    assert fused_forward(LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=dynamic))) is None
+    assert fused_forward(llama(mlp_bias=True)) is None
+    assert fused_forward(llama(hidden_act="gelu")) is None
+    assert fused_forward(llama(rope_parameters=dynamic)) is None
     assert fused_forward(wrapped) is None
     assert fused_forward(load(tiny_folder)) is not None

@@ -29,9 +29,8 @@ def test_grouped_attention_gives_the_same_logits_with_and_without_a_mask(tiny_fo
 
 
 def test_a_model_without_torchs_attention_keeps_its_own() -> None:
-    model: Any = GPT2LMHeadModel(
-        GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4, attn_implementation="eager")
-    )
+    model: Any = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=32, n_layer=1, n_head=4))
+    model.set_attn_implementation("eager")
 
     use_grouped_attention(model)
 
