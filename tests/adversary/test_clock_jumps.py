@@ -125,7 +125,7 @@ def test_a_group_waits_for_feedback_as_long_as_before_and_is_then_trained(
         assert stack.group(answer_id).get("state") in (None, "scored")
         time.sleep(0.2)
     wait_until(
-        lambda: stack.group(answer_id)["state"] in ("trained", "dropped"),
+        lambda: stack.group(answer_id).get("state") in ("trained", "dropped"),
         LATE_S,
         lambda: f"the group to be trained: {stack.group(answer_id)}",
     )

@@ -16,7 +16,6 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -24,6 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from tests.e2e.preloaded_python import PRELOADED_PYTHON, ForkedProgram
 
 START_TIMEOUT_S = 45.0
 STOP_GRACE_S = 15.0
@@ -45,8 +46,8 @@ class Process:
         self.folder = folder
         self.log_file = folder / f"{name}-{port}.log"
         folder.mkdir(parents=True, exist_ok=True)
-        self._command = [sys.executable, *command, "--until-stdin-closes"]
-        self._popen: subprocess.Popen[bytes]
+        self._command = [*command, "--until-stdin-closes"]
+        self._popen: ForkedProgram | subprocess.Popen[bytes]
         self.start()
 
     @property
@@ -64,14 +65,7 @@ class Process:
     def start(self) -> None:
         """Start the process; after `stop` or `kill`, again with the same port, folder and log."""
         with self.log_file.open("ab") as log:
-            self._popen = subprocess.Popen(
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,
-            )
+            self._popen = PRELOADED_PYTHON.start(self._command, log, self.folder)
 
     def wait_until_healthy(self, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Wait until /health returns 200.
