@@ -95,25 +95,27 @@ def main() -> None:
         replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
 
 
-def make_model(folder: Path) -> Path:
-    """Save a random model with the demo's tokenizer, larger and with a longer context."""
+def make_model(folder: Path, **sizes: int) -> Path:
+    """Save a random model with the demo's tokenizer, larger and with a longer context. `sizes`
+    replaces settings of its config."""
     torch: Any = import_module("torch")
     transformers: Any = import_module("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(DEMO_MODEL_DIR)
     torch.manual_seed(0)
-    config = transformers.Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=512,
-        intermediate_size=1536,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=64,
-        max_position_embeddings=MAX_MODEL_LEN,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 64,
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    config = transformers.Qwen3Config(**(settings | sizes))
     network = transformers.Qwen3ForCausalLM(config)
     network.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -22,6 +22,12 @@ def main() -> None:
     options = parser.parse_args()
     if options.train_only and (options.max_num_seqs or options.max_model_len):
         parser.error("--max-num-seqs and --max-model-len are for sampling: not with --train-only")
+    if options.train_only and (
+        options.torch_threads is None or options.prefix_cache_mib is not None
+    ):
+        parser.error(
+            "--torch-threads auto and --prefix-cache-mib are for sampling: not with --train-only"
+        )
     if options.lockstep and options.max_num_seqs not in (None, 1):
         parser.error("a job in lockstep decodes one answer at a time: not with --max-num-seqs")
     # These imports are slow, and not needed to print --help.
@@ -67,6 +73,7 @@ def _engine(options: argparse.Namespace) -> EmbeddedEngine:
         device=options.device,
         dtype=options.dtype,
         torch_threads=options.torch_threads,
+        prefix_cache_mib=options.prefix_cache_mib,
     )
     return EmbeddedEngine(config)
 
@@ -98,12 +105,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-seqs", type=int, default=None, help="default: 64")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda", "mps"], default="auto")
     parser.add_argument("--dtype", choices=["auto", "float32", "bfloat16"], default="auto")
-    parser.add_argument("--torch-threads", type=int, default=1)
+    parser.add_argument(
+        "--torch-threads", type=_num_threads, default=1, help="a number, or auto to measure it once"
+    )
+    parser.add_argument(
+        "--prefix-cache-mib", type=int, default=None, help="size of the prefix cache; 0: none"
+    )
     parser.add_argument("--lockstep", action="store_true", help="one answer at a time, on a CPU")
     parser.add_argument(
         "--train-only", action="store_true", help="train without a sampler and KV cache"
     )
     return parser
+
+
+def _num_threads(text: str) -> int | None:
+    """Return the number of threads, or None for `auto`."""
+    return None if text == "auto" else int(text)
 
 
 if __name__ == "__main__":

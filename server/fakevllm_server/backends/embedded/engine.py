@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +27,16 @@ from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
 from fakevllm_server.backends.embedded.decode.decoding_check import check_decoding
 from fakevllm_server.backends.embedded.decode.grammar import GrammarCompiler
-from fakevllm_server.backends.embedded.decode.kv_cache import CacheShape, KvCache
+from fakevllm_server.backends.embedded.decode.grouped_attention import use_grouped_attention
+from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.logits_processors import (
     LogitsProcessor,
     needs_logits_processor,
 )
+from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
+from fakevllm_server.backends.embedded.decode.thread_choice import measured_threads
 from fakevllm_server.backends.embedded.decode.vocabulary import (
     bad_word_ids,
     check_ids,
@@ -61,6 +65,8 @@ Further requests get status 503, which is better than a queue in which every req
 CACHE_MEMORY_SHARE = 0.15
 """Maximum share of the device's memory for keys and values. In addition, the trainer needs four
 times the memory of the weights."""
+PREFIX_MEMORY_SHARE = 0.04
+"""Share of the device's memory for the prefix cache, if its size is not configured."""
 DRAIN_BOUND_S = 5.0
 """Seconds that a publish waits for running requests."""
 
@@ -76,9 +82,13 @@ class EngineConfig:
     """Maximum number of requests decoded at a time; the others wait."""
     device: str = "auto"
     dtype: str = "auto"
-    torch_threads: int = 1
-    """Number of torch's threads. Two threads on two busy cores are far slower than one, because
-    OpenMP waits at every barrier."""
+    torch_threads: int | None = 1
+    """Number of torch's threads; None to measure at start-up which number is fastest. In lockstep,
+    None means 1. Two threads on two busy cores are far slower than one, because OpenMP waits at
+    every barrier."""
+    prefix_cache_mib: int | None = None
+    """Maximum size of the prefix cache in MiB. 0 turns the cache off. None means the share
+    PREFIX_MEMORY_SHARE of the device's memory."""
     drain_bound_s: float = DRAIN_BOUND_S
     lockstep: bool = False
     """Whether requests are decoded one at a time, so that results are reproducible. In a batch, the
@@ -91,7 +101,7 @@ class EmbeddedEngine:
     raises BackendError if the engine does not support the model."""
 
     def __init__(self, config: EngineConfig) -> None:
-        torch.set_num_threads(config.torch_threads)
+        torch.set_num_threads(config.torch_threads or 1)
         torch.manual_seed(config.seed)
         self._config = config
         self._folder = open_model_folder(config.model, config.max_model_len)
@@ -103,6 +113,7 @@ class EmbeddedEngine:
             )
         self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
+        use_grouped_attention(model)
         check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len
@@ -119,11 +130,29 @@ class EmbeddedEngine:
         self._rng = random.Random(config.seed)
         shape = cache_shape(model)
         max_rows = 1 if config.lockstep else config.max_num_seqs
-        cache = KvCache(shape, max_rows, self.max_model_len, _max_cells(shape))
-        self._state = SamplingState(model, cache, self.eos_ids)
+        memory = _device_memory(self._device)
+        max_cells = int(memory * CACHE_MEMORY_SHARE) // shape.bytes_per_position
+        cache = KvCache(shape, max_rows, self.max_model_len, max_cells)
+        prefix_bytes = (
+            int(memory * PREFIX_MEMORY_SHARE)
+            if config.prefix_cache_mib is None
+            else config.prefix_cache_mib << 20
+        )
+        # In lockstep, results must not depend on the order in which siblings arrive.
+        prefixes = PrefixCache(
+            prefix_bytes // shape.bytes_per_position, whole_prompts=config.lockstep
+        )
+        self._state = SamplingState(model, cache, self.eos_ids, prefixes)
         self._trainer: PolicyTrainer | None = None
-        self._thread = EngineThread(self._state, config.torch_threads)
+        self._thread = EngineThread(self._state, self._num_threads(model))
         self._thread.start()
+
+    def _num_threads(self, model: PreTrainedModel) -> int:
+        number = self._config.torch_threads
+        if number is None:
+            number = 1 if self._config.lockstep else measured_threads(model, self.max_model_len)
+            print(f"torch threads: {number}, chosen at start-up", file=sys.stderr)
+        return number
 
     def close(self) -> None:
         self._thread.close()
@@ -266,11 +295,8 @@ class EmbeddedEngine:
         return await self._run(task)
 
 
-def _max_cells(shape: CacheShape) -> int:
-    """Return the maximum number of tokens in the KV cache, summed over all rows of the batch. The
-    keys and values of this many tokens fill the share CACHE_MEMORY_SHARE of the device's memory."""
-    if shape.device.type == "cuda":
-        memory = torch.cuda.mem_get_info(shape.device)[1]
-    else:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(memory * CACHE_MEMORY_SHARE) // shape.bytes_per_position
+def _device_memory(device: torch.device) -> int:
+    """Return the memory of the device in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

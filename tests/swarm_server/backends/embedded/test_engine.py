@@ -232,3 +232,34 @@ def test_a_crash_fails_running_requests_and_ends_the_process(tiny_folder: Path) 
     assert done.returncode == 70
     assert "request failed: 500" in done.stdout
     assert "Traceback" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, 64),
+        ({"lockstep": True}, 0),
+        ({"prefix_cache_mib": 0}, 0),
+        ({"prefix_cache_mib": 1}, 64),
+    ],
+)
+async def test_a_later_turn_reuses_its_prompt_but_not_in_lockstep_or_without_a_cache(
+    make_engine: EngineMaker, settings: dict[str, Any], expected: int
+) -> None:
+    engine = make_engine(**settings)
+    first = [7 + number % 500 for number in range(80)]
+    short = Sampling(max_tokens=2, ignore_eos=True)
+
+    for prompt in (first, [*first, *range(20)]):
+        tokens = await collect(engine.generate(prompt, short))
+        assert len(tokens) == 2
+
+    assert engine._state.prefixes.num_reused_tokens == expected  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_automatic_threads_are_one_in_lockstep(
+    make_engine: EngineMaker, capfd: pytest.CaptureFixture[str]
+) -> None:
+    make_engine(torch_threads=None, lockstep=True)
+
+    assert "torch threads: 1," in capfd.readouterr().err

@@ -113,3 +113,12 @@ async def test_an_impossible_job_is_refused_and_a_possible_one_logs_what_it_trai
     finally:
         await backend.close()
     assert caplog.messages[-1].endswith(": trains all 656,448 parameters, in float32 on cpu")
+
+
+@pytest.mark.parametrize("flag", ["--torch-threads=auto", "--prefix-cache-mib=0"])
+def test_flags_of_the_sampler_are_refused_for_a_trainer_alone(tmp_path: Path, flag: str) -> None:
+    command = [*arguments(tmp_path, tmp_path), flag, "--train-only"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, env=ENVIRONMENT)
+
+    assert done.returncode == 2
+    assert done.stderr.endswith("are for sampling: not with --train-only\n")

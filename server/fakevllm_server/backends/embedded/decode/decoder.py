@@ -7,12 +7,14 @@ tokens, and decide which requests join the batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from fakevllm_server.backends.embedded.decode.fused_forward import fused_forward
 from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, CacheShape, KvCache
 from fakevllm_server.backends.embedded.decode.logits_processors import (
     LogitsProcessor,
@@ -30,19 +32,24 @@ class Decoder:
     def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
         self.rows: list[DecodeRequest] = []
         self.cache = cache
-        self.model: Any = model
         self._eos_ids = eos_ids
         self._sampling: SamplingRows | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
         self._processors: list[tuple[int, LogitsProcessor]] = []
         """Pairs of row index and processor, for the rows that have a processor. The pairs are
         renewed together with `_sampling`."""
+        self.use_model(model)
 
-    def join(self, request: DecodeRequest, prefix: CachedPrefix | None) -> None:
-        """Add a request to the batch as a new row. `prefix` has the keys and values of all ids of
-        the request (prompt and sampled tokens) except the last id. It is None if the request has
-        only one id."""
-        self.cache.add_row(prefix)
+    def use_model(self, model: PreTrainedModel) -> None:
+        """Decode with another model object. Its cached keys and values have the same shape."""
+        self._model: Any = model
+        self._fused = fused_forward(model)
+
+    def join(self, request: DecodeRequest, *parts: CachedPrefix) -> None:
+        """Add a request to the batch as a new row. The parts together have the keys and values of
+        all ids of the request (prompt and sampled tokens) except the last id."""
+        assert sum(part.num_tokens for part in parts) == len(request.ids) - 1, "one id is left"
+        self.cache.add_row(*parts)
         self.rows.append(request)
         self._sampling = None
 
@@ -76,7 +83,9 @@ class Decoder:
         in the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
-        output = self.model(
+        if self._fused is not None:
+            return self._fused.logits(ids, positions, self.cache)
+        output = self._model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],
             attention_mask=self.cache.mask(),
@@ -117,26 +126,35 @@ class Decoder:
 
 
 class Prefill:
-    """The prefill of several prompts, which computes their keys and values. It runs in parts of at
-    most `piece_tokens` tokens, padding included."""
+    """The prefill of several prompts, which computes their keys and values. It runs in parts, so
+    that running requests get tokens in between. Equally many of the first tokens of each prompt may
+    be known already: `known` has their keys and values, in parts, for each prompt."""
 
     def __init__(
-        self, model: PreTrainedModel, prompts: dict[bytes, list[int]], piece_tokens: int
+        self,
+        model: PreTrainedModel,
+        prompts: dict[bytes, list[int]],
+        known: Sequence[Sequence[CachedPrefix]] = (),
     ) -> None:
         self._model: Any = model
         self._prompts = prompts
         self._cache = DynamicCache()
-        self._done = 0
+        self._done = sum(part.num_tokens for part in known[0]) if known else 0
         longest = max(map(len, prompts.values()))
         # Padding is on the right, so that under the causal mask no real token attends to it.
         rows = [prompt + [0] * (longest - len(prompt)) for prompt in prompts.values()]
         self._ids = torch.tensor(rows, device=model.device)
-        self._piece_tokens = max(1, piece_tokens // len(rows))
+        if self._done:
+            keys = torch.stack([torch.cat([part.keys for part in parts], 2) for parts in known])
+            values = torch.stack([torch.cat([part.values for part in parts], 2) for parts in known])
+            for layer in range(keys.shape[1]):
+                self._cache.update(keys[:, layer], values[:, layer], layer)
 
-    def advance(self) -> bool:
-        """Run the next part of the prefill, which has at most `piece_tokens` tokens, padding
-        included. Return True if it was the last part."""
-        piece = self._ids[:, self._done : self._done + self._piece_tokens]
+    def advance(self, max_tokens: int) -> bool:
+        """Run the next part of the prefill, which has at most `max_tokens` tokens, padding
+        included, but at least one token of each prompt. Return True if it was the last part."""
+        end = self._done + max(1, max_tokens // len(self._ids))
+        piece = self._ids[:, self._done : end]
         # The logits are unused; one position is the minimum that can be requested.
         self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
         self._done += piece.shape[1]
@@ -147,9 +165,7 @@ class Prefill:
         keys = torch.stack([layer.keys for layer in layers])
         values = torch.stack([layer.values for layer in layers])
         return {
-            key: CachedPrefix(
-                keys[:, row, :, : len(prompt)].clone(), values[:, row, :, : len(prompt)].clone()
-            )
+            key: CachedPrefix(keys[:, row], values[:, row]).part(0, len(prompt)).copy()
             for row, (key, prompt) in enumerate(self._prompts.items())
         }
 

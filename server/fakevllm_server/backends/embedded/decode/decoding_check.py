@@ -71,7 +71,7 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
 
 def _join(decoder: Decoder, model: PreTrainedModel, ids: list[int]) -> None:
     request = DecodeRequest(list(ids), 1, Sampling(), random.Random(0), stream=None)
-    prefill = Prefill(model, {request.prefix_key: ids[:-1]}, piece_tokens=2)
-    while not prefill.advance():
+    prefill = Prefill(model, {request.prefix_key: ids[:-1]})
+    while not prefill.advance(max_tokens=2):
         pass
     decoder.join(request, prefill.result()[request.prefix_key])

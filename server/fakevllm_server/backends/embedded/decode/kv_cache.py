@@ -36,6 +36,13 @@ class CachedPrefix(NamedTuple):
     def num_tokens(self) -> int:
         return self.keys.shape[2]
 
+    def part(self, begin: int, end: int) -> CachedPrefix:
+        """Return the keys and values of some of the tokens, without a copy."""
+        return CachedPrefix(self.keys[:, :, begin:end], self.values[:, :, begin:end])
+
+    def copy(self) -> CachedPrefix:
+        return CachedPrefix(self.keys.clone(), self.values.clone())
+
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
@@ -69,7 +76,9 @@ class KvCache(Cache):
         self.num_rows = 0
         self.width = 0
         self.positions = torch.zeros(0, dtype=torch.long, device=shape.device)
-        self.row_index = self.positions
+        self.cells = self.positions
+        """Index of each new token's keys in the buffer of a layer, [rows * heads], if this buffer
+        is seen as one list over slots, heads and positions."""
         self.keys, self.values = self._buffers(0, 0)
 
     def fits(self, num_rows: int, length: int) -> bool:
@@ -91,14 +100,16 @@ class KvCache(Cache):
         self.keys[:, : self.num_rows, :, :kept] = old_keys[:, : self.num_rows, :, :kept]
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
-    def add_row(self, prefix: CachedPrefix | None) -> None:
-        """Append a row that holds the keys and values of `prefix`. The row is empty if `prefix` is
-        None."""
-        length = 0 if prefix is None else prefix.num_tokens
-        self.reserve(self.num_rows + 1, length + 1)
-        if prefix is not None:
-            self.keys[:, self.num_rows, :, :length] = prefix.keys
-            self.values[:, self.num_rows, :, :length] = prefix.values
+    def add_row(self, *parts: CachedPrefix) -> None:
+        """Append a row that holds the keys and values of the parts, one after another. The row is
+        empty if there are no parts."""
+        self.reserve(self.num_rows + 1, sum(part.num_tokens for part in parts) + 1)
+        begin = 0
+        for part in parts:
+            end = begin + part.num_tokens
+            self.keys[:, self.num_rows, :, begin:end] = part.keys
+            self.values[:, self.num_rows, :, begin:end] = part.values
+            begin = end
         self.num_rows += 1
 
     def drop_row(self, row: int) -> None:
@@ -119,8 +130,27 @@ class KvCache(Cache):
         self.reserve(self.num_rows, longest)
         self.width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, self.keys.shape[3])
         self.positions = torch.tensor(positions, device=self.shape.device)
-        self.row_index = torch.arange(self.num_rows, device=self.shape.device)
+        heads = (
+            torch.arange(self.num_rows * self.shape.num_heads, device=self.shape.device)
+            * self.keys.shape[3]
+        )
+        self.cells = (heads.view(self.num_rows, -1) + self.positions[:, None]).view(-1)
         return self.positions
+
+    def store(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of one new token per row, [rows, heads, head dim] each. Return
+        the keys and values of all positions up to the end of the longest row, [rows, heads, width,
+        head dim] each, without a copy."""
+        return (
+            self._store(self.keys[layer], keys),
+            self._store(self.values[layer], values),
+        )
+
+    def _store(self, buffer: Tensor, new: Tensor) -> Tensor:
+        dim = new.shape[-1]
+        # Under autocast, rotated keys arrive in float32; attention would round them anyway.
+        buffer.view(-1, dim).index_copy_(0, self.cells, new.reshape(-1, dim).to(buffer.dtype))
+        return buffer[: self.num_rows, :, : self.width]
 
     def mask(self) -> Tensor:
         """Return the additive attention mask, [rows, 1, 1, width], where width is the rounded
@@ -176,13 +206,7 @@ class _KvCacheLayer(CacheLayerMixin):
         """Store the keys and values of one new token per row, [rows, heads, 1, head dim] each.
         Return the keys and values of all positions up to the end of the longest row, [rows, heads,
         width, head dim] each."""
-        cache = self._cache
-        keys, values = cache.keys[self._index], cache.values[self._index]
-        # Under autocast, rotated keys arrive in float32; attention would round them anyway.
-        keys[cache.row_index, :, cache.positions] = key_states[:, :, 0].to(keys.dtype)
-        values[cache.row_index, :, cache.positions] = value_states[:, :, 0].to(values.dtype)
-        rows, width = cache.num_rows, cache.width
-        return keys[:rows, :, :width], values[:rows, :, :width]
+        return self._cache.store(self._index, key_states[:, :, 0], value_states[:, :, 0])
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         pass  # The buffers belong to the KvCache.

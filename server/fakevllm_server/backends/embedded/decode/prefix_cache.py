@@ -1,40 +1,77 @@
-"""A cache of the keys and values of recent prompts. A prompt that several requests share is
-prefilled only once. The least recently used prompts are evicted first."""
+"""A cache of the keys and values of prompts. Prompts that begin alike share what they have in
+common: siblings, the turns of a session, and requests with the same system prompt. A new prompt is
+computed only from where it differs. What was used least recently is evicted first.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
+from collections.abc import Sequence
 
 from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
+from fakevllm_server.backends.embedded.decode.radix_tree import RadixTree
+
+REUSE_STEP = 32
+"""A part of a prompt is reused up to a multiple of this number of tokens. Only prompts of which
+equally many tokens are cached can be prefilled together. Without the step, short prompts that
+differ by chance in their first tokens would be prefilled one by one."""
 
 
 class PrefixCache:
-    """A cache of the keys and values of prompts, with at most `max_tokens` tokens in total. Clear
-    it when the weights change, because the cached values belong to the old weights."""
+    """A cache of at most `max_tokens` tokens in total. A prompt that is longer is served, and not
+    kept. Clear the cache when the weights change, because the cached values belong to the old
+    weights.
 
-    def __init__(self, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
-        self.num_tokens = 0
-        self.num_hits = 0
-        self._entries: OrderedDict[bytes, CachedPrefix] = OrderedDict()
+    With `whole_prompts`, a cached prompt is reused only for an equal prompt. What a prompt's keys
+    and values are then does not depend, not even in their rounding, on the prompts before it.
+    """
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._entries
+    def __init__(self, max_tokens: int, whole_prompts: bool = False) -> None:
+        self._tree = RadixTree[CachedPrefix](max_tokens, _split)
+        self._whole_prompts = whole_prompts
+        self.num_reused_tokens = 0
 
-    def get(self, key: bytes) -> CachedPrefix:
-        self._entries.move_to_end(key)
-        self.num_hits += 1
-        return self._entries[key]
+    @property
+    def num_tokens(self) -> int:
+        return self._tree.num_tokens
 
-    def put(self, key: bytes, prefix: CachedPrefix) -> None:
-        if prefix.num_tokens > self.max_tokens or key in self._entries:
-            return
-        self._entries[key] = prefix
-        self.num_tokens += prefix.num_tokens
-        while self.num_tokens > self.max_tokens:
-            _, oldest = self._entries.popitem(last=False)
-            self.num_tokens -= oldest.num_tokens
+    def num_cached(self, ids: Sequence[int]) -> int:
+        """Return how many of the first tokens of `ids` can be taken from the cache."""
+        key = array("i", ids)
+        return self._rounded(len(key), self._tree.num_matching(key, self._salt(key)))
+
+    def get(self, ids: Sequence[int]) -> list[CachedPrefix]:
+        """Return the keys and values of the first tokens of `ids`, in parts. Together the parts
+        have `num_cached(ids)` tokens. They share memory with the cache, so copy them at once."""
+        key = array("i", ids)
+        parts = self._tree.match(key, self._salt(key))
+        left = self._rounded(len(key), sum(length for _, length in parts))
+        self.num_reused_tokens += left
+        taken: list[CachedPrefix] = []
+        for prefix, length in parts:
+            if left > 0:
+                taken.append(prefix.part(0, min(length, left)))
+            left -= length
+        return taken
+
+    def put(self, ids: Sequence[int], prefix: CachedPrefix) -> None:
+        """Keep the keys and values of `ids`."""
+        key = array("i", ids)
+        self._tree.insert(key, lambda begin, end: prefix.part(begin, end).copy(), self._salt(key))
 
     def clear(self) -> None:
-        self._entries.clear()
-        self.num_tokens = 0
+        self._tree.clear()
+
+    def _salt(self, key: array[int]) -> bytes:
+        return key.tobytes() if self._whole_prompts else b""
+
+    def _rounded(self, num_tokens: int, num_matching: int) -> int:
+        if num_matching == num_tokens:
+            return num_matching
+        return 0 if self._whole_prompts else num_matching // REUSE_STEP * REUSE_STEP
+
+
+def _split(prefix: CachedPrefix, length: int) -> tuple[CachedPrefix, CachedPrefix]:
+    # Without the copies, evicting one half would not free its memory.
+    first, rest = prefix.part(0, length), prefix.part(length, prefix.num_tokens)
+    return first.copy(), rest.copy()

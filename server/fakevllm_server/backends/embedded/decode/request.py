@@ -62,11 +62,15 @@ class DecodeRequest:
     """Set by the asyncio side; the engine thread reads it before each iteration."""
 
     @property
+    def prefix(self) -> list[int]:
+        """All ids except the last. Their attention keys and values must be computed before the
+        request can be decoded."""
+        return self.ids[:-1]
+
+    @property
     def prefix_key(self) -> bytes:
-        """The identifier of this request's prefix in the prefix cache. The prefix is all ids except
-        the last. Its attention keys and values must be computed before the request can be decoded.
-        """
-        return array("i", self.ids[:-1]).tobytes()
+        """The identifier of this request's prefix. Requests with equal prefixes share a prefill."""
+        return array("i", self.prefix).tobytes()
 
     def take(self, token: Token, eos_ids: frozenset[int]) -> None:
         """Append a sampled token to the request. Set `finished` if it is the request's last

@@ -25,19 +25,28 @@ from fakevllm_server.types.backend import BackendError
 MAX_PREFILL_TOKENS = 2048
 """Maximum number of padded tokens per forward pass of a prefill. It bounds the memory of the pass,
 and how long running requests wait for it."""
+BUSY_PREFILL_TOKENS = 256
+"""The same while requests are running. They get one token between two passes. On a CPU, a pass of
+2048 tokens takes seconds for a model of 25 million parameters."""
 MAX_PREFIX_TOKENS = 16384
-"""Maximum number of tokens in the prefix cache."""
+"""Default maximum number of tokens in the prefix cache."""
 
 
 class SamplingState:
     """The state of the sampler. Its methods run decode iterations and replace the weights."""
 
-    def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KvCache,
+        eos_ids: frozenset[int],
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         self.model = model
         self.version = 0
         self.decoder = Decoder(model, cache, eos_ids)
         self.scheduler = Scheduler(cache.max_rows, MAX_PREFILL_TOKENS)
-        self.prefixes = PrefixCache(MAX_PREFIX_TOKENS)
+        self.prefixes = prefixes or PrefixCache(MAX_PREFIX_TOKENS)
         self._prefill: Prefill | None = None
         self._is_admitting = True
 
@@ -97,7 +106,8 @@ class SamplingState:
             source = adapter_view(source)
         elif not adapters_of(self.model):
             return copy_weights(source, self.model)
-        self.model = self.decoder.model = source
+        self.model = source
+        self.decoder.use_model(source)
 
     def all_requests(self) -> list[DecodeRequest]:
         prefilling = [
@@ -111,21 +121,25 @@ class SamplingState:
         longest = max((len(row.ids) + 1 for row in self.decoder.rows), default=0)
         output = self.scheduler.schedule(
             len(self.decoder.rows),
-            self.prefixes,
+            self.prefixes.num_cached,
             lambda rows, length: self.decoder.cache.fits(rows, max(length, longest)),
         )
-        for request, key in output.joining:
-            self.decoder.join(request, self.prefixes.get(key) if key else None)
+        for request in output.joining:
+            self.decoder.join(request, *self.prefixes.get(request.prefix))
         if output.prefill:
-            self._prefill = Prefill(self.model, output.prefill, MAX_PREFILL_TOKENS)
+            known = [self.prefixes.get(ids) for ids in output.prefill.values()]
+            self._prefill = Prefill(self.model, output.prefill, known)
 
     def _advance_prefill(self) -> None:
-        if self._prefill is None or not self._prefill.advance():
+        if self._prefill is None:
+            return
+        max_tokens = BUSY_PREFILL_TOKENS if self.rows_running else MAX_PREFILL_TOKENS
+        if not self._prefill.advance(min(max_tokens, MAX_PREFILL_TOKENS)):
             return
         prefixes = self._prefill.result()
         self._prefill = None
         for key, requests in self.scheduler.prefilled().items():
-            self.prefixes.put(key, prefixes[key])
+            self.prefixes.put(requests[0].prefix, prefixes[key])
             for request in requests:
                 if not request.cancelled:
                     self.decoder.join(request, prefixes[key])

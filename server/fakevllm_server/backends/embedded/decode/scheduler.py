@@ -8,14 +8,16 @@ by one. A request
     waits for a prefill           if this prefill computes the same prompt,
     is added to a new prefill     if no prefill is running and the new one has room.
 
-Only one prefill runs at a time. `schedule` stops at the first request for which none of these is
-possible or for which memory is too small. This request and all later requests wait.
+All prompts of a prefill have equally many cached tokens at their beginning, because they are
+computed together from there on. Only one prefill runs at a time. `schedule` stops at the first
+request for which none of these is possible or for which memory is too small. This request and all
+later requests wait.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
@@ -25,12 +27,12 @@ from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 class SchedulerOutput:
     """The result of one call of `Scheduler.schedule`."""
 
-    joining: list[tuple[DecodeRequest, bytes]] = field(
-        default_factory=list[tuple[DecodeRequest, bytes]]
-    )
-    """Requests to decode from now on, with the keys of their cached prefixes."""
+    joining: list[DecodeRequest] = field(default_factory=list[DecodeRequest])
+    """Requests to decode from now on. Their prefixes are cached, or empty."""
     prefill: dict[bytes, list[int]] = field(default_factory=dict[bytes, list[int]])
     """Token ids of the prefixes to compute now, by key."""
+    num_cached: int = 0
+    """How many of the first tokens of each of these prefixes are cached."""
 
 
 class Scheduler:
@@ -58,14 +60,17 @@ class Scheduler:
         self.waiting.extendleft(reversed(requests))
 
     def schedule(
-        self, num_rows: int, known: Container[bytes], fits: Callable[[int, int], bool]
+        self,
+        num_rows: int,
+        num_cached: Callable[[list[int]], int],
+        fits: Callable[[int, int], bool],
     ) -> SchedulerOutput:
         """Take requests from the waiting queue. Return the requests that are decoded from now on,
         and the prompts to prefill.
 
-        `num_rows` is the number of requests that are being decoded already. `known` contains the
-        keys of cached prompt prefixes. `fits(rows, length)` returns True if the KV cache has memory
-        for `rows` requests of `length` tokens.
+        `num_rows` is the number of requests that are being decoded already. `num_cached(ids)`
+        returns how many of the first tokens of a prefix are cached. `fits(rows, length)` returns
+        True if the KV cache has memory for `rows` requests of `length` tokens.
         """
         output = SchedulerOutput()
         can_open = not self.prefilling
@@ -79,13 +84,15 @@ class Scheduler:
             longest = max(longest, len(request.ids) + 1)
             if not fits(taken + 1, longest):
                 break
-            key = request.prefix_key
-            if not key or key in known:
-                output.joining.append((request, key))
+            key, prefix = request.prefix_key, request.prefix
+            cached = num_cached(prefix)
+            if cached == len(prefix):
+                output.joining.append(request)
             elif key in self.prefilling:
                 self.prefilling[key].append(request)
-            elif can_open and self._has_room(output.prefill, len(request.ids) - 1):
-                output.prefill[key] = request.ids[:-1]
+            elif can_open and self._has_room(output, len(prefix), cached):
+                output.prefill[key] = prefix
+                output.num_cached = cached
                 self.prefilling[key] = [request]
             else:
                 break
@@ -104,6 +111,11 @@ class Scheduler:
         waited for it return to the front of the waiting queue."""
         self.put_back([request for waiting in self.prefilled().values() for request in waiting])
 
-    def _has_room(self, opened: dict[bytes, list[int]], length: int) -> bool:
-        longest = max([length, *map(len, opened.values())])
-        return not opened or longest * (len(opened) + 1) <= self.max_prefill_tokens
+    def _has_room(self, output: SchedulerOutput, length: int, cached: int) -> bool:
+        """Return True if a prefix of `length` tokens can be computed together with those that the
+        new prefill has already."""
+        if not output.prefill:
+            return True
+        longest = max([length, *map(len, output.prefill.values())])
+        num_tokens = (longest - cached) * (len(output.prefill) + 1)
+        return cached == output.num_cached and num_tokens <= self.max_prefill_tokens

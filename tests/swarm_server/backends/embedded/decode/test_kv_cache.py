@@ -29,6 +29,12 @@ def prefix_of(value: float, length: int) -> CachedPrefix:
     )
 
 
+def in_parts(prefix: CachedPrefix, rng: random.Random) -> list[CachedPrefix]:
+    """Cut a prefix into two parts at random. Parts may be empty."""
+    cut = rng.randint(0, prefix.num_tokens)
+    return [prefix.part(0, cut), prefix.part(cut, prefix.num_tokens)]
+
+
 def append(cache: KvCache, lengths: list[int], values: list[float]) -> None:
     """Append one position to every row, as a decode iteration does."""
     cache.begin(lengths)
@@ -50,7 +56,7 @@ def test_rows_keep_their_tokens_while_others_join_grow_and_leave() -> None:
         if len(values) < 16 and rng.random() < 0.3:
             values.append(float(turn))
             lengths.append(rng.randrange(0, 40))
-            cache.add_row(prefix_of(values[-1], lengths[-1]) if lengths[-1] else None)
+            cache.add_row(*in_parts(prefix_of(values[-1], lengths[-1]), rng))
         if values:
             append(cache, lengths, values)
             lengths = [length + 1 for length in lengths]
@@ -69,7 +75,7 @@ def test_rows_keep_their_tokens_while_others_join_grow_and_leave() -> None:
 def test_a_row_attends_only_to_its_own_tokens() -> None:
     cache = make_cache()
     for _ in range(2):
-        cache.add_row(None)
+        cache.add_row()
 
     cache.begin([0, 5])
 
@@ -80,7 +86,7 @@ def test_a_row_attends_only_to_its_own_tokens() -> None:
 
 def test_unused_cache_positions_hold_no_nan() -> None:
     cache = make_cache()
-    cache.add_row(None)
+    cache.add_row()
     cache.begin([300])
 
     assert torch.isfinite(cache.keys).all() and torch.isfinite(cache.values).all()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from swarm_server.backends.embedded.engine_helpers import (
 )
 from transformers import PreTrainedModel
 
+from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
 from fakevllm_server.types.backend import BackendError
@@ -168,10 +170,10 @@ def test_siblings_prefill_once_even_if_some_arrive_later(
 
     class Counted(module.Prefill):
         def __init__(
-            self, model: PreTrainedModel, prompts: dict[bytes, list[int]], tokens: int
+            self, model: PreTrainedModel, prompts: dict[bytes, list[int]], *known: Any
         ) -> None:
             started.append(len(prompts))
-            super().__init__(model, prompts, tokens)
+            super().__init__(model, prompts, *known)
 
     monkeypatch.setattr(module, "Prefill", Counted)
     state = sampling_state(model)
@@ -189,6 +191,65 @@ def test_siblings_prefill_once_even_if_some_arrive_later(
     assert started == [1]
     for one in siblings:
         check_logprobs(model, one)
+
+
+def test_turns_of_a_session_compute_only_what_is_new(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    history = list(range(7, 107))
+    reused: list[int] = []
+    for turn in range(3):
+        one = decode_request(history, 4, Sampling(ignore_eos=True), seed=turn)
+        state.scheduler.add(one)
+        run_dry(state)
+        check_logprobs(model, one)
+        reused.append(state.prefixes.num_reused_tokens)
+        history = [*one.ids, *range(200 + turn, 230 + turn)]
+
+    assert reused == [0, 96, 96 + 128], "whole steps of the prompt before"
+
+
+def test_prompts_that_share_a_cached_beginning_are_prefilled_together(
+    model: PreTrainedModel,
+) -> None:
+    state = sampling_state(model)
+    system = list(range(7, 80))
+    rows = [
+        decode_request([*system, *range(100 + i, 103 + 2 * i)], 5, Sampling(ignore_eos=True), i)
+        for i in range(6)
+    ]
+    state.scheduler.add(rows[0])
+    run_dry(state)
+    for one in rows[1:]:
+        state.scheduler.add(one)
+    run_dry(state)
+
+    for one in rows:
+        check_logprobs(model, one)
+    assert state.prefixes.num_reused_tokens == 5 * 64
+
+
+def test_without_a_prefix_cache_siblings_still_share_a_prefill(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    state.prefixes = PrefixCache(max_tokens=0)
+    siblings = [decode_request(range(7, 40), 4, Sampling(ignore_eos=True), i) for i in range(4)]
+    for one in siblings:
+        state.scheduler.add(one)
+    run_dry(state)
+
+    assert state.prefixes.num_tokens == 0 and state.prefixes.num_reused_tokens == 0
+    for one in siblings:
+        check_logprobs(model, one)
+
+
+def test_a_prompt_above_the_bound_of_the_prefix_cache_is_served(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    state.prefixes = PrefixCache(max_tokens=20)
+    one = decode_request(range(7, 107), 4, Sampling(ignore_eos=True))
+    state.scheduler.add(one)
+    run_dry(state)
+
+    check_logprobs(model, one)
+    assert state.prefixes.num_tokens == 0
 
 
 def publish(state: SamplingState, source: PreTrainedModel, version: int, bound_s: float) -> int:
@@ -263,6 +324,28 @@ def test_a_publish_clears_the_prefix_cache(model: PreTrainedModel, tiny_folder: 
         run_dry(state)
         check_logprobs([load(tiny_folder), new][version], one)
         publish(state, new, version=version + 1, bound_s=1)
+
+
+def test_a_publish_during_a_prefill_begins_the_prefill_again_with_the_new_weights(
+    model: PreTrainedModel, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fakevllm_server.backends.embedded.decode.sampling_state.MAX_PREFILL_TOKENS", 16
+    )
+    state = sampling_state(model)
+    new = perturbed(tiny_folder)
+    long = decode_request(range(7, 107), 4, Sampling(ignore_eos=True))
+    state.scheduler.add(long)
+    with torch.inference_mode():
+        for _ in range(3):
+            state.run_iteration()
+    assert long.num_sampled == 0 and state.scheduler.num_prefilling == 1, "in the middle of it"
+
+    publish(state, new, version=1, bound_s=60)
+    run_dry(state)
+
+    assert {token.version for token in long.undelivered} == {1}
+    check_logprobs(new, long)
 
 
 def test_weights_of_another_architecture_are_refused_before_anything_changes(

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from array import array
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +16,15 @@ def decode_request(*ids: int) -> DecodeRequest:
     return DecodeRequest(list(ids), 8, Sampling(), random.Random(0), stream=None)
 
 
-def plan(
-    scheduler: Scheduler, num_rows: int = 0, known: frozenset[bytes] = frozenset()
-) -> SchedulerOutput:
-    return scheduler.schedule(num_rows, known, lambda rows, length: True)
+def plan(scheduler: Scheduler, num_rows: int = 0, cached: Sequence[int] = ()) -> SchedulerOutput:
+    """Plan with a cache that holds the ids `cached`."""
+    return scheduler.schedule(num_rows, lambda ids: common(ids, cached), lambda rows, length: True)
+
+
+def common(ids: Sequence[int], cached: Sequence[int]) -> int:
+    """Return the length of the common beginning."""
+    pairs = zip(ids, cached, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(ids), len(cached)))
 
 
 def add(scheduler: Scheduler, *requests: DecodeRequest) -> list[DecodeRequest]:
@@ -50,9 +57,9 @@ def test_a_known_prefix_and_a_prompt_of_one_token_join_at_once() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     known, single = add(scheduler, decode_request(1, 2, 3), decode_request(9))
 
-    output = plan(scheduler, known=frozenset({known.prefix_key}))
+    output = plan(scheduler, cached=known.prefix)
 
-    assert [one for one, _ in output.joining] == [known, single]
+    assert output.joining == [known, single]
     assert output.prefill == {}
 
 
@@ -76,19 +83,38 @@ def test_a_prefill_has_a_bounded_number_of_padded_tokens_but_takes_at_least_one_
     assert [len(ids) for ids in plan(scheduler).prefill.values()] == [49]
 
 
+def test_only_prompts_with_equally_many_cached_tokens_are_prefilled_together() -> None:
+    scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
+    add(scheduler, *(decode_request(*ids, 0) for ids in ([1, 2, 3], [1, 2, 4, 4], [5, 5], [1, 2])))
+
+    output = plan(scheduler, cached=[1, 2])
+
+    assert list(output.prefill.values()) == [[1, 2, 3], [1, 2, 4, 4]]
+    assert output.num_cached == 2
+    assert len(scheduler.waiting) == 2, "a later request does not overtake [5, 5]"
+
+
+def test_cached_tokens_do_not_count_against_the_size_of_a_prefill() -> None:
+    scheduler = Scheduler(max_rows=8, max_prefill_tokens=4)
+    system = list(range(50))
+    add(scheduler, *(decode_request(*system, 90 + i, 0) for i in range(6)))
+
+    assert len(plan(scheduler, cached=system).prefill) == 4
+
+
 def test_cancelled_requests_are_skipped() -> None:
     scheduler = Scheduler(max_rows=1, max_prefill_tokens=10)
     gone, staying = add(scheduler, decode_request(1), decode_request(2))
     gone.cancelled = True
 
-    assert [one for one, _ in plan(scheduler).joining] == [staying]
+    assert plan(scheduler).joining == [staying]
 
 
 def test_the_first_waiting_request_is_not_overtaken_if_memory_is_short() -> None:
     scheduler = Scheduler(max_rows=8, max_prefill_tokens=100)
     add(scheduler, decode_request(1, 2, 3, 4), decode_request(5))
 
-    output = scheduler.schedule(1, frozenset(), lambda rows, length: length < 5)
+    output = scheduler.schedule(1, lambda ids: 0, lambda rows, length: length < 5)
 
     assert output == SchedulerOutput() and len(scheduler.waiting) == 2
 
@@ -100,7 +126,7 @@ def test_preempted_requests_are_first_in_their_old_order() -> None:
 
     scheduler.put_back(back)
 
-    assert [one for one, _ in plan(scheduler).joining] == [*back, *waiting]
+    assert plan(scheduler).joining == [*back, *waiting]
 
 
 @settings(max_examples=100, deadline=None)
@@ -111,17 +137,23 @@ def test_every_request_is_decoded_exactly_once_after_its_prefix_is_computed(
     scheduler = Scheduler(max_rows=5, max_prefill_tokens=8)
     requests = add(scheduler, *(decode_request(*prompt) for prompt in prompts))
     known: set[bytes] = set()
+
+    def num_cached(ids: list[int]) -> int:
+        return len(ids) if array("i", ids).tobytes() in known else 0
+
     joined: list[DecodeRequest] = []
     running = 0
     for _ in range(100):
-        output = scheduler.schedule(running, known, lambda rows, length: True)
+        output = scheduler.schedule(
+            running,
+            num_cached,
+            lambda rows, length: True,
+        )
         assert running + len(output.joining) + scheduler.num_prefilling <= 5
-        assert all(not key or key in known for _, key in output.joining)
+        assert all(not one.prefix or one.prefix_key in known for one in output.joining)
         assert not output.prefill.keys() & known, "nothing is computed twice"
         prefilled = scheduler.prefilled()
-        known |= prefilled.keys()
-        joined += [one for one, _ in output.joining] + [
-            one for row in prefilled.values() for one in row
-        ]
+        known.update(prefilled)
+        joined += output.joining + [one for row in prefilled.values() for one in row]
         running = 0
     assert sorted(map(id, joined)) == sorted(map(id, requests))

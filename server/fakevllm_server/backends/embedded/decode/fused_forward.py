@@ -1,0 +1,202 @@
+"""The forward pass of one decode iteration, with few calls of torch, for models that are built like
+Llama.
+
+In a small model on a CPU, most of the time of an iteration is spent between the calls of torch, and
+in copies. This forward pass
+
+    multiplies once for queries, keys and values, and once for the two inputs of the MLP,
+    reads keys and values where they lie in the KV cache, although several query heads share them,
+    takes the rotary angles from a table.
+
+The weights stay parameters of the model under their own names: each is a view of a part of a joined
+matrix. Weights that are copied into the model in place are therefore in use at once.
+
+The module is for float32 on a CPU. Every other model is decoded with its own forward pass. The
+check at start-up (`decoding_check`) compares whichever is used with the model itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
+from fakevllm_server.backends.embedded.weights import adapters_of
+from fakevllm_server.backends.torch_forest import autocast
+
+FUSED_MODELS = frozenset(
+    {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
+"""Classes of transformers whose layers have the form that this module computes: RMS norms before
+attention and MLP, rotary positions over whole heads, and a gated MLP."""
+POSITION_ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Types of rotary positions whose angles depend on the position alone, and not on the length of the
+sequence, so that they can be kept in a table."""
+MIN_ANGLES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """The weights of one layer. Matrices are [outputs, inputs], or transposed where the name says
+    so."""
+
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    head_norms: tuple[Tensor, Tensor] | None
+    """Weights of the norms of query heads and key heads, or None if the model has none."""
+    out_transposed: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down_transposed: Tensor
+
+
+class FusedForward:
+    """The fused forward pass of a model. Create it with `fused_forward`."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        network: Any = model
+        config: Any = model.config
+        self._network: Any = network.model
+        self._embedding: Tensor = network.model.embed_tokens.weight
+        self._final_norm: Tensor = network.model.norm.weight
+        self._head: Tensor = network.lm_head.weight
+        self._eps: float = config.rms_norm_eps
+        attention = network.model.layers[0].self_attn
+        self._head_dim: int = attention.head_dim
+        self._num_heads: int = config.num_attention_heads
+        self._num_kv_heads: int = config.num_key_value_heads
+        self._scaling: float = attention.scaling
+        # In inference mode the joined tensors could not be written to when weights are published.
+        with torch.inference_mode(False), torch.no_grad():
+            self._layers = [self._fuse(layer) for layer in network.model.layers]
+        self._cos = self._sin = torch.empty(0)
+
+    def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
+        """Compute the logits of the next token of each row, [rows, vocabulary], and store the keys
+        and values of the given tokens. `ids` and `positions` are [rows]. Call `begin` of the cache
+        first."""
+        cos, sin = self._angles(positions, cache.width)
+        mask = cache.mask()
+        hidden = functional.embedding(ids, self._embedding)
+        for index, layer in enumerate(self._layers):
+            hidden = self._attend(index, layer, hidden, cos, sin, mask, cache)
+            gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(
+                2, dim=-1
+            )
+            hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down_transposed)
+        return functional.linear(self._norm(hidden, self._final_norm), self._head)
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor,
+        cache: KvCache,
+    ) -> Tensor:
+        rows, dim = len(hidden), self._head_dim
+        joined = functional.linear(
+            self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias
+        ).view(rows, -1, dim)
+        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
+        rotated, values = joined.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
+        if layer.head_norms is not None:
+            rotated = functional.rms_norm(rotated, (dim,), None, self._eps)
+            for part, weight in zip(
+                rotated.split([num_heads, num_kv_heads], dim=1), layer.head_norms, strict=True
+            ):
+                part.mul_(weight)
+        # The signs of the rotation are in the table of sines.
+        rotated = torch.addcmul(rotated * cos, rotated.roll(dim // 2, -1), sin)
+        queries, keys = rotated.split([num_heads, num_kv_heads], dim=1)
+        all_keys, all_values = cache.store(index, keys, values)
+        attended = functional.scaled_dot_product_attention(
+            queries[:, :, None],
+            all_keys,
+            all_values,
+            attn_mask=mask,
+            scale=self._scaling,
+            enable_gqa=True,
+        )
+        return torch.addmm(hidden, attended.reshape(rows, -1), layer.out_transposed)
+
+    def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(hidden, weight.shape, weight, self._eps)
+
+    def _angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines of the positions, [rows, 1, head dim] each. `width` is
+        more than the largest position."""
+        if width > len(self._cos):
+            length = max(MIN_ANGLES, 1 << (width - 1).bit_length())
+            # The model's own module computes the angles, so that its settings hold.
+            cos, sin = self._network.rotary_emb(self._embedding, torch.arange(length)[None])
+            half = self._head_dim // 2
+            self._cos = cos[0]
+            self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        return self._cos[positions][:, None], self._sin[positions][:, None]
+
+    def _fuse(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [attention.q_proj, attention.k_proj, attention.v_proj]
+        has_head_norms = hasattr(attention, "q_norm")
+        return _Layer(
+            input_norm=layer.input_layernorm.weight,
+            qkv=_join([one.weight for one in projections]),
+            qkv_bias=_join([one.bias for one in projections])
+            if attention.q_proj.bias is not None
+            else None,
+            head_norms=(attention.q_norm.weight, attention.k_norm.weight)
+            if has_head_norms
+            else None,
+            out_transposed=attention.o_proj.weight.t(),
+            mlp_norm=layer.post_attention_layernorm.weight,
+            gate_up=_join([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            down_transposed=mlp.down_proj.weight.t(),
+        )
+
+
+def fused_forward(model: PreTrainedModel) -> FusedForward | None:
+    """Return the fused forward pass of a model, or None if the model does not have the form that it
+    computes."""
+    return FusedForward(model) if _is_fusible(model) else None
+
+
+def _is_fusible(model: PreTrainedModel) -> bool:
+    config: Any = model.config
+    if type(model).__name__ not in FUSED_MODELS or model.device.type != "cpu":
+        return False
+    if {model.dtype, autocast.compute_dtype(model)} != {torch.float32} or adapters_of(model):
+        return False
+    # A wrapped forward pass computes something else, such as in another dtype.
+    if any("forward" in vars(module) for module in model.modules()):
+        return False
+    rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type", "default") not in POSITION_ROPE_TYPES:
+        return False
+    body: Any = model.get_decoder()
+    layer = body.layers[0]
+    unbiased: list[nn.Linear] = [
+        layer.self_attn.o_proj,
+        layer.mlp.gate_proj,
+        layer.mlp.up_proj,
+        layer.mlp.down_proj,
+    ]
+    return config.hidden_act == "silu" and all(one.bias is None for one in unbiased)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    """Join tensors along their first dimension. Each part becomes a view of the joined tensor."""
+    joined = torch.cat([part.detach() for part in parts])
+    begin = 0
+    for part in parts:
+        part.data = joined[begin : begin + len(part)]
+        begin += len(part)
+    return joined
