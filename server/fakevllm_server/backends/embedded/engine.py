@@ -114,7 +114,7 @@ class EmbeddedEngine:
         self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
         use_grouped_attention(model)
-        check_decoding(model, self._folder.max_model_len)
+        may_fuse = check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len
         self.default_sampling: dict[str, Any] = self._folder.default_sampling
@@ -142,7 +142,7 @@ class EmbeddedEngine:
         prefixes = PrefixCache(
             prefix_bytes // shape.bytes_per_position, whole_prompts=config.lockstep
         )
-        self._state = SamplingState(model, cache, self.eos_ids, prefixes)
+        self._state = SamplingState(model, cache, self.eos_ids, prefixes, may_fuse=may_fuse)
         self._trainer: PolicyTrainer | None = None
         self._thread = EngineThread(self._state, self._num_threads(model))
         self._thread.start()

@@ -29,10 +29,19 @@ class Decoder:
     """The running requests, with the model and the KV cache. Each request is one row of the
     batch."""
 
-    def __init__(self, model: PreTrainedModel, cache: KvCache, eos_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: KvCache,
+        eos_ids: frozenset[int],
+        *,
+        may_fuse: bool = True,
+    ) -> None:
+        """Create a decoder. `may_fuse` allows the fused forward pass, for models that have one."""
         self.rows: list[DecodeRequest] = []
         self.cache = cache
         self._eos_ids = eos_ids
+        self._may_fuse = may_fuse
         self._sampling: SamplingRows | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
         self._processors: list[tuple[int, LogitsProcessor]] = []
@@ -43,7 +52,7 @@ class Decoder:
     def use_model(self, model: PreTrainedModel) -> None:
         """Decode with another model object. Its cached keys and values have the same shape."""
         self._model: Any = model
-        self._fused = fused_forward(model)
+        self._fused = fused_forward(model) if self._may_fuse else None
 
     def join(self, request: DecodeRequest, *parts: CachedPrefix) -> None:
         """Add a request to the batch as a new row. The parts together have the keys and values of

@@ -4,12 +4,14 @@ cache."""
 from __future__ import annotations
 
 import random
+import sys
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill, cache_shape
+from fakevllm_server.backends.embedded.decode.fused_forward import is_fusible
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.types.backend import BackendError
@@ -20,12 +22,31 @@ TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 a deep model, and far below the effect of a wrong position or mask."""
 
 
-def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
+def check_decoding(model: PreTrainedModel, max_model_len: int) -> bool:
     """Check that batched decoding gives the same logits as plain forward passes of the model. The
     check decodes two rows of different lengths, of which the second joins the batch one step later.
-    Raises BackendError if the model cannot be decoded in a batch, or if the logits differ."""
+
+    Return whether the fused forward pass may be used. If only this pass gives other logits, the
+    model is decoded with its own forward pass. Raises BackendError if the model cannot be decoded
+    in a batch, or if the logits differ in this pass too.
+    """
+    if is_fusible(model):
+        difference = _worst_difference(model, max_model_len, may_fuse=True)
+        if difference <= TOLERANCE[model.dtype]:
+            return True
+        print(
+            "the fused forward pass computes this model wrongly (logits off by "
+            f"{difference:.1e} of the largest): decoding with the model's own forward pass, which "
+            "is slower",
+            file=sys.stderr,
+        )
+    _check_own_forward(model, max_model_len)
+    return False
+
+
+def _check_own_forward(model: PreTrainedModel, max_model_len: int) -> None:
     try:
-        worst = _worst_difference(model, max_model_len)
+        worst = _worst_difference(model, max_model_len, may_fuse=False)
     # A model that does not fit fails in its own code, with any exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -40,7 +61,7 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> None:
 
 
 @torch.inference_mode()
-def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
+def _worst_difference(model: PreTrainedModel, max_model_len: int, *, may_fuse: bool) -> float:
     """Return the largest difference between the logits of batched decoding and of plain forward
     passes, as a fraction of the largest logit. Return infinity if a logit is NaN."""
     network: Any = model
@@ -52,7 +73,7 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int) -> float:
     cache = KvCache(
         cache_shape(model), max_rows=2, max_length=max_model_len, max_cells=2 * max_model_len
     )
-    decoder = Decoder(model, cache, frozenset())
+    decoder = Decoder(model, cache, frozenset(), may_fuse=may_fuse)
     worst = 0.0
     _join(decoder, model, first[:-3])
     for step in range(3):

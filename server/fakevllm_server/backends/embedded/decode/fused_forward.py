@@ -18,6 +18,7 @@ check at start-up (`decoding_check`) compares whichever is used with the model i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -166,10 +167,11 @@ class FusedForward:
 def fused_forward(model: PreTrainedModel) -> FusedForward | None:
     """Return the fused forward pass of a model, or None if the model does not have the form that it
     computes."""
-    return FusedForward(model) if _is_fusible(model) else None
+    return FusedForward(model) if is_fusible(model) else None
 
 
-def _is_fusible(model: PreTrainedModel) -> bool:
+def is_fusible(model: PreTrainedModel) -> bool:
+    """Return whether the model has a fused forward pass."""
     config: Any = model.config
     if type(model).__name__ not in FUSED_MODELS or model.device.type != "cpu":
         return False
@@ -193,10 +195,28 @@ def _is_fusible(model: PreTrainedModel) -> bool:
 
 
 def _join(parts: list[Tensor]) -> Tensor:
-    """Join tensors along their first dimension. Each part becomes a view of the joined tensor."""
+    """Join tensors along their first dimension. Each part becomes a view of the joined tensor.
+
+    Parts that were joined before stay where they are, because another fused forward pass of the
+    same model reads them there.
+    """
+    first, size = parts[0], sum(map(len, parts))
+    if _are_joined(parts):
+        return first.detach().as_strided((size, *first.shape[1:]), first.stride())
     joined = torch.cat([part.detach() for part in parts])
     begin = 0
     for part in parts:
         part.data = joined[begin : begin + len(part)]
         begin += len(part)
     return joined
+
+
+def _are_joined(parts: list[Tensor]) -> bool:
+    """Return whether the tensors are adjacent parts of one tensor."""
+    if not all(part.is_contiguous() for part in parts):
+        return False
+    return all(
+        before.untyped_storage().data_ptr() == after.untyped_storage().data_ptr()
+        and before.storage_offset() + before.numel() == after.storage_offset()
+        for before, after in pairwise(parts)
+    )

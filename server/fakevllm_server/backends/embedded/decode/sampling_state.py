@@ -41,10 +41,12 @@ class SamplingState:
         cache: KvCache,
         eos_ids: frozenset[int],
         prefixes: PrefixCache | None = None,
+        *,
+        may_fuse: bool = True,
     ) -> None:
         self.model = model
         self.version = 0
-        self.decoder = Decoder(model, cache, eos_ids)
+        self.decoder = Decoder(model, cache, eos_ids, may_fuse=may_fuse)
         self.scheduler = Scheduler(cache.max_rows, MAX_PREFILL_TOKENS)
         self.prefixes = prefixes or PrefixCache(MAX_PREFIX_TOKENS)
         self._prefill: Prefill | None = None

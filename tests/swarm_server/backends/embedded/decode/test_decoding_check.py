@@ -26,7 +26,18 @@ def without(model: PreTrainedModel, argument: str) -> PreTrainedModel:
 
 def test_models_that_decode_correctly_pass(tiny_folder: Path, demo_folder: Path) -> None:
     check_decoding(load(tiny_folder), 256)
-    check_decoding(load(demo_folder), 512)
+    assert check_decoding(load(demo_folder), 512)
+
+
+def test_a_model_that_the_fused_forward_pass_computes_wrongly_uses_its_own(
+    demo_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = load(demo_folder)
+    model.config.rms_norm_eps = 1.0  # only the fused pass reads it after the model was made
+
+    assert not check_decoding(model, 512)
+
+    assert "the fused forward pass computes this model wrongly" in capsys.readouterr().err
 
 
 def test_a_model_with_learned_positions_passes_the_decoding_check() -> None:

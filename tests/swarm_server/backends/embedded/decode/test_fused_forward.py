@@ -103,10 +103,13 @@ def test_the_fused_forward_pass_gives_the_models_own_logprobs(name: str) -> None
     torch.testing.assert_close(decoded_logprobs(model, fused, rows), expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("num_others", [0, 1])
 @pytest.mark.parametrize("name", MODELS)
-def test_weights_copied_into_the_model_are_in_use_at_once(name: str) -> None:
+def test_weights_copied_into_the_model_are_in_use_at_once(name: str, num_others: int) -> None:
     model, new = make_model(name), make_model(name, seed=1)
     fused = fused_forward(model)
+    for _ in range(num_others):
+        fused_forward(model)
     names = set(model.state_dict())
 
     copy_weights(new, model)
