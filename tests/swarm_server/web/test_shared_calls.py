@@ -270,9 +270,11 @@ async def test_a_call_that_cannot_be_shared_is_refused_without_asking_the_engine
 
 
 async def test_a_proxy_that_disconnects_ends_the_call(tmp_path: Path) -> None:
+    is_over = asyncio.Event()
+
     async def hangs(request: web.Request) -> web.StreamResponse:
         answer = await streams(*events_of(0))(request)
-        await asyncio.sleep(30)
+        await is_over.wait()
         return answer
 
     async with running(tmp_path, hangs) as (state, _):
@@ -284,6 +286,7 @@ async def test_a_proxy_that_disconnects_ends_the_call(tmp_path: Path) -> None:
             await call.answered()
         assert not call.is_ended
         assert [len(calls) for calls in end_group(state).calls] == [2, 1, 0]
+        is_over.set()
 
 
 async def test_a_clients_own_n_is_relayed_and_not_trained(tmp_path: Path) -> None:
