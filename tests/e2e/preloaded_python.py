@@ -38,9 +38,18 @@ IMPORTED = (
 MAX_MESSAGE_BYTES = 65_536
 
 
+SET_BY_THE_TEST_RUN = ("PYTEST_", "TORCHINDUCTOR_")
+"""Beginnings of the names of environment variables that pytest and torch set while tests run. No
+program that a test starts reads them."""
+
+
 def _environment() -> dict[str, str]:
-    """Return the environment variables without those that pytest changes for each test."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    """Return the environment variables that a test or a user has set."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(SET_BY_THE_TEST_RUN)
+    }
 
 
 _ENVIRONMENT = _environment()
