@@ -85,7 +85,8 @@ class Client:
             reply = await self._swarm.intake.end_group(request, self._swarm.closed_reason)
             assert reply.success or reply.failure_reason == "corrupt", reply.failure_reason
             self._swarm.notify_loop()
-            return {"request": request.model_dump(), "reply": reply.model_dump()}
+            complete = reply.with_prompts_per_call()
+            return {"request": request.model_dump(), "reply": complete.model_dump()}
 
         ack = await self._once(f"end_group {name}", do)
         await self.until_ended(name)

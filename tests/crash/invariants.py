@@ -250,7 +250,11 @@ def _resends(server: Any, ack: Ack, other: bool = False) -> Iterator[Callable[[]
     request = ack["request"]
     if "rewards" in request:
         end = EndGroupRequest.model_validate(request | ({"rewards": [0.77, 0.78]} if other else {}))
-        yield lambda: server.intake.end_group(end, None)
+
+        async def end_again() -> Any:
+            return (await server.intake.end_group(end, None)).with_prompts_per_call()
+
+        yield end_again
     elif "sample_id" in request:
         sample = AddSampleRequest.model_validate(request | ({"advantage": 0.77} if other else {}))
         calls = [RecordedCall.from_wire(call) for call in sample.calls]
