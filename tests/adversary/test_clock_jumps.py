@@ -30,7 +30,7 @@ WINDOW_S = 4.0
 """Seconds for which a scored group waits for feedback."""
 IDLE_LIMIT_S = 3.0
 """Seconds after which an episode without a sign of life expires."""
-LATE_S = 20.0
+LATE_S = 90.0
 """Seconds by which something that is due may be late on a busy machine."""
 CONFIG = f"""
 [job]

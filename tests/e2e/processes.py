@@ -26,7 +26,7 @@ from typing import Self
 
 from tests.e2e.preloaded_python import PRELOADED_PYTHON, ForkedProgram
 
-START_TIMEOUT_S = 45.0
+START_TIMEOUT_S = 120.0
 STOP_GRACE_S = 15.0
 POLL_EVERY_S = 0.05
 NUM_SHOWN_LINES = 60
