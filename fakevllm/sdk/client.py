@@ -230,7 +230,8 @@ class SwarmClient:
         """Claim an episode, and yield it to a `with` block.
 
         The episode is aborted (it is not trained) if the block raises, if the block is left without
-        a call of `Episode.end`, or if the script ends while the block runs.
+        a call of `Episode.end`, or if the script ends while the block runs. A block that raises
+        after the client was closed raises ClientClosed, because closing has aborted its episode.
         """
         policy = episode_calls.with_task_id(throttle_policy, task)
         uuid, access = self.open_claims.open(
@@ -239,6 +240,10 @@ class SwarmClient:
         episode = Episode(task, access, lambda output: self.end_episode(task, uuid, output))
         try:
             yield episode
+        except Exception as error:
+            if self.open_claims.is_closed:
+                raise ClientClosed("The client is closed.") from error
+            raise
         finally:
             if not episode.is_ended:
                 self.abort_episode(uuid)

@@ -164,7 +164,8 @@ class OpenClaims:
         self._uuids: set[str] = set()
         self._num_pending = 0
         """Number of claims that were requested and are not granted yet."""
-        self._is_closed = False
+        self.is_closed = False
+        """Whether `abort_all` has been called."""
         self._changed = threading.Condition()
         self._pid = os.getpid()
 
@@ -176,7 +177,7 @@ class OpenClaims:
         Raises ClientClosed if `abort_all` has been called.
         """
         with self._changed:
-            if self._is_closed:
+            if self.is_closed:
                 raise ClientClosed("The client is closed.")
             self._num_pending += 1
         try:
@@ -202,7 +203,7 @@ class OpenClaims:
             return
         limit = time.monotonic() + ABORT_LIMIT_S
         with self._changed:
-            self._is_closed = True
+            self.is_closed = True
             self._driver.end_waits()
             self._changed.wait_for(lambda: not self._num_pending, ABORT_LIMIT_S / 2)
         for uuid in tuple(self._uuids):
