@@ -252,20 +252,32 @@ def can_share_call(body: Json, seed: int | None, overrides: Json) -> bool:
     """Return True if one call with `n` can sample several siblings of this body, and each sibling
     gets the answer that a call of its own would have had.
 
-    `seed` is the lead's seed, and `overrides` are the fields that each sibling changes. Whole
-    answers to requests with tools cannot be shared: a shared call is streamed, and vLLM's parsers
-    read some tool calls of a stream differently.
+    `seed` is the lead's seed, and `overrides` are the fields that each sibling changes.
     """
-    offers_tools = bool(body.get("tools")) and body.get("tool_choice") != "none"
     temperature: object = body.get("temperature")
     stream: object = body.get("stream")
     return (
         (stream is None or isinstance(stream, bool))  # vLLM reads 1 and "yes" as true
-        and (stream is True or not offers_tools)
+        and (stream is True or not _differs_in_a_stream(body))
         and isinstance(temperature, int | float)
         and temperature > 0  # vLLM refuses several greedy choices
         and (seed is None or 0 <= seed <= _MAX_SHARED_SEED)
         and _UNSHARED_OVERRIDES.isdisjoint(overrides)
+    )
+
+
+def _differs_in_a_stream(body: Json) -> bool:
+    """Return True if vLLM's whole answer to this body may have other contents than its stream. A
+    shared call is always streamed.
+
+    vLLM's parsers read some tool calls of a stream differently. Without a generation prompt, a
+    whole answer has the role of the last message, and a stream has the role `assistant`. If tokens
+    are returned as ids, the text offsets of a completion count other texts.
+    """
+    return (
+        (bool(body.get("tools")) and body.get("tool_choice") != "none")
+        or body.get("add_generation_prompt", True) is not True
+        or bool(body.get("return_tokens_as_token_ids"))
     )
 
 

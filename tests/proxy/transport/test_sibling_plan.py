@@ -35,6 +35,8 @@ def calls(plan: SiblingPlan, fields: Json | None = None, max_per_call: int = 99)
         {},
         {"stream": True},
         {"stream": True} | TOOLS,
+        {"stream": True, "add_generation_prompt": False, "return_tokens_as_token_ids": True},
+        {"add_generation_prompt": True, "return_tokens_as_token_ids": False},
         TOOLS | {"tool_choice": "none"},
         {"seed": 5},
         {"logprobs": True, "stop": ["x"], "response_format": {"type": "json_object"}},
@@ -50,6 +52,8 @@ def test_siblings_with_equal_bodies_share_a_call(fields: Json) -> None:
     [
         TOOLS,
         TOOLS | {"tool_choice": "required"},
+        {"add_generation_prompt": False},
+        {"return_tokens_as_token_ids": True},
         {"seed": -5},
         {"seed": 2**63 - 2},
         {"stream": 1},
