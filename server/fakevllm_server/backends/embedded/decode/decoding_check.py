@@ -26,37 +26,36 @@ def check_decoding(model: PreTrainedModel, max_model_len: int) -> bool:
     """Check that batched decoding gives the same logits as plain forward passes of the model. The
     check decodes two rows of different lengths, of which the second joins the batch one step later.
 
-    Return whether the fused forward pass may be used. If only this pass gives other logits, the
-    model is decoded with its own forward pass. Raises BackendError if the model cannot be decoded
-    in a batch, or if the logits differ in this pass too.
+    Return whether the fused forward pass may be used. If only this pass fails or gives other
+    logits, the model is decoded with its own forward pass. Raises BackendError if that is wrong
+    too.
     """
     if is_fusible(model):
-        difference = _worst_difference(model, max_model_len, may_fuse=True)
-        if difference <= TOLERANCE[model.dtype]:
+        try:
+            _check(model, max_model_len, "the fused forward pass", may_fuse=True)
+        except BackendError as error:
+            print(f"{error}: its own forward pass is used, which is slower", file=sys.stderr)
+        else:
             return True
-        print(
-            "the fused forward pass computes this model wrongly (logits off by "
-            f"{difference:.1e} of the largest): decoding with the model's own forward pass, which "
-            "is slower",
-            file=sys.stderr,
-        )
-    _check_own_forward(model, max_model_len)
+    try:
+        _check(model, max_model_len, "the embedded engine", may_fuse=False)
+    except BackendError as error:
+        raise BackendError(f"{error}: choose another --model") from error
     return False
 
 
-def _check_own_forward(model: PreTrainedModel, max_model_len: int) -> None:
+def _check(model: PreTrainedModel, max_model_len: int, name: str, *, may_fuse: bool) -> None:
+    """Raise BackendError if decoding with or without the fused forward pass fails or is wrong.
+    `name` says in the message what is checked."""
     try:
-        worst = _worst_difference(model, max_model_len, may_fuse=False)
+        worst = _worst_difference(model, max_model_len, may_fuse=may_fuse)
     # A model that does not fit fails in its own code, with any exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise BackendError(
-            f"the embedded engine cannot decode this model ({reason}): choose another --model"
-        ) from error
+        raise BackendError(f"{name} cannot decode this model ({reason})") from error
     if not worst <= TOLERANCE[model.dtype]:
         raise BackendError(
-            f"the embedded engine decodes this model wrongly (logits off by {worst:.1e} of the "
-            "largest): choose another --model"
+            f"{name} decodes this model wrongly (logits off by {worst:.1e} of the largest)"
         )
 
 

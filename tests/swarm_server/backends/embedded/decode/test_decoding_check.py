@@ -37,7 +37,7 @@ def test_a_model_that_the_fused_forward_pass_computes_wrongly_uses_its_own(
 
     assert not check_decoding(model, 512)
 
-    assert "the fused forward pass computes this model wrongly" in capsys.readouterr().err
+    assert "the fused forward pass decodes this model wrongly" in capsys.readouterr().err
 
 
 def test_a_model_with_learned_positions_passes_the_decoding_check() -> None:
@@ -47,6 +47,17 @@ def test_a_model_with_learned_positions_passes_the_decoding_check() -> None:
     )
 
     check_decoding(GPT2LMHeadModel(config).eval(), 64)
+
+
+def test_a_model_on_which_the_fused_forward_pass_fails_uses_its_own(
+    demo_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model: Any = load(demo_folder)
+    model.config.num_key_value_heads *= 3  # only the fused pass reads it after the model was made
+
+    assert not check_decoding(model, 512)
+
+    assert "the fused forward pass cannot decode this model (" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argument", ["position_ids", "attention_mask"])
