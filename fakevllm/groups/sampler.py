@@ -104,6 +104,7 @@ class Sampler:
                 error = failure
 
         async def attempt(request: Request, context: AttemptContext) -> None:
+            outage: WireError | None = None
             outage_results.clear()
             with sibling_limit.sampling(len(indices)) as end_one:
                 results = sample_shared(self.upstream, request, plan, indices, self.temperature)
@@ -112,15 +113,15 @@ class Sampler:
                         if result.is_busy:
                             sibling_limit.engine_refused()
                         elif result.outage is not None:
+                            outage = outage or result.outage
                             outage_results.append(result)
                             continue
                         end_one()
                         context.give_back_slot()
                         missing.remove(result.index)
                         on_result(result)
-            for result in outage_results:
-                assert result.outage is not None, "only outages were kept"
-                raise result.outage
+            if outage is not None:
+                raise outage
 
         try:
             await self.retry_handler.retry_until_answered(
