@@ -38,7 +38,18 @@ def pack_ids(ids: Sequence[int]) -> str:
     >>> unpack_ids(pack_ids([1, 2, 300]))
     [1, 2, 300]
     """
-    return base64.b64encode(array("i", ids).tobytes()).decode()
+    return base64.b64encode(id_bytes(ids)).decode()
+
+
+def id_bytes(ids: Sequence[int]) -> bytes:
+    """Return token ids as int32 in the byte order of the machine (little-endian).
+
+    >>> id_bytes([1, 2])
+    b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00'
+    """
+    if isinstance(ids, array) and ids.typecode == "i":
+        return ids.tobytes()
+    return array("i", ids).tobytes()
 
 
 def unpack_ids(text: str) -> list[int]:

@@ -8,7 +8,6 @@ the machine (little-endian). This module does no I/O.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 PROMPTS_HEADER = "X-Fakevllm-Prompt-Bytes"
@@ -16,15 +15,6 @@ PROMPTS_HEADER = "X-Fakevllm-Prompt-Bytes"
 header has the number of bytes of each prompt, separated by commas. The prompts precede the rest of
 the body. A response without the header has no prompts apart."""
 ASKED = "1"
-
-
-def prompt_bytes(ids: Sequence[int]) -> bytes:
-    """Return the token ids of a prompt as bytes.
-
-    >>> prompt_bytes([1, 2])
-    b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00'
-    """
-    return (ids if isinstance(ids, array) else array("i", ids)).tobytes()
 
 
 def sizes_header(prompts: Sequence[bytes]) -> str:

@@ -10,12 +10,12 @@ from typing import cast
 import orjson
 
 from fakevllm_adapters.protocol.packed_numbers import (
+    id_bytes,
     pack_floats,
     pack_ids,
     unpack_floats,
     unpack_ids,
 )
-from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
 from fakevllm_adapters.protocol.swarm import CapturedCall
 from fakevllm_server.types.number_arrays import IdArray, float_array, id_array
 from fakevllm_server.types.token_masks import TokenMasks
@@ -178,7 +178,7 @@ def with_prompts_apart(
         return indices[id(ids)]
 
     wire = [[call.to_wire(index_of(call.prompt_ids)) for call in own] for own in calls]
-    return wire, [prompt_bytes(ids) for ids in prompts]
+    return wire, [id_bytes(ids) for ids in prompts]
 
 
 @dataclass(frozen=True, slots=True)

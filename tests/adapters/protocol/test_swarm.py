@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fakevllm_adapters.protocol.packed_numbers import (
+    id_bytes,
     pack_floats,
     pack_ids,
     unpack_floats,
     unpack_ids,
 )
-from fakevllm_adapters.protocol.separate_prompts import parse_sizes, prompt_bytes, sizes_header
+from fakevllm_adapters.protocol.separate_prompts import parse_sizes, sizes_header
 from fakevllm_adapters.protocol.swarm import (
     CapturedCall,
     EndGroupReply,
@@ -90,7 +91,7 @@ def captured(prompt_ids: str = "", prompt: int | None = None) -> CapturedCall:
 
 def test_a_reply_can_have_its_prompts_in_front_of_its_json() -> None:
     calls = [[captured(prompt=0)], [captured(prompt=0), captured(prompt=1)], []]
-    prompts = [prompt_bytes([1, 2]), prompt_bytes([3])]
+    prompts = [id_bytes([1, 2]), id_bytes([3])]
     reply = EndGroupReply(success=True, calls=calls, prompts=prompts)
     raw = b"".join([*prompts, reply.model_dump_json().encode()])
     sizes = parse_sizes(sizes_header(prompts))

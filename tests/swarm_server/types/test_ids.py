@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm_server.samples import call
 
-from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
+from fakevllm_adapters.protocol.packed_numbers import id_bytes
 from fakevllm_server.types.calls import MAX_ID, are_ids, checked_ids, with_prompts_apart
 from fakevllm_server.types.number_arrays import id_array, ids_from_bytes
 
@@ -31,7 +31,7 @@ def test_values_are_taken_as_ids_exactly_if_all_of_them_are_ids(values: list[obj
 
 @given(ids=st.lists(st.integers(0, MAX_ID)))
 def test_ids_survive_their_bytes(ids: list[int]) -> None:
-    assert ids_from_bytes(prompt_bytes(ids)) == ids == ids_from_bytes(prompt_bytes(id_array(ids)))
+    assert ids_from_bytes(id_bytes(ids)) == ids == ids_from_bytes(id_bytes(id_array(ids)))
 
 
 @pytest.mark.parametrize("raw", [b"\0\0\0", array("i", [3, -1]).tobytes()])
@@ -44,4 +44,4 @@ def test_calls_with_equal_prompts_refer_to_one_prompt() -> None:
     one, other = call(), replace(call(), prompt_ids=[9, 9])
     wire, prompts = with_prompts_apart([[one, other], [], [replace(other, prompt_ids=[9, 9]), one]])
     assert [[each.prompt for each in own] for own in wire] == [[0, 1], [], [1, 0]]
-    assert prompts == [prompt_bytes(one.prompt_ids), prompt_bytes([9, 9])]
+    assert prompts == [id_bytes(one.prompt_ids), id_bytes([9, 9])]

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
-from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
+from fakevllm_adapters.protocol.packed_numbers import id_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     ChatRequest,
     allowed_new_tokens,
@@ -66,7 +66,7 @@ class ChatCompletion:
         self._engine = engine
         self._request = request
         self._prompt_ids = truncate_prompt(engine.render(request), request, engine.max_model_len)
-        self.separate_prompt = prompt_bytes(self._prompt_ids) if separates_prompt else None
+        self.separate_prompt = id_bytes(self._prompt_ids) if separates_prompt else None
         """The prompt's token ids to send in front of the response, or None."""
         limit = allowed_new_tokens(
             len(self._prompt_ids), request.max_new_tokens, engine.max_model_len

@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from fakevllm_adapters.protocol.separate_prompts import prompt_bytes
+from fakevllm_adapters.protocol.packed_numbers import id_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     allowed_new_tokens,
     fit_prompt_text,
@@ -112,7 +112,7 @@ class TextCompletion:
         check_model(engine, common.model)
         self._prompts = [self._encode(prompt) for prompt in request.prompts]
         is_separate = separates_prompt and len(self._prompts) == 1
-        self.separate_prompt = prompt_bytes(self._prompts[0].ids) if is_separate else None
+        self.separate_prompt = id_bytes(self._prompts[0].ids) if is_separate else None
         """The prompt's token ids to send in front of the response, or None."""
         self._reports_prompt_ids = bool(common.return_token_ids) and not is_separate
         self._continuations = [
