@@ -41,6 +41,8 @@ class ServeOnlyReason(StrEnum):
     name of the rule."""
     SKIP_RULE = "skip_rule"
     """A `[[policy.skip]]` rule matched. The detail is the rule's name or number."""
+    HELD_OUT = "held_out"
+    """The request quotes a row of the held-out dataset."""
     NOT_SAMPLED = "not_sampled"
     """The request is outside the fraction of the traffic that is trained."""
     ONE_SIBLING = "one_sibling"
@@ -143,20 +145,30 @@ class AdmissionRules:
         rule = self.side_calls.matching_rule(facts.model, facts.headers, facts.body, session)
         return None if rule is None else ServeOnly(ServeOnlyReason.SIDE_CALL, rule)
 
-    def decide(self, facts: RequestFacts, subject: str, *, is_paused: bool = False) -> Ruling:
+    def decide(
+        self,
+        facts: RequestFacts,
+        subject: str,
+        *,
+        is_paused: bool = False,
+        is_held_out: bool = False,
+    ) -> Ruling:
         """Decide whether a main call (a request of the user or the agent) is trained, and return
         the decision.
 
         `subject`: id of the request's session (conversation), or id of the request if it has no
         session. If only a fraction of the traffic is trained, this fraction is chosen by subject.
         Either all requests of a session belong to the fraction, or none. `is_paused`: whether the
-        kill switch is on, which stops training on all requests.
+        kill switch is on, which stops training on all requests. `is_held_out`: whether the request
+        quotes a row of the held-out dataset.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
         for number, skip in enumerate(self.settings.skip, start=1):
             if _matches(skip, facts):
                 return ServeOnly(ServeOnlyReason.SKIP_RULE, skip.name or str(number))
+        if is_held_out:
+            return ServeOnly(ServeOnlyReason.HELD_OUT)
         if not is_sampled(subject, self.settings.sample_fraction):
             return ServeOnly(ServeOnlyReason.NOT_SAMPLED)
         num = self.settings.n.get(facts.model, self.settings.n.get(facts.route))

@@ -134,6 +134,12 @@ class TaskIndex:
     def by_id(self, task_id: str | None) -> Task | None:
         return self._tasks.get(task_id or "")
 
+    def texts_by_id(self, texts: set[str]) -> dict[str, str]:
+        """Return the normalised text of each task whose text is one of `texts`, which must be
+        normalised too, by the task's id. The method may be called from any thread."""
+        pairs = [(id, normalised(task.main_query)) for id, task in list(self._tasks.items())]
+        return {id: text for id, text in pairs if text in texts}
+
     def _may_register(self, task: Task, owner: str) -> bool:
         registered, other = self._tasks.get(task.task_id), self._owners.get(task.task_id)
         if other is not None:

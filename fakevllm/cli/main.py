@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, keys, overwatch, tokens
+from fakevllm.cli import control, evaluate, keys, overwatch, tokens
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -316,6 +316,7 @@ for command in (
     overwatch.overwatch,
 ):
     app.command()(command)
+app.command("eval")(evaluate.evaluate)
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 from fakevllm.config.base import Section
 from fakevllm.config.errors import explain
 from fakevllm.config.policy import PolicySection
+from fakevllm.config.release import ReleaseSection
 from fakevllm.config.reward import FeedbackSection, RewardSection
 from fakevllm.config.serving import ServeSection
 from fakevllm.config.upstream import FallbackSection, UpstreamSection, checked_server_url
@@ -186,6 +187,7 @@ class Config(Section):
     upstream: UpstreamSection = UpstreamSection()
     fallback: FallbackSection = FallbackSection()
     limits: LimitsSection = LimitsSection()
+    release: ReleaseSection = ReleaseSection()
     job: Annotated[TrainJob, AfterValidator(check_job)] = TrainJob()
     """The training job: what to train and how. The swarm server repeats the checks of these values.
     """

@@ -4,7 +4,7 @@ for it). The draft collects data from the arrival of the request until the group
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ import orjson
 from fakevllm.admission.admission_rules import ServeOnly
 from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
 from fakevllm.groups.sibling_selection import Selection, failure_of, is_broken_off
+from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.sessions.types import Place
@@ -27,6 +28,8 @@ from fakevllm_adapters.protocol.swarm import Task
 if TYPE_CHECKING:
     from fakevllm.transport.engine_client import EngineResponse
 
+EVAL_KIND = "eval"
+"""Value of the column `kind` for rows that were sampled for an evaluation."""
 NOT_SHOWN = "not_told_in_the_apps_format"
 """Reason slug for an answer that cannot be translated into the app's API format. An example is a
 tool call that was cut off, if the app uses the Messages API."""
@@ -208,7 +211,7 @@ class GroupDraft:
         num_rewards = sum(reward is not None for reward in scored.rewards.values())
         state, reason = "scored", None
         if selection.served is None:
-            state, reason = "failed", _failure_reason(scored.results[0])
+            state, reason = "failed", failure_reason_of(scored.results[0])
         elif num_rewards < 2 or scored.is_dropped:
             state, reason = "dropped", scored.reason or "fewer_than_two_rewards"
         for result in scored.results:
@@ -223,6 +226,43 @@ class GroupDraft:
             hook_hash=scored.hook_hash,
             served_by=None if selection.served is None else served_by,
             propensity=selection.propensity,
+        )
+
+    def evaluated(
+        self,
+        results: Sequence[SiblingResult],
+        answered: Sequence[SiblingResult],
+        outcome: RewardOutcome,
+        eval_id: str,
+        version: int | None,
+    ) -> GroupRecord:
+        """Return the ledger record of a row that was sampled for an evaluation.
+
+        `results` has all samples, and `answered` those with an answer, in the order of the rewards
+        of `outcome`. `version` is the version of the weights, or None if it is unknown.
+        """
+        rewards = dict(zip((one.index for one in answered), outcome.rewards or (), strict=False))
+        annotations = dict(zip((one.index for one in answered), outcome.annotations, strict=False))
+        rows = [
+            _sibling(
+                result,
+                rewards.get(result.index),
+                annotations.get(result.index, {}),
+                failure=_failure(result, self.request.body),
+            )
+            for result in results
+        ]
+        if answered:
+            state, reason, status = "served", outcome.reason or "evaluation", 200
+        else:
+            state, reason, status = "failed", outcome.reason, results[0].status
+        record = self._record(state, reason, status, rows)
+        return replace(
+            record,
+            kind=EVAL_KIND,
+            hook_hash=outcome.hook_hash or None,
+            eval_id=eval_id,
+            eval_version=version,
         )
 
     def _status(self, scored: ScoredSiblings) -> int:
@@ -335,7 +375,8 @@ def _failure(result: SiblingResult, body: Json) -> str | None:
     return "broken_off" if is_broken_off(result.answer) else failure_of(result.answer, body)
 
 
-def _failure_reason(lead: SiblingResult) -> str:
+def failure_reason_of(lead: SiblingResult) -> str:
+    """Return the slug of the reason why a request whose lead has this result got no answer."""
     if lead.answer is not None:
         return NOT_SHOWN
     if lead.error is not None:

@@ -5,9 +5,14 @@ keeps."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from fakevllm.admission.admission_rules import AdmissionRules, RequestFacts, Ruling
+from fakevllm.admission.admission_rules import (
+    AdmissionRules,
+    RequestFacts,
+    Ruling,
+)
+from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch
 from fakevllm.admission.side_calls import SessionSummaries, SessionSummary
 from fakevllm.config.policy import PolicySection
@@ -27,12 +32,13 @@ class TrafficGate:
         pause: KillSwitch,
         key_names: Callable[[str | None], tuple[str, ...]] = lambda _: (),
         *,
+        held_out: HeldOutRows | None = None,
         trains: bool = True,
     ) -> None:
         """Create the object. `pause` is the kill switch. `key_names` is a function that returns the
-        names by which a rule may refer to an API key. `trains` is False if the proxy has no hooks
-        and therefore trains no request. In this case, `ruling` does not find the sessions of
-        requests."""
+        names by which a rule may refer to an API key. `held_out` are the rows that are never
+        trained. `trains` is False if the proxy has no hooks and therefore trains no request. In
+        this case, `ruling` does not find the sessions of requests."""
         self.pause = pause
         self._rules = AdmissionRules(settings)
         for name, route in settings.likely_misspelt_routes:
@@ -43,15 +49,18 @@ class TrafficGate:
             )
         self._rules_use_keys = any(rule.key is not None for rule in settings.skip)
         self._key_names = key_names
+        self._held_out = held_out or HeldOutRows()
         self._trains = trains
         self._sessions = SessionSummaries()
 
-    def ruling(self, request: Request, placement: Placement, key: str | None) -> Ruling:
+    def ruling(
+        self, request: Request, placement: Placement, key: str | None, texts: Sequence[str] = ()
+    ) -> Ruling:
         """Decide whether a request is trained, and return the decision. If the request is a main
         call (a request of the user or the agent) and this proxy trains, also add the request to its
         session (conversation).
 
-        `key` is the app's API key.
+        `key` is the app's API key. `texts` are the texts in which held-out rows are searched.
         """
         facts = RequestFacts(
             route=request.adapter.name,
@@ -68,7 +77,12 @@ class TrafficGate:
         if self._trains and (place := placement.place(is_side=False)) is not None:
             subject = place.session_id
             self._sessions.note(subject, request.body)
-        return self._rules.decide(facts, subject, is_paused=self.pause.is_on)
+        return self._rules.decide(
+            facts,
+            subject,
+            is_paused=self.pause.is_on,
+            is_held_out=self._held_out.are_quoted(*texts),
+        )
 
     def _session(self, placement: Placement) -> SessionSummary | None:
         """Return the summary of the earlier main calls (requests of the user or the agent) in the

@@ -144,6 +144,12 @@ def m013_pieces(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m014_evaluations(db: Connection) -> None:
+    """Add the columns of evaluations, below the view `groups` and in it."""
+    for statement in _M014:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -158,6 +164,7 @@ MIGRATIONS: list[Migration] = [
     m011_job_hash,
     m012_counters,
     m013_pieces,
+    m014_evaluations,
 ]
 
 
@@ -478,5 +485,20 @@ _M013_VIEWS = (
         group_id, sibling, seq, {_M013_PROMPT}, {_M013_RESPONSE}, logprobs, weight_versions_json,
         weight_version, temperature, finish_reason, untrainable, shaped
     FROM call_rows
+    """,
+)
+
+_M014 = (
+    "ALTER TABLE group_rows ADD COLUMN eval_id VARCHAR",
+    "ALTER TABLE group_rows ADD COLUMN eval_version INTEGER",
+    "DROP VIEW groups",
+    f"""
+    CREATE VIEW groups AS SELECT
+        group_id, received_at, route, model, streamed, task_id, app_key, {_M013_REQUEST}, question,
+        num_siblings, status, latency_s, served_index, best_index, state, reason, hook_hash, step,
+        trained_step, trained_version, response_id, served_by, propensity, cut, session_id,
+        parent_session_id, parent_id, kind, evidence, asked_key, turn, num_resent, answer_id,
+        run_id, job_hash, eval_id, eval_version
+    FROM group_rows
     """,
 )

@@ -59,6 +59,12 @@ LATEST = """
                 WHERE s.group_id = g.group_id AND s.message_json IS NOT NULL)
     ORDER BY received_at DESC LIMIT 1
 """
+TRAINED = """
+    SELECT DISTINCT question, task_id FROM group_rows
+    WHERE state IN ('trained', 'pooled', 'scored') AND (
+        trim(question) IN (SELECT trim(value) FROM json_each(?1))
+        OR task_id IN (SELECT value FROM json_each(?2)))
+"""
 
 
 MAX_MATCHES = 2

@@ -169,7 +169,8 @@ class GroupRecord:
     parent_id: str | None = None
     """Id of the group whose served answer this request continues."""
     kind: str | None = None
-    """Role of the request in its session: a `Kind` of sessions/types.py."""
+    """Role of the request in its session: a `Kind` of sessions/types.py. `eval` for a row that was
+    sampled for an evaluation, and belongs to no session."""
     evidence: str | None = None
     """How the session of the request was recognised: an `Evidence` of sessions/types.py."""
     asked_key: str | None = None
@@ -188,6 +189,11 @@ class GroupRecord:
     job_hash: str | None = None
     """Digest of the training job that the server had when it collected the group. NULL if the job
     is unknown."""
+    eval_id: str | None = None
+    """Id of the evaluation for which the row was sampled. NULL for a request of an app."""
+    eval_version: int | None = None
+    """Version of the weights that sampled an evaluated row. NULL for a request of an app, and if
+    the weights changed while the row was sampled."""
     kept_answer: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 

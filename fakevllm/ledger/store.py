@@ -315,6 +315,19 @@ class Ledger:
             row = db.exec_driver_sql(reads.ANSWERED, (response_id, app_key)).one_or_none()
         return None if row is None else AnsweredRequest(*row)
 
+    def trained(
+        self, questions: Sequence[str], task_ids: Sequence[str]
+    ) -> tuple[set[str], set[str]]:
+        """Return the questions and the ids of tasks of groups (requests with their sampled answers)
+        that were trained, or wait to be trained. Only groups with one of these questions or task
+        ids are considered. The result may contain others of the same groups. The method reads all
+        trained groups."""
+        arguments = (orjson.dumps(list(questions)).decode(), orjson.dumps(list(task_ids)).decode())
+        with self._read_engine.connect() as db:
+            rows = db.exec_driver_sql(reads.TRAINED, arguments).all()
+        known = set(task_ids)
+        return {row[0] for row in rows}, {row[1] for row in rows if row[1] in known}
+
     def latest_group(self) -> RecordedGroup | None:
         """Return the newest request with at least two sampled answers, in the form in which the
         user's hooks get it. Return None if there is no such request."""

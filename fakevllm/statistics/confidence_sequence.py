@@ -48,6 +48,11 @@ class Interval:
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
+    def within(self, low: float, high: float) -> Interval:
+        """Return the part of the interval that lies between `low` and `high`, the smallest and the
+        largest mean that is possible."""
+        return Interval(max(low, self.low), self.mean, min(high, self.high))
+
 
 @dataclass(frozen=True, slots=True)
 class RewardRange:

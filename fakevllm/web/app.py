@@ -15,7 +15,14 @@ from starlette.routing import Route
 from fakevllm.config.model import Config
 from fakevllm.web.cors import AllowedOrigins, CorsHeaders, CorsPreflight
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
-from fakevllm.web.routes import admin, feedback, inference, passthrough, stored_responses
+from fakevllm.web.routes import (
+    admin,
+    evaluation,
+    feedback,
+    inference,
+    passthrough,
+    stored_responses,
+)
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.access_guard import Guard, GuardMiddleware
 from fakevllm_adapters.http.asgi import AsgiApp, AsgiEndpoint, Receive, Scope, Send
@@ -70,7 +77,7 @@ def create_routes(proxy: ProxyComponents, endpoints: Mapping[str, AsgiApp]) -> F
 
     app.add_exception_handler(DatabaseError, refuse_unread)
     app.add_exception_handler(Exception, report_failure)
-    for module in (passthrough, stored_responses, admin, feedback):
+    for module in (passthrough, stored_responses, admin, feedback, evaluation):
         app.include_router(module.router(proxy))
     for path, endpoint in endpoints.items():
         app.router.routes.append(Route(path, AsgiEndpoint(endpoint), methods=["POST"]))

@@ -9,9 +9,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from fakevllm.admission.dataset import read_tasks
+from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
+from fakevllm.errors import ConfigError
+from fakevllm.groups.evaluator import Evaluator
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_pipeline import Pipeline
@@ -86,6 +89,8 @@ class ProxyComponents:
     delivery: Delivery
     feedback: FeedbackService
     metrics: Metrics
+    evaluator: Evaluator | None = None
+    """Object that samples and scores held-out rows; None without hooks."""
     hook_files: HookFileWatch | None = None
     """Object that notices changes of the hook files; None without hooks."""
 
@@ -102,6 +107,7 @@ async def open_proxy(
     """
     async with contextlib.AsyncExitStack() as stack:
         rows = _dataset_rows(config.dataset)
+        held_out = _held_out_rows(config, rows)
         stack.callback(LedgerLock(config.ledger_file).close)
         ledger = Ledger.open(config.ledger_file)
         stack.callback(ledger.close)
@@ -156,7 +162,13 @@ async def open_proxy(
         stack.push_async_callback(feedback.close)
         pause = KillSwitch(pause_file(config.proxy.run_dir))
         trains = config.hooks.path is not None
-        traffic_gate = TrafficGate(config.policy, pause, tasks.key_names, trains=trains)
+        traffic_gate = TrafficGate(
+            config.policy, pause, tasks.key_names, held_out=held_out, trains=trains
+        )
+        evaluator = None
+        if hooks is not None:
+            floor = config.reward.failure_floor
+            evaluator = Evaluator(upstream, retry_handler, hooks, ledger, link, floor)
         metrics.gauge(
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )
@@ -190,6 +202,7 @@ async def open_proxy(
             delivery=delivery,
             feedback=feedback,
             metrics=metrics,
+            evaluator=evaluator,
             hook_files=hook_files,
         )
 
@@ -230,6 +243,28 @@ def _add_gauges(
 
 def _dataset_rows(dataset: DatasetSection) -> list[Task]:
     return read_tasks(dataset.file, dataset.field) if dataset.file is not None else []
+
+
+def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
+    """Return the held-out rows. Raises ConfigError if the file has none, or if the dataset, whose
+    rows are trained, contains some of them."""
+    file = config.release.eval_dataset
+    if file is None:
+        return HeldOutRows()
+    tasks = read_tasks(file, config.dataset.field)
+    if not tasks:
+        raise ConfigError(
+            f"The held-out dataset {file} has no rows: write one JSON object per line, or remove "
+            "release.eval_dataset."
+        )
+    held_out = HeldOutRows(tasks)
+    if overlap := held_out.overlapping(rows):
+        raise ConfigError(
+            f"{len(overlap)} rows of the dataset {config.dataset.file} are held out by "
+            f"release.eval_dataset {file} (the first: {overlap[0].main_query[:60]!r}): take them "
+            "out of one of the two files."
+        )
+    return held_out
 
 
 def _open_resend_cache(config: Config, ledger: Ledger) -> ResendCache:

@@ -115,9 +115,10 @@ def _draft(
     placement = Placement(
         proxy.conversations, request.id, scope, request.body, prompt, hints, time.monotonic(), size
     )
-    request.ruling = proxy.traffic_gate.ruling(request, placement, key)
     opening = request.adapter.opening(request.body)
     task = proxy.tasks.find(key, opening) or Task(main_query=question)
+    texts = (opening, question, task.main_query)
+    request.ruling = proxy.traffic_gate.ruling(request, placement, key, texts)
     return GroupDraft(
         request,
         task,

@@ -1,0 +1,179 @@
+"""Run `fakevllm eval`: check the rows, let the proxy sample and score them, and show results."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fakevllm.admission.dataset import read_tasks
+from fakevllm.errors import ConfigError, UserError
+from fakevllm.evaluation.messages import RowReply, RowRequest
+from fakevllm.evaluation.proxy_requests import ProxyRequests
+from fakevllm.evaluation.report import EvalReport, RowResult
+from fakevllm.evaluation.results import UNIT_RANGE
+from fakevllm.evaluation.table import render
+from fakevllm.replay.proxy_queries import checked_url
+from fakevllm.statistics.confidence_sequence import RewardRange
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.swarm import Task
+
+NUM_SAMPLES = 4
+CONCURRENCY = 4
+"""Default number of rows at the same time. Each row has several samples, and apps need capacity
+too."""
+NUM_UNSCORED = 10
+"""Number of rows without any reward after which an evaluation in which no row was scored ends."""
+_NO_HOOKS = "The proxy has no hooks, so it cannot score rows: start it with --hooks FOLDER."
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSettings:
+    dataset: Path
+    text_field: str
+    url: str
+    key: str | None = None
+    num_samples: int = NUM_SAMPLES
+    json_file: Path | None = None
+    fail_below: float | None = None
+    limit: int | None = None
+    concurrency: int = CONCURRENCY
+    max_tokens: int | None = None
+    rewards: RewardRange = UNIT_RANGE
+    solved_at: float | None = None
+    """Reward from which on a row counts as solved; None means the highest possible reward."""
+    eval_id: str = field(default_factory=new_id)
+
+
+def run_eval(settings: EvalSettings, console: Console | None = None) -> bool:
+    """Evaluate the rows, print the table, and write the JSON file. Return False if a mean reward is
+    below `settings.fail_below`.
+
+    Raises UserError for mistakes that the user can fix.
+    """
+    report = asyncio.run(_evaluate(settings))
+    (console or Console()).print(render(report))
+    if settings.json_file is not None:
+        _write(settings.json_file, report)
+    limit = settings.fail_below
+    means = [summary.mean.mean for summary in report.summaries if summary.mean is not None]
+    return limit is None or all(mean >= limit for mean in means)
+
+
+async def _evaluate(settings: EvalSettings) -> EvalReport:
+    tasks = read_tasks(settings.dataset, settings.text_field)[: settings.limit]
+    if not tasks:
+        raise ConfigError(
+            f"The dataset {settings.dataset} has no rows: write one JSON object per line."
+        )
+    async with ProxyRequests(checked_url(settings.url), settings.key) as proxy:
+        check = await proxy.check([task.main_query for task in tasks])
+        if not check.has_hooks:
+            raise ConfigError(_NO_HOOKS)
+        if check.trained:
+            raise ConfigError(_overlap(settings, [tasks[position] for position in check.trained]))
+        rows = await _run_rows(settings, proxy, tasks)
+    return EvalReport(
+        settings.dataset.name,
+        settings.eval_id,
+        settings.num_samples,
+        settings.rewards,
+        settings.solved_at,
+        rows,
+    )
+
+
+def _overlap(settings: EvalSettings, tasks: Sequence[Task]) -> str:
+    return (
+        f"{len(tasks)} rows of {settings.dataset} were trained (the first: "
+        f"{tasks[0].main_query[:60]!r}), so they cannot show what the model has learnt: evaluate "
+        "other rows, and name them as release.eval_dataset before you train."
+    )
+
+
+async def _run_rows(
+    settings: EvalSettings, proxy: ProxyRequests, tasks: Sequence[Task]
+) -> list[RowResult]:
+    results: list[RowResult] = []
+    reasons: Counter[str] = Counter()
+    with _bar() as bar:
+        bar_task = bar.add_task("rows", total=len(tasks))
+        async for result in _results(settings, proxy, tasks):
+            results.append(result)
+            bar.update(bar_task, advance=1)
+            if result.reply.reason is not None:
+                reasons[result.reply.reason] += 1
+            is_last = len(results) == len(tasks)
+            if reasons.total() == len(results) and (is_last or len(results) >= NUM_UNSCORED):
+                reason, num = reasons.most_common(1)[0]
+                raise UserError(_nothing_scored(results, f"{num} times: {reason}"))
+    order = {task.task_id: position for position, task in enumerate(tasks)}
+    return sorted(results, key=lambda result: order[result.task.task_id])
+
+
+def _nothing_scored(results: Sequence[RowResult], cause: str) -> str:
+    if not any(result.has_answers for result in results):
+        return f"The engine answered none of {len(results)} rows ({cause}): see its log."
+    return (
+        f"The hook scored none of {len(results)} rows ({cause}): try it with "
+        "`fakevllm check-hook`, and check that the rows have the fields that it reads."
+    )
+
+
+async def _results(
+    settings: EvalSettings, proxy: ProxyRequests, tasks: Sequence[Task]
+) -> AsyncIterator[RowResult]:
+    """Evaluate the rows, at most `settings.concurrency` at a time, and yield their results in the
+    order in which they end. When the iterator is closed, or a row fails, the others are cancelled.
+    """
+    waiting = iter(tasks)
+    running: set[asyncio.Task[RowResult]] = set()
+
+    async def evaluate(task: Task) -> RowResult:
+        request = RowRequest(
+            eval_id=settings.eval_id,
+            task=task,
+            num_samples=settings.num_samples,
+            max_tokens=settings.max_tokens,
+        )
+        reply: RowReply = await proxy.evaluate(request)
+        return RowResult(task, reply)
+
+    try:
+        while True:
+            while len(running) < settings.concurrency and (task := next(waiting, None)) is not None:
+                running.add(asyncio.create_task(evaluate(task)))
+            if not running:
+                return
+            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            for ended in done:
+                yield ended.result()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+def _write(file: Path, report: EvalReport) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(orjson.dumps(report.as_json(), option=orjson.OPT_INDENT_2) + b"\n")
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written ({error.strerror}): set --json.") from None
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

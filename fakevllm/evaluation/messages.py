@@ -1,0 +1,64 @@
+"""The messages between `fakevllm eval` and the proxy."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from fakevllm_adapters.protocol.swarm import Task
+
+MAX_SAMPLES = 64
+"""Maximum number of samples of one row."""
+CHECK_PATH = "/fakevllm/eval/check"
+ROW_PATH = "/fakevllm/eval"
+
+
+class CheckRequest(BaseModel):
+    """Request to check, before anything is sampled, whether rows can be evaluated."""
+
+    texts: list[str]
+    """The texts of the rows."""
+
+
+class CheckReply(BaseModel):
+    """Result of the check."""
+
+    has_hooks: bool
+    """Whether the proxy has hooks, without which it cannot score."""
+    trained: list[int]
+    """Positions of the rows that were trained, or wait to be trained."""
+
+
+class RowRequest(BaseModel):
+    """Request to sample and score one row."""
+
+    eval_id: str = Field(min_length=1, max_length=100)
+    """Id of the evaluation, which the ledger stores."""
+    task: Task
+    num_samples: int = Field(ge=1, le=MAX_SAMPLES)
+    """Number of samples at temperature 1. One greedy sample is added to them."""
+    max_tokens: int | None = Field(default=None, ge=1)
+
+
+class Sample(BaseModel):
+    """One scored sample of a row."""
+
+    text: str | None
+    """None if there is no answer."""
+    reward: float | None
+    failure: str | None
+    """Reason why the answer is missing or not usable; None for a usable answer."""
+
+
+class RowReply(BaseModel):
+    """The scored samples of one row."""
+
+    group_id: str
+    """Id under which the ledger has the samples."""
+    first_version: int | None
+    """Version of the weights that the server had before the first sample; None if it is unknown."""
+    last_version: int | None
+    """Version of the weights that the server had after the last sample; None if it is unknown."""
+    greedy: Sample
+    samples: list[Sample]
+    reason: str | None
+    """Reason why there are no rewards; None if there are any."""

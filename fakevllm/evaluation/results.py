@@ -1,0 +1,122 @@
+"""The results of an evaluation: means, confidence intervals, comparisons. This module is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fakevllm.statistics.confidence_sequence import (
+    ALPHA,
+    ConfidenceSequence,
+    DifferenceSequence,
+    Interval,
+    RewardRange,
+)
+
+UNIT_RANGE = RewardRange(0.0, 1.0)
+"""The range that rewards are assumed to have if the user names no other."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """The rewards of one row's samples."""
+
+    rewards: Sequence[float]
+    """Rewards of the samples at temperature 1, without those that have no reward."""
+    greedy: float | None
+    """Reward of the greedy sample; None if it has none."""
+
+    @property
+    def mean(self) -> float:
+        return sum(self.rewards) / len(self.rewards)
+
+    @property
+    def best(self) -> float:
+        """The highest reward of all samples."""
+        return max([*self.rewards, *([] if self.greedy is None else [self.greedy])])
+
+
+Scores = Mapping[str, RowScores]
+"""The scores of one version, by row id. A row without any reward is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Comparison of one version with another, by the mean rewards of the rows that both have."""
+
+    wins: int
+    losses: int
+    ties: int
+    difference: Interval | None
+    """Mean difference with its interval; None if the versions have no row in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The summary of one version."""
+
+    num_rows: int
+    mean: Interval | None
+    """Mean reward over the rows, with its interval; None without rows."""
+    greedy: float | None
+    """Mean reward of the greedy samples; None if there are none."""
+
+
+def summarize(scores: Scores, rewards: RewardRange, alpha: float = ALPHA) -> Summary:
+    """Return the summary of one version. Each row counts once, however many samples it has."""
+    means = ConfidenceSequence(rewards.sigma, alpha)
+    if scores:
+        typical = max(len(row.rewards) for row in scores.values())
+        # The number of rows is chosen before the first sample, so the interval may be tuned for it.
+        means = ConfidenceSequence(rewards.variance(typical) ** 0.5, alpha, len(scores))
+    for row in scores.values():
+        means.add(row.mean, rewards.variance(len(row.rewards)))
+    greedy = [row.greedy for row in scores.values() if row.greedy is not None]
+    mean = means.interval()
+    return Summary(
+        len(scores),
+        None if mean is None else mean.within(rewards.low, rewards.high),
+        sum(greedy) / len(greedy) if greedy else None,
+    )
+
+
+def compare(
+    first: Scores, second: Scores, rewards: RewardRange, alpha: float = ALPHA
+) -> Comparison:
+    """Compare the second version with the first one, row by row."""
+    common = [(first[row_id], second[row_id]) for row_id in first if row_id in second]
+    per_part = max((len(row.rewards) for pair in common for row in pair), default=1)
+    differences = DifferenceSequence(rewards, alpha, max(1, len(common)), per_part)
+    for one, other in common:
+        differences.add(one.rewards, other.rewards)
+    wins = sum(other.mean > one.mean for one, other in common)
+    losses = sum(other.mean < one.mean for one, other in common)
+    difference = differences.interval()
+    width = rewards.high - rewards.low
+    return Comparison(
+        wins,
+        losses,
+        len(common) - wins - losses,
+        None if difference is None else difference.within(-width, width),
+    )
+
+
+def unsolved_rows(versions: Sequence[Scores], solved_at: float) -> list[str]:
+    """Return the ids of the rows that no sample of any version has solved. A sample solves a row if
+    its reward is at least `solved_at`."""
+    best: dict[str, float] = {}
+    for scores in versions:
+        for row_id, row in scores.items():
+            best[row_id] = max(row.best, best.get(row_id, row.best))
+    return [row_id for row_id, reward in best.items() if reward < solved_at]
+
+
+def covering_range(declared: RewardRange, versions: Sequence[Scores]) -> RewardRange:
+    """Return the declared range, stretched so that it contains all rewards."""
+    seen = [
+        reward
+        for scores in versions
+        for row in scores.values()
+        for reward in (*row.rewards, row.best)
+    ]
+    return RewardRange(min([declared.low, *seen]), max([declared.high, *seen]))

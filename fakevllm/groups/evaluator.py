@@ -1,0 +1,122 @@
+"""Evaluation of one held-out row: sample it, score the samples, and record them. Nothing of it is
+trained, because the calls name no sibling and the server therefore does not capture them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from fakevllm.groups.group_record import GroupDraft, failure_reason_of
+from fakevllm.groups.scoring import score
+from fakevllm.hooks.hook_runner import HookWorker
+from fakevllm.hooks.results import RewardOutcome
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.ledger.store import Ledger
+from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient
+from fakevllm.transport.request import Request, SiblingResult, read_answer
+from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
+from fakevllm_adapters.protocol.errors import WireError
+
+TEMPERATURE = 1.0
+"""Temperature of all samples except the greedy one. It does not depend on the job, so that
+evaluations under different jobs can be compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedRow:
+    """The result of one row."""
+
+    group: GroupRecord
+    """The ledger's record. Sibling 0 is the greedy sample."""
+    first_version: int | None
+    """Version of the weights before the first sample, as the server reported it; None if it is
+    unknown."""
+    last_version: int | None
+    """Version of the weights after the last sample."""
+    reason: str | None
+    """Reason why there are no rewards; None if there are any."""
+
+
+class Evaluator:
+    """The part of the proxy that samples and scores held-out rows."""
+
+    def __init__(
+        self,
+        upstream: EngineClient,
+        retry_handler: RetryHandler,
+        hooks: HookWorker,
+        ledger: Ledger,
+        link: SwarmLink,
+        failure_floor: float | None = None,
+    ) -> None:
+        self._upstream = upstream
+        self._retry_handler = retry_handler
+        self._hooks = hooks
+        self._ledger = ledger
+        self._link = link
+        self._failure_floor = failure_floor
+
+    async def evaluate(self, draft: GroupDraft, num_samples: int, eval_id: str) -> EvaluatedRow:
+        """Sample the row of `draft` once greedily and `num_samples` times at temperature 1, score
+        all samples in one call of the hook, and store them in the ledger.
+
+        If the engine is unavailable, the samples wait for it as an app's request would. A sample
+        that gets no answer has no reward.
+        """
+        draft.num_siblings = num_samples + 1
+        first = await self._version()
+        results = await asyncio.gather(
+            *(self._sample(draft.request, index) for index in range(draft.num_siblings))
+        )
+        last = await self._version()
+        answered = [result for result in results if result.answer is not None]
+        if answered:
+            outcome = await score(self._hooks, draft, answered, self._failure_floor)
+        else:
+            outcome = RewardOutcome(None, failure_reason_of(results[0]))
+        version = first if first == last else None
+        group = draft.evaluated(results, answered, outcome, eval_id, version)
+        self._ledger.record(group)
+        has_rewards = any(sibling.reward is not None for sibling in group.siblings)
+        reason = None if has_rewards else outcome.reason or "the hook gave no reward"
+        if not answered:
+            reason = f"{reason}: {group.siblings[0].error}"
+        return EvaluatedRow(group, first, last, reason)
+
+    async def _version(self) -> int | None:
+        status = await self._link.fetch_status()
+        return None if status is None else status.weight_version
+
+    async def _sample(self, request: Request, index: int) -> SiblingResult:
+        temperature = TEMPERATURE if index > 0 else 0.0
+        sibling_limit = self._retry_handler.sibling_limit
+
+        async def attempt(request: Request, _: AttemptContext) -> SiblingResult:
+            body = orjson.dumps(request.body | {"temperature": temperature})
+            with sibling_limit.sampling():
+                path = request.adapter.upstream_path
+                reply = await self._upstream.call(path, body, request.headers)
+            result = SiblingResult(index, reply, read_answer(request, reply))
+            if (error := result.outage) is not None or (
+                result.is_busy and (error := result.upstream_error) is not None
+            ):
+                raise error
+            return result
+
+        app = AppResponse(_send_nothing, request.adapter, None)
+        try:
+            return await self._retry_handler.retry_until_answered(
+                request, app, attempt, is_lead=False
+            )
+        except WireError as error:
+            return SiblingResult(index, error=error)
+
+
+async def _send_nothing(_: MutableMapping[str, Any]) -> None:
+    """Stand for the app's connection, which an evaluated row does not have."""

@@ -1,0 +1,133 @@
+"""The proxy's routes for `fakevllm eval`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TypeVar
+
+import orjson
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, ValidationError
+
+from fakevllm.admission.task_index import normalised
+from fakevllm.evaluation.messages import (
+    CHECK_PATH,
+    ROW_PATH,
+    CheckReply,
+    CheckRequest,
+    RowReply,
+    RowRequest,
+    Sample,
+)
+from fakevllm.groups.evaluator import EvaluatedRow
+from fakevllm.groups.group_record import GroupDraft
+from fakevllm.ledger.records import SiblingRecord
+from fakevllm.transport.request import Request as ModelRequest
+from fakevllm.web.proxy_components import ProxyComponents
+from fakevllm.web.routes.passthrough import error_response
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
+from fakevllm_adapters.http.json_body import parse_json
+from fakevllm_adapters.protocol.credentials import api_key_of
+from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error, unavailable
+from fakevllm_adapters.protocol.keys import fingerprint, new_id
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+
+M = TypeVar("M", bound=BaseModel)
+
+NO_HOOKS = "The proxy has no hooks, so it cannot score: start it with --hooks FOLDER."
+_HEADERS = {"Content-Type": "application/json"}
+_MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
+
+
+def router(proxy: ProxyComponents) -> APIRouter:
+    """Return the routes for `fakevllm eval`."""
+    routes = APIRouter()
+
+    @routes.post(CHECK_PATH, response_model=CheckReply)
+    async def check(request: Request) -> CheckReply | Response:
+        try:
+            rows = await _read(proxy, request, CheckRequest)
+        except WireError as error:
+            return error_response(error)
+        except ClientDisconnected:
+            return Response()
+        trained = await asyncio.to_thread(_trained_rows, proxy, rows.texts)
+        return CheckReply(has_hooks=proxy.evaluator is not None, trained=trained)
+
+    @routes.post(ROW_PATH, response_model=RowReply)
+    async def evaluate(request: Request) -> RowReply | Response:
+        try:
+            row = await _read(proxy, request, RowRequest)
+            return await _evaluate(proxy, row, api_key_of(header_map(request.scope)))
+        except WireError as error:
+            return error_response(error)
+        except ClientDisconnected:
+            return Response()
+
+    return routes
+
+
+async def _read(proxy: ProxyComponents, request: Request, model: type[M]) -> M:
+    """Return the body of a request. Raises WireError (4xx) if it is not valid."""
+    raw = await read_body(request.receive, proxy.config.limits.body_bytes)
+    try:
+        return model.model_validate(parse_json(raw))
+    except ValidationError as error:
+        raise schema_error([dict(problem) for problem in error.errors(include_url=False)]) from None
+
+
+def _trained_rows(proxy: ProxyComponents, texts: list[str]) -> list[int]:
+    """Return the positions of the texts that were trained, or wait to be trained. A text was
+    trained if a trained request has this text as its question, or belongs to a task with this text.
+    """
+    keys = [normalised(text) for text in texts]
+    tasks = proxy.tasks.texts_by_id(set(keys))
+    questions, task_ids = proxy.ledger.trained(texts, list(tasks))
+    trained = {normalised(question) for question in questions} | {tasks[id] for id in task_ids}
+    return [position for position, key in enumerate(keys) if key in trained]
+
+
+async def _evaluate(proxy: ProxyComponents, row: RowRequest, key: str | None) -> RowReply:
+    """Evaluate one row, and return its scored samples. Raises WireError if the row cannot be
+    sampled."""
+    if proxy.evaluator is None:
+        raise WireError(400, error_body(NO_HOOKS, "BadRequestError", 400))
+    model = proxy.link.model
+    if model is None:
+        raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
+    question = row.task.main_query
+    body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": question}]}
+    if row.max_tokens is not None:
+        body["max_tokens"] = row.max_tokens
+    raw = orjson.dumps(body)
+    adapter = ADAPTERS["chat"]
+    exchange = adapter.open(body, proxy.link.engine, None)
+    request = ModelRequest(new_id(), adapter, raw, raw, exchange, _HEADERS, model=model)
+    draft = GroupDraft(
+        request,
+        row.task,
+        question,
+        fingerprint(key) if key else None,
+        received_at=time.time(),
+    )
+    return _reply(await proxy.evaluator.evaluate(draft, row.num_samples, row.eval_id))
+
+
+def _reply(row: EvaluatedRow) -> RowReply:
+    greedy, *samples = [_sample(sibling) for sibling in row.group.siblings]
+    return RowReply(
+        group_id=row.group.group_id,
+        first_version=row.first_version,
+        last_version=row.last_version,
+        greedy=greedy,
+        samples=samples,
+        reason=row.reason,
+    )
+
+
+def _sample(sibling: SiblingRecord) -> Sample:
+    return Sample(
+        text=sibling.text, reward=sibling.reward, failure=sibling.failure or sibling.error
+    )

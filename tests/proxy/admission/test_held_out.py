@@ -1,0 +1,36 @@
+"""Held-out rows are recognised by their text, and never trained."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm_adapters.protocol.swarm import Task
+
+
+def rows(*texts: str) -> HeldOutRows:
+    return HeldOutRows(Task(task_id=text, main_query=text) for text in texts)
+
+
+@given(st.text(), st.text(), st.text(min_size=1).filter(str.strip))
+def test_a_text_with_a_held_out_row_in_it_quotes_it(before: str, after: str, row: str) -> None:
+    assert rows("another row", row).are_quoted("no row", f"{before} {row.strip()} {after}")
+
+
+def test_case_and_white_space_do_not_hide_a_row() -> None:
+    assert rows("What is 1 plus 2?").are_quoted("WHAT  is\n1 plus 2? Answer with a number.")
+
+
+def test_a_part_of_a_row_is_not_a_quotation() -> None:
+    assert not rows("What is 1 plus 2?").are_quoted("What is 1", "plus 2?")
+
+
+def test_without_rows_and_with_blank_rows_nothing_is_quoted() -> None:
+    assert not rows().are_quoted("anything")
+    assert not rows("", "  ").are_quoted("anything", "")
+
+
+def test_tasks_that_contain_a_held_out_row_overlap_with_it() -> None:
+    tasks = [Task(task_id=text, main_query=text) for text in ("a b c", "b", "c d")]
+    assert [task.task_id for task in rows("B").overlapping(tasks)] == ["a b c", "b"]

@@ -1,0 +1,74 @@
+"""Requests of `fakevllm eval` to a proxy that is not always there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from fakevllm.errors import ConfigError
+from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH, RowReply, RowRequest, Sample
+from fakevllm.evaluation.proxy_requests import ProxyRequests
+from fakevllm_adapters.protocol.swarm import Task
+from tests.proxy.scripted_swarm import ScriptedSwarm
+
+ROW = RowRequest(eval_id="e", task=Task(task_id="r", main_query="hi"), num_samples=1)
+SAMPLE = Sample(text="hi", reward=1.0, failure=None)
+REPLY = RowReply(
+    group_id="g", first_version=1, last_version=1, greedy=SAMPLE, samples=[SAMPLE], reason=None
+)
+
+
+def error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
+class RestartingProxy(ScriptedSwarm):
+    """A proxy that is unavailable for its first two requests."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        return error(503, "not ready") if self.calls[request.path] < 3 else response
+
+
+async def test_a_row_is_sent_again_while_the_proxy_is_unavailable() -> None:
+    async with RestartingProxy() as server:
+        server.answers[ROW_PATH] = REPLY
+        async with ProxyRequests(f"{server.url}/v1", None) as proxy:
+            assert await proxy.evaluate(ROW) == REPLY
+        assert server.calls[ROW_PATH] == 3
+        assert server.bodies[ROW_PATH] == ROW.model_dump(mode="json")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (error(400, "no hooks"), "refused a row: no hooks"),
+        (error(401, "no key"), "pass one of its keys with --key"),
+        (404, "does not know evaluations: update the proxy"),
+        (error(503, "not ready"), "cannot sample: not ready"),
+        ("<html>", "as no fakevllm proxy does"),
+    ],
+)
+async def test_a_refused_row_ends_the_evaluation_with_one_line(answer: Any, message: str) -> None:
+    async with ScriptedSwarm() as server:
+        server.answers[ROW_PATH] = answer
+        async with ProxyRequests(server.url, "sk-1", retry_for_s=0) as proxy:
+            with pytest.raises(ConfigError, match=message):
+                await proxy.evaluate(ROW)
+        assert server.headers["Authorization"] == "Bearer sk-1"
+
+
+async def test_a_proxy_that_is_not_there_is_named() -> None:
+    async with ProxyRequests("http://127.0.0.1:9", None) as proxy:
+        with pytest.raises(ConfigError, match="No fakevllm proxy answers"):
+            await proxy.check(["hi"])
+
+
+async def test_the_check_sends_the_texts() -> None:
+    async with ScriptedSwarm() as server:
+        server.answers[CHECK_PATH] = {"has_hooks": True, "trained": [1]}
+        async with ProxyRequests(server.url, None) as proxy:
+            assert (await proxy.check(["a", "b"])).trained == [1]
+        assert server.bodies[CHECK_PATH] == {"texts": ["a", "b"]}
