@@ -16,6 +16,7 @@ from fakevllm_server.types.backend import (
     Endpoint,
     LossSpec,
     PolicyName,
+    Rollout,
     StepMetrics,
 )
 
@@ -46,6 +47,10 @@ class LocalBackend(FakeEngine):
     @property
     def trainer(self) -> LocalBackend:
         return self
+
+    @property
+    def rollout(self) -> Rollout:
+        raise AssertionError("a test must use LocalRollout for policies")
 
     def plan(self, action: str, *failures: Exception) -> None:
         self.failures[action] = deque(failures)

@@ -11,6 +11,7 @@ from pathlib import Path
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.backends.fake.engine import FakeEngine
 from fakevllm_server.types.backend import (
+    ActionFailed,
     BackendError,
     Batch,
     Call,
@@ -96,6 +97,18 @@ class LocalRollout(LocalEngine):
     async def load_weights(self, folder: Path, version: int) -> None:
         await self._engine_for("load_weights").load_weights(folder, version)
         self.loaded.append(version)
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        try:
+            await self._engine_for("load_policy").load_policy(name, folder, version)
+        except ValueError as error:
+            raise ActionFailed(str(error)) from None
+
+    async def unload_policy(self, name: str) -> None:
+        await self._engine_for("unload_policy").unload_policy(name)
+
+    async def policies(self) -> dict[str, int]:
+        return dict(self._engine_for("policies").names.loaded)
 
 
 class LocalTrainer(LocalEngine):

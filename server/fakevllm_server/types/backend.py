@@ -152,6 +152,8 @@ class Endpoint:
     separates_prompts: bool = False
     """Whether the engine can send the token ids of a prompt as bytes in front of an answer. The
     bundled engines can."""
+    holds_policies: bool = False
+    """Whether the engine can hold further policies beside the weights that it serves."""
     gate: WeightGate = field(default_factory=WeightGate)
     """Gate that every call to the engine passes. A change of the weights closes the gate."""
 
@@ -183,6 +185,26 @@ class Rollout(Protocol):
 
         Requests that arrive during the load may have to wait. They are not refused.
         """
+        ...
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        """Load the weights in a Hugging Face folder beside the weights that the engine serves. A
+        call whose model has this name is sampled with them. If the policy is loaded already,
+        nothing happens.
+
+        Call this method only if `Endpoint.holds_policies` is true. Raises ActionFailed if the name
+        was given to another version before, if the engine holds too many policies, or if the
+        weights do not fit the model.
+        """
+        ...
+
+    async def unload_policy(self, name: str) -> None:
+        """Remove a policy. Its running requests end normally. If it is not loaded, nothing
+        happens."""
+        ...
+
+    async def policies(self) -> dict[str, int]:
+        """Return the version of each policy that was loaded by `load_policy`, by name."""
         ...
 
     async def health(self) -> bool:
@@ -267,6 +289,9 @@ class Backend(Protocol):
 
     @property
     def trainer(self) -> Trainer: ...
+
+    @property
+    def rollout(self) -> Rollout: ...
 
     async def start(self) -> BackendStart:
         """Start each engine that is not running, and keep each engine that runs and answers."""

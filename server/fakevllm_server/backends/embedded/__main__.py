@@ -42,7 +42,7 @@ def main() -> None:
             serve(None, trainer, options.socket, on_close=trainer.close)
         else:
             engine = _engine(options)
-            serve(engine, engine, options.socket, on_close=engine.close)
+            serve(engine, engine, options.socket, policies=engine, on_close=engine.close)
     # A configuration mistake is printed as one line, without a traceback.
     except BackendError as error:
         _refuse(str(error))

@@ -13,6 +13,7 @@ import random
 import sys
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ import torch
 from transformers import PreTrainedModel
 
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.errors import bad_request, unavailable
+from fakevllm_adapters.protocol.errors import bad_request, unavailable, unknown_model
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, allowed_new_tokens
 from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
@@ -35,7 +36,10 @@ from fakevllm_server.backends.embedded.decode.logits_processors import (
 )
 from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
-from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
+from fakevllm_server.backends.embedded.decode.sampling_state import (
+    SamplingState,
+    check_same_architecture,
+)
 from fakevllm_server.backends.embedded.decode.thread_choice import measured_threads
 from fakevllm_server.backends.embedded.decode.vocabulary import (
     bad_word_ids,
@@ -47,6 +51,7 @@ from fakevllm_server.backends.embedded.engine_thread import EngineThread
 from fakevllm_server.backends.embedded.model_folder import open_model_folder
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
+from fakevllm_server.backends.http.policies import PolicyNames, PolicyView
 from fakevllm_server.types.backend import (
     BackendError,
     Batch,
@@ -54,6 +59,7 @@ from fakevllm_server.types.backend import (
     LossSpec,
     PolicyName,
     StepMetrics,
+    TokenEngine,
 )
 from fakevllm_server.types.sampling import Sampling, Token
 
@@ -67,6 +73,9 @@ CACHE_MEMORY_SHARE = 0.15
 times the memory of the weights."""
 PREFIX_MEMORY_SHARE = 0.04
 """Share of the device's memory for the prefix cache, if its size is not configured."""
+POLICY_MEMORY_SHARE = 1 / 8
+"""Memory for the keys and values of a further policy, as a share of the memory for those of the
+weights that are trained. A policy answers fewer requests."""
 DRAIN_BOUND_S = 5.0
 """Seconds that a publish waits for running requests."""
 
@@ -114,7 +123,7 @@ class EmbeddedEngine:
         self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
         use_grouped_attention(model)
-        may_fuse = check_decoding(model, self._folder.max_model_len)
+        self._may_fuse = check_decoding(model, self._folder.max_model_len)
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len
         self.default_sampling: dict[str, Any] = self._folder.default_sampling
@@ -128,24 +137,33 @@ class EmbeddedEngine:
             self._tokenizer, self.model_name, self.max_model_len, self.max_prompt_bytes
         )
         self._rng = random.Random(config.seed)
-        shape = cache_shape(model)
+        self._cache_shape = cache_shape(model)
+        self._state = self._sampling_state(model)
+        self.names = PolicyNames(self.model_name)
+        self._policies: dict[str, SamplingState] = {}
+        """The states of the further policies, by name."""
+        self._trainer: PolicyTrainer | None = None
+        self._thread = EngineThread(self._state, self._num_threads(model))
+        self._thread.start()
+
+    def _sampling_state(self, model: PreTrainedModel, memory_share: float = 1.0) -> SamplingState:
+        """Return the state of a sampler with the weights `model`. `memory_share` is its share of
+        the memory for keys and values."""
+        config, shape = self._config, self._cache_shape
         max_rows = 1 if config.lockstep else config.max_num_seqs
-        memory = _device_memory(self._device)
+        memory = _device_memory(self._device) * memory_share
         max_cells = int(memory * CACHE_MEMORY_SHARE) // shape.bytes_per_position
         cache = KvCache(shape, max_rows, self.max_model_len, max_cells)
         prefix_bytes = (
             int(memory * PREFIX_MEMORY_SHARE)
             if config.prefix_cache_mib is None
-            else config.prefix_cache_mib << 20
+            else int((config.prefix_cache_mib << 20) * memory_share)
         )
         # In lockstep, results must not depend on the order in which siblings arrive.
         prefixes = PrefixCache(
             prefix_bytes // shape.bytes_per_position, whole_prompts=config.lockstep
         )
-        self._state = SamplingState(model, cache, self.eos_ids, prefixes, may_fuse=may_fuse)
-        self._trainer: PolicyTrainer | None = None
-        self._thread = EngineThread(self._state, self._num_threads(model))
-        self._thread.start()
+        return SamplingState(model, cache, self.eos_ids, prefixes, may_fuse=self._may_fuse)
 
     def _num_threads(self, model: PreTrainedModel) -> int:
         number = self._config.torch_threads
@@ -184,14 +202,19 @@ class EmbeddedEngine:
         if sampling.grammar is not None:
             self._grammars.check(sampling.grammar)
 
-    async def generate(
+    def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
-        request = self._decode_request(list(prompt_ids), sampling)
+        return self._generate(prompt_ids, sampling, None)
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, policy: str | None
+    ) -> AsyncGenerator[list[Token]]:
+        request = self._decode_request(list(prompt_ids), sampling, policy)
         if needs_logits_processor(sampling):
             request.logits_processor = await self._logits_processor(prompt_ids, sampling)
         stream = request.stream = TokenStream()
-        self._thread.submit(request)
+        self._thread.submit(request, policy)
         try:
             is_last = False
             while not is_last:
@@ -200,7 +223,9 @@ class EmbeddedEngine:
         finally:
             request.cancelled = True
 
-    def _decode_request(self, ids: list[int], sampling: Sampling) -> DecodeRequest:
+    def _decode_request(
+        self, ids: list[int], sampling: Sampling, policy: str | None
+    ) -> DecodeRequest:
         if not ids or min(ids) < 0 or max(ids) >= self._vocab_size:
             raise bad_request(
                 "The prompt must hold at least one token, and only ids of the vocabulary."
@@ -208,7 +233,10 @@ class EmbeddedEngine:
         limit = allowed_new_tokens(
             len(ids), min(sampling.max_tokens, self.max_model_len), self.max_model_len
         )
-        if len(self._state.scheduler.waiting) >= MAX_WAITING:
+        state = self._state if policy is None else self._policies.get(policy)
+        if state is None:
+            raise unknown_model(policy or "", self.model_name)
+        if len(state.scheduler.waiting) >= MAX_WAITING:
             raise unavailable("Too many requests are waiting.", OutageReason.ENGINE_BUSY)
         rng = self._rng if sampling.seed is None else random.Random(sampling.seed)
         return DecodeRequest(ids, limit, sampling, rng, stream=None)
@@ -221,6 +249,34 @@ class EmbeddedEngine:
         matcher = None if grammar is None else await self._grammars.matcher(grammar)
         words = await asyncio.to_thread(bad_word_ids, self._tokenizer, sampling.bad_words)
         return LogitsProcessor(sampling, prompt_ids, self.eos_ids, words, matcher)
+
+    # PolicyEngine
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        if not self.names.check(name, version):
+            return
+
+        def load() -> SamplingState:
+            model = open_model_folder(folder).load_weights(self._dtype, self._device)
+            use_grouped_attention(model)
+            check_same_architecture(model, self._state.model)
+            state = self._sampling_state(model, POLICY_MEMORY_SHARE)
+            state.version = version
+            self._thread.add_policy(name, state)
+            return state
+
+        self._policies[name] = await self._run_once(load)
+        self.names.add(name, version)
+
+    async def unload_policy(self, name: str) -> None:
+        self.names.remove(name)
+        self._policies.pop(name, None)
+        await self._run_once(lambda: self._thread.remove_policy(name))
+
+    def policy(self, name: str) -> TokenEngine | None:
+        if name not in self._policies:
+            return None
+        return PolicyView(self, name, partial(self._generate, policy=name))
 
     # TrainEngine
 

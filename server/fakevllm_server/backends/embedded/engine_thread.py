@@ -6,6 +6,9 @@ iteration of the thread takes new requests and tasks from the inbox, samples one
 running request, and then may run the next part of the current task. The constant DECODE_SHARE sets
 how sampling and the task share the thread's time while requests are running.
 
+Further policies, which have other weights, are decoded in turn with the weights that are trained:
+each iteration of the thread samples one token for every running request of each policy.
+
 At the end of a decode iteration, the thread hands new tokens over to the event loops of the
 requests, with one call per event loop. Tokens of a request that is not streamed are handed over
 when the request has finished. An error in a task is raised in the caller of the task. An error in a
@@ -25,11 +28,17 @@ from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from fakevllm_adapters.protocol.errors import WireError, internal_error, unavailable
+from fakevllm_adapters.protocol.errors import (
+    WireError,
+    internal_error,
+    unavailable,
+    unknown_model,
+)
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest, TokenStream
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
@@ -50,14 +59,26 @@ Task = Generator[None, None, Any]
 Delivery = tuple[TokenStream, list[Token], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyRequest:
+    """A request for a further policy."""
+
+    request: DecodeRequest
+    policy: str
+
+
 class EngineThread:
     def __init__(self, state: SamplingState, num_threads: int) -> None:
         self.state = state
+        self._policies: dict[str, SamplingState] = {}
+        """The states of the further policies by name. Only the engine thread changes them."""
+        self._retired: list[SamplingState] = []
+        """The states of unloaded policies whose requests have not ended."""
         self._num_threads = num_threads
         # The engine bounds the number of requests before it submits one, and all tasks come from
         # one server.
         self._inbox: queue.SimpleQueue[
-            DecodeRequest | tuple[Callable[[], Task], Future[Any]] | None
+            DecodeRequest | PolicyRequest | tuple[Callable[[], Task], Future[Any]] | None
         ] = queue.SimpleQueue()
         self._tasks: deque[tuple[Callable[[], Task], Future[Any]]] = deque()
         self._task: tuple[Task, Future[Any]] | None = None
@@ -68,12 +89,24 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, request: DecodeRequest) -> None:
-        """Queue a request for decoding. Any thread may call this method. Raises WireError (503) if
-        the engine is closed."""
+    def submit(self, request: DecodeRequest, policy: str | None = None) -> None:
+        """Queue a request for decoding, with the weights that are trained or with those of a
+        further policy. Any thread may call this method. Raises WireError (503) if the engine is
+        closed."""
         if self._closing:
             raise _shutting_down()
-        self._inbox.put(request)
+        self._inbox.put(request if policy is None else PolicyRequest(request, policy))
+
+    def add_policy(self, name: str, state: SamplingState) -> None:
+        """Decode requests for the policy `name` with `state`. Call this method in a task."""
+        self._policies[name] = state
+
+    def remove_policy(self, name: str) -> None:
+        """Start no more requests for this policy. Those that wait or run end normally. Call this
+        method in a task."""
+        state = self._policies.pop(name, None)
+        if state is not None:
+            self._retired.append(state)
 
     def run(self, start: Callable[[], Task]) -> Future[Any]:
         """Queue a task, and return a future of its result. Any thread may call this method. The
@@ -96,7 +129,9 @@ class EngineThread:
             while not self._closing:
                 self._receive()
                 with torch.inference_mode():
-                    self._deliver(self.state.run_iteration())
+                    for state in self._states:
+                        self._deliver(state.run_iteration())
+                self._retired = [state for state in self._retired if state.has_work]
                 self._advance_task()
         # The state of the rows is unknown, so this process must not answer any more. The supervisor
         # starts a new one.
@@ -111,8 +146,13 @@ class EngineThread:
             # The task's clean-up needs torch, so it must run before the interpreter shuts down.
             self._task[0].close()
 
+    @property
+    def _states(self) -> list[SamplingState]:
+        return [self.state, *self._policies.values(), *self._retired]
+
     def _receive(self) -> None:
-        is_idle = self._task is None and not self._tasks and not self.state.has_work
+        has_work = any(state.has_work for state in self._states)
+        is_idle = self._task is None and not self._tasks and not has_work
         while True:
             try:
                 item = self._inbox.get(block=is_idle, timeout=IDLE_WAIT_S)
@@ -121,8 +161,18 @@ class EngineThread:
             is_idle = False
             if isinstance(item, DecodeRequest):
                 self.state.scheduler.add(item)
+            elif isinstance(item, PolicyRequest):
+                self._add_to_policy(item)
             elif item is not None:
                 self._tasks.append(item)
+
+    def _add_to_policy(self, item: PolicyRequest) -> None:
+        state = self._policies.get(item.policy)
+        if state is not None:
+            state.scheduler.add(item.request)
+        elif item.request.stream is not None:  # the policy was unloaded a moment ago
+            error = unknown_model(item.policy, "see /v1/models")
+            _call(item.request.stream.loop, item.request.stream.fail, error)
 
     def _deliver(self, advanced: list[DecodeRequest]) -> None:
         by_loop: dict[AbstractEventLoop, list[Delivery]] = {}
@@ -145,7 +195,10 @@ class EngineThread:
             if not future.set_running_or_notify_cancel():
                 return
             self._task = start(), future
-        if self.state.rows_running and time.monotonic() < self._decode_until:
+        if (
+            any(state.rows_running for state in self._states)
+            and time.monotonic() < self._decode_until
+        ):
             return
         task, future = self._task
         started = time.monotonic()
@@ -165,12 +218,14 @@ class EngineThread:
         self._decode_until = now + DECODE_SHARE * (now - started)
 
     def _fail_all(self, request_error: Exception, task_error: Exception) -> None:
-        requests = self.state.all_requests()
+        requests = [request for state in self._states for request in state.all_requests()]
         futures = [future for _, future in self._tasks] + ([self._task[1]] if self._task else [])
         while not self._inbox.empty():
             item = self._inbox.get_nowait()
             if isinstance(item, DecodeRequest):
                 requests.append(item)
+            elif isinstance(item, PolicyRequest):
+                requests.append(item.request)
             elif item is not None:
                 futures.append(item[1])
         for request in requests:

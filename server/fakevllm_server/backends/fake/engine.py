@@ -23,6 +23,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,15 @@ from fakevllm_adapters.vllm_compat.message_content import content_text
 from fakevllm_server.backends.fake.minimal_json_value import minimal_value
 from fakevllm_server.backends.fake.script import Script, Turn, read_script
 from fakevllm_server.backends.http.engine_server import serve
-from fakevllm_server.types.backend import Batch, Call, LossSpec, PolicyName, StepMetrics
+from fakevllm_server.backends.http.policies import PolicyNames, PolicyView
+from fakevllm_server.types.backend import (
+    Batch,
+    Call,
+    LossSpec,
+    PolicyName,
+    StepMetrics,
+    TokenEngine,
+)
 from fakevllm_server.types.sampling import Sampling, Token
 
 NUM_BYTES = 256
@@ -71,6 +80,9 @@ class FakeEngine:
         """Number of requests by the digest of their prompt."""
         self._sampler_theta = self._theta = START_THETA
         self._version = 0
+        self.names = PolicyNames(model_name)
+        self._policies: dict[str, tuple[float, int]] = {}
+        """Theta and version of each further policy, by name."""
         self._lr = 0.0
 
     # --- TokenEngine
@@ -103,9 +115,15 @@ class FakeEngine:
         if sampling.grammar is not None:
             _constrained_text(sampling.grammar, Script())
 
-    async def generate(
+    def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[list[Token]]:
+        return self._generate(prompt_ids, sampling, (self._sampler_theta, self._version))
+
+    async def _generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, weights: tuple[float, int]
+    ) -> AsyncGenerator[list[Token]]:
+        """Sample an answer with the weights `weights`: theta and its version."""
         self.check(sampling)
         script = read_script(_turns(prompt_ids))
         if script.crashes:
@@ -113,7 +131,7 @@ class FakeEngine:
         text = script.text
         if sampling.grammar is not None:
             text = _constrained_text(sampling.grammar, script)
-        tokens = self._sample(prompt_ids, sampling, text)[: sampling.max_tokens]
+        tokens = self._sample(prompt_ids, sampling, text, weights)[: sampling.max_tokens]
         if not (sampling.live or script.delay_s):
             yield tokens
             return
@@ -140,12 +158,17 @@ class FakeEngine:
         return 0
 
     def _sample(
-        self, prompt_ids: Sequence[int], sampling: Sampling, text: str | None
+        self,
+        prompt_ids: Sequence[int],
+        sampling: Sampling,
+        text: str | None,
+        weights: tuple[float, int],
     ) -> list[Token]:
         """Return the tokens of the answer with their log-probabilities. If `text` is None, sample
         the answer "yes." or "no.". Otherwise the answer is `text`, in which each token has
         probability 1."""
-        theta = _biased_logit(self._sampler_theta, sampling, prompt_ids)
+        sampler_theta, version = weights
+        theta = _biased_logit(sampler_theta, sampling, prompt_ids)
         p = _p_yes(theta, sampling.temperature)
         yes = self._random(prompt_ids, sampling.seed).random() < p
         logprob = 0.0
@@ -158,7 +181,7 @@ class FakeEngine:
         logprobs = [logprob] + [0.0] * (len(ids) - 1)
         num_top = min(sampling.top_logprobs, 1)
         return [
-            Token(id, logprob, self._version, [(id, logprob)] * num_top)
+            Token(id, logprob, version, [(id, logprob)] * num_top)
             for id, logprob in zip(ids, logprobs, strict=True)
         ]
 
@@ -170,6 +193,23 @@ class FakeEngine:
         self._num_requests[digest] += 1
         variant = self._num_requests[digest] if seed is None else f"seed {seed}"
         return random.Random(f"{self._seed} {digest.hex()} {variant}")
+
+    # --- PolicyEngine
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        if self.names.check(name, version):
+            self._policies[name] = _load(folder), version
+            self.names.add(name, version)
+
+    async def unload_policy(self, name: str) -> None:
+        self._policies.pop(name, None)
+        self.names.remove(name)
+
+    def policy(self, name: str) -> TokenEngine | None:
+        weights = self._policies.get(name)
+        if weights is None:
+            return None
+        return PolicyView(self, name, partial(self._generate, weights=weights))
 
     # --- TrainEngine
 
@@ -316,7 +356,14 @@ def main() -> None:
     parser.add_argument("--train-only", action="store_true")
     args = parser.parse_args()
     engine = FakeEngine(args.served_model_name, args.seed, args.max_model_len)
-    serve(None if args.train_only else engine, engine, args.socket, on_close=lambda: None)
+    samples = not args.train_only
+    serve(
+        engine if samples else None,
+        engine,
+        args.socket,
+        policies=engine if samples else None,
+        on_close=lambda: None,
+    )
 
 
 if __name__ == "__main__":

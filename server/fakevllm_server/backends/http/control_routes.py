@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.packed_numbers import jsonable_numbers, pack_floats
+from fakevllm_server.backends.http.policies import PolicyEngine
 from fakevllm_server.backends.training.failed_step import PartialStep
 from fakevllm_server.types.backend import (
     BackendRefused,
@@ -35,7 +36,12 @@ class ControlRoutes:
     trainer. If an action fails, the response has status 500 and the message in `error`.
     """
 
-    def __init__(self, engine: TokenEngine | None, trainer: TrainEngine) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine | None,
+        trainer: TrainEngine,
+        policies: PolicyEngine | None = None,
+    ) -> None:
         self._info: Json = {
             "model_name": "",
             "max_model_len": 0,
@@ -45,10 +51,12 @@ class ControlRoutes:
         if engine is not None:
             self._info = {name: getattr(engine, name) for name in self._info}
         self._trainer = trainer
+        self._policies = policies
 
     def routes(self) -> list[Route]:
         return [
             Route("/control/info", self.info),
+            Route("/control/policies", self.policies),
             Route("/control/{action}", self.run_action, methods=["POST"]),
         ]
 
@@ -56,6 +64,10 @@ class ControlRoutes:
         """Return the engine's model name, context length and default sampling parameters as JSON.
         They are empty if the process only trains."""
         return _json(self._info)
+
+    async def policies(self, request: Request) -> Response:
+        """Return the version of each further policy by name, as JSON."""
+        return _json({} if self._policies is None else self._policies.names.loaded)
 
     async def run_action(self, request: Request) -> Response:
         """Run the trainer action that the request path names, and return the action's result as
@@ -89,6 +101,11 @@ class ControlRoutes:
                 await self._trainer.publish(body["version"])
             case "load_weights":
                 await self._trainer.load_weights(Path(body["folder"]), body["version"])
+            case "load_policy":
+                folder = Path(body["folder"])
+                await self._held().load_policy(body["name"], folder, body["version"])
+            case "unload_policy":
+                await self._held().unload_policy(body["name"])
             case "export":
                 await self._trainer.export(Path(body["folder"]))
             case "save":
@@ -98,6 +115,11 @@ class ControlRoutes:
             case _:
                 raise ValueError(f"unknown control action {action!r}")
         return None
+
+    def _held(self) -> PolicyEngine:
+        if self._policies is None:
+            raise ValueError("this process holds no policies")
+        return self._policies
 
 
 def _calls_in(body: Json) -> list[Call]:

@@ -115,9 +115,10 @@ class MeasuredEngine:
     """A TokenEngine that passes requests on to another TokenEngine and records metrics about
     them."""
 
-    def __init__(self, engine: TokenEngine) -> None:
+    def __init__(self, engine: TokenEngine, metrics: EngineMetrics | None = None) -> None:
+        """Measure `engine`. Its requests are counted in `metrics`, or in new metrics."""
         self._engine = engine
-        self.metrics = EngineMetrics(engine)
+        self.metrics = metrics or EngineMetrics(engine)
         self.model_name = engine.model_name
         self.max_model_len = engine.max_model_len
         self.max_prompt_bytes = engine.max_prompt_bytes

@@ -27,23 +27,29 @@ from starlette.responses import Response
 from fakevllm_adapters.http.vary_origin import VaryOrigin
 from fakevllm_runtime.http_server import GracefulServer
 from fakevllm_server.backends.http.control_routes import ControlRoutes
+from fakevllm_server.backends.http.policies import PolicyEngine
 from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.backends.http.vllm_routes import PublicRoutes, get_route
 from fakevllm_server.types.backend import TokenEngine, TrainEngine
 
 
 def serve(
-    engine: TokenEngine | None, trainer: TrainEngine, socket: Path, *, on_close: Callable[[], None]
+    engine: TokenEngine | None,
+    trainer: TrainEngine,
+    socket: Path,
+    *,
+    policies: PolicyEngine | None = None,
+    on_close: Callable[[], None],
 ) -> None:
     """Serve HTTP on `socket` until SIGTERM, or until standard input closes.
 
     The other end of standard input is held by the swarm server, so a closed input means that the
-    swarm server has died. If `engine` is None, the process only trains. `on_close` is called when
-    serving ends, also after an error.
+    swarm server has died. If `engine` is None, the process only trains. `policies` is the engine if
+    it holds further policies. `on_close` is called when serving ends, also after an error.
     """
     threads = PreparationThreads()
     config = uvicorn.Config(
-        create_app(engine, trainer, threads),
+        create_app(engine, trainer, threads, policies),
         uds=str(socket),
         log_level="warning",
         access_log=False,
@@ -71,14 +77,18 @@ async def _serve_until_stdin_closes(server: uvicorn.Server) -> None:
 
 
 def create_app(
-    engine: TokenEngine | None, trainer: TrainEngine, threads: PreparationThreads
+    engine: TokenEngine | None,
+    trainer: TrainEngine,
+    threads: PreparationThreads,
+    policies: PolicyEngine | None = None,
 ) -> Starlette:
     """Return the ASGI app of an engine's process. If `engine` is None, the process only trains, and
     the app has none of vLLM's routes except /health. `threads` are the threads that parse and check
-    requests."""
-    public = [] if engine is None else PublicRoutes(engine, threads).routes()
+    requests. `policies` is the engine if it holds further policies."""
+    public = [] if engine is None else PublicRoutes(engine, threads, policies).routes()
+    control = ControlRoutes(engine, trainer, policies).routes()
     return Starlette(
-        routes=[*public, get_route("/health", _health), *ControlRoutes(engine, trainer).routes()],
+        routes=[*public, get_route("/health", _health), *control],
         exception_handlers={HTTPException: _http_error},
         middleware=[Middleware(VaryOrigin)],
     )

@@ -31,6 +31,7 @@ from fakevllm_adapters.vllm_compat.chat_response import model_card
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
 from fakevllm_server.backends.http.chat_completion import ChatCompletion
 from fakevllm_server.backends.http.engine_metrics import MeasuredEngine
+from fakevllm_server.backends.http.policies import PolicyEngine
 from fakevllm_server.backends.http.preparation import PreparationThreads
 from fakevllm_server.backends.http.text_completion import TextCompletion
 from fakevllm_server.backends.http.tokenization import detokenize, tokenize
@@ -56,9 +57,15 @@ class SampledRequest(Protocol):
 class PublicRoutes:
     """The handlers of vLLM's public routes, except /health."""
 
-    def __init__(self, engine: TokenEngine, threads: PreparationThreads) -> None:
+    def __init__(
+        self,
+        engine: TokenEngine,
+        threads: PreparationThreads,
+        policies: PolicyEngine | None = None,
+    ) -> None:
         self._engine = MeasuredEngine(engine)
         self._threads = threads
+        self._policies = policies
 
     def routes(self) -> list[Route]:
         return [
@@ -77,13 +84,19 @@ class PublicRoutes:
         return _json({"version": VERSION})
 
     async def models(self, request: Request) -> Response:
-        name = self._engine.model_name
-        return _json(
-            {
-                "object": "list",
-                "data": [model_card(name, name, int(time.time()), self._engine.max_model_len)],
-            }
-        )
+        name, length = self._engine.model_name, self._engine.max_model_len
+        cards = [model_card(name, name, int(time.time()), length)]
+        for policy in self._policies.names.loaded if self._policies is not None else ():
+            cards.append(model_card(policy, policy, int(time.time()), length) | {"parent": name})
+        return _json({"object": "list", "data": cards})
+
+    def _engine_for(self, model: str | None) -> TokenEngine:
+        """Return the engine that samples for a request with this model name. An unknown name is
+        refused later, by the checks of the request."""
+        if self._policies is None or model is None:
+            return self._engine
+        policy = self._policies.policy(model)
+        return self._engine if policy is None else MeasuredEngine(policy, self._engine.metrics)
 
     async def load(self, request: Request) -> Response:
         # vLLM reports 0 too unless it runs with --enable-server-load-tracking.
@@ -99,8 +112,9 @@ class PublicRoutes:
         async def respond() -> Response:
             def prepare(raw: bytes) -> tuple[ChatCompletion, bool]:
                 body = parse_chat_request(raw)
+                engine = self._engine_for(body.model)
                 completion = ChatCompletion(
-                    self._engine, body, request_id, separates_prompt=separates_prompt
+                    engine, body, request_id, separates_prompt=separates_prompt
                 )
                 return completion, bool(body.stream)
 
@@ -115,8 +129,9 @@ class PublicRoutes:
         async def respond() -> Response:
             def prepare(raw: bytes) -> tuple[TextCompletion, bool]:
                 body = parse_completion_request(raw)
+                engine = self._engine_for(body.common.model)
                 completion = TextCompletion(
-                    self._engine, body, request_id, separates_prompt=separates_prompt
+                    engine, body, request_id, separates_prompt=separates_prompt
                 )
                 return completion, bool(body.common.stream)
 

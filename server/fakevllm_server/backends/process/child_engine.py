@@ -99,6 +99,7 @@ class ChildEngine:
             info["default_sampling"],
             reports_allowed=info["reports_allowed"],
             separates_prompts=True,
+            holds_policies=True,
             gate=self._gate,
         )
 
@@ -123,6 +124,16 @@ class ChildEngine:
     async def load_weights(self, folder: Path, version: int) -> None:
         await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
         self._gate.version = version
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        body = {"name": name, "folder": str(folder), "version": version}
+        await self._call("POST", "load_policy", body)
+
+    async def unload_policy(self, name: str) -> None:
+        await self._call("POST", "unload_policy", {"name": name})
+
+    async def policies(self) -> dict[str, int]:
+        return await self._call("GET", "policies")
 
     async def export(self, folder: Path) -> None:
         await self._call("POST", "export", {"folder": str(folder)})

@@ -41,6 +41,10 @@ class OneProcess:
     def trainer(self) -> Trainer:
         return self._engine
 
+    @property
+    def rollout(self) -> Rollout:
+        return self._engine
+
     async def start(self) -> BackendStart:
         if self._endpoint is not None and await self._engine.health():
             return BackendStart(self._endpoint, trainer_is_new=False)
@@ -78,6 +82,10 @@ class TwoProcesses:
     @property
     def trainer(self) -> Trainer:
         return self._trainer
+
+    @property
+    def rollout(self) -> Rollout:
+        return self._rollout
 
     async def start(self) -> BackendStart:
         rollout_is_new = self._endpoint is None or not await _is_healthy(self._rollout)

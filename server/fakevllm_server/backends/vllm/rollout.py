@@ -31,6 +31,10 @@ from fakevllm_server.types.weight_versions import WeightGate
 
 log = logging.getLogger("fakevllm.server")
 
+NO_POLICIES = (
+    "vLLM serves one set of full weights: it cannot hold another version beside it, so only the "
+    "version that it serves can be sampled"
+)
 DRAIN_BOUND_S = 15.0
 """Maximum seconds that new weights wait for calls in progress. Longer calls continue with the new
 weights."""
@@ -86,6 +90,15 @@ class VllmRollout:
             except BackendError as failure:
                 raise await self._publish_failure(failure, folder) from None
             self._is_changing, self._num_failed = False, 0
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        raise BackendRefused(NO_POLICIES)
+
+    async def unload_policy(self, name: str) -> None:
+        raise BackendRefused(NO_POLICIES)
+
+    async def policies(self) -> dict[str, int]:
+        return {}
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:

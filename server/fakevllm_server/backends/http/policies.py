@@ -1,0 +1,131 @@
+"""Further policies of an engine's process: sets of weights beside the one that is trained.
+
+A policy is selected by the model's name in a call. A name stands for one version of the weights
+for as long as the process lives, also after its policy was unloaded: what was cached for a name,
+here or at a client, can then never belong to other weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_server.types.backend import TokenEngine
+from fakevllm_server.types.sampling import Sampling, Token
+
+MAX_POLICIES = 4
+"""Maximum number of further policies. Each takes the memory of the whole model."""
+
+Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
+
+
+class PolicyEngine(Protocol):
+    """Interface of an engine's process that holds further policies."""
+
+    @property
+    def names(self) -> PolicyNames: ...
+
+    async def load_policy(self, name: str, folder: Path, version: int) -> None:
+        """Load the weights in a Hugging Face folder as the policy `name`. If this policy is loaded
+        already, nothing happens. Raises ValueError if the name stands for another version, or if
+        there are too many policies."""
+        ...
+
+    async def unload_policy(self, name: str) -> None:
+        """Remove a policy. Running requests end normally. If it is not loaded, nothing happens."""
+        ...
+
+    def policy(self, name: str) -> TokenEngine | None:
+        """Return the engine that samples with a loaded policy, or None if it is not loaded."""
+        ...
+
+
+class PolicyNames:
+    """The names of the loaded policies, and of those that were loaded before.
+
+    >>> names = PolicyNames("base")
+    >>> names.add("policy-3", 3)
+    >>> names.remove("policy-3")
+    >>> names.check("policy-3", 4)
+    Traceback (most recent call last):
+    ...
+    ValueError: the name policy-3 stands for version 3, so it cannot be given to version 4
+    """
+
+    def __init__(self, model_name: str) -> None:
+        """Create the list. `model_name` is the name of the weights that are trained."""
+        self._model_name = model_name
+        self._known: dict[str, int] = {}
+        self.loaded: dict[str, int] = {}
+        """The version of each loaded policy, by name."""
+
+    def check(self, name: str, version: int) -> bool:
+        """Return True if the policy must be loaded, and False if it is loaded already.
+
+        Raises ValueError if it cannot be loaded.
+        """
+        if name == self._model_name:
+            raise ValueError(f"the name {name} belongs to the weights that are trained")
+        known = self._known.get(name, version)
+        if known != version:
+            raise ValueError(
+                f"the name {name} stands for version {known}, so it cannot be given to version "
+                f"{version}"
+            )
+        if name in self.loaded:
+            return False
+        if len(self.loaded) >= MAX_POLICIES:
+            raise ValueError(
+                f"{len(self.loaded)} policies are loaded ({', '.join(self.loaded)}), which is the "
+                "maximum: unload one of them"
+            )
+        return True
+
+    def add(self, name: str, version: int) -> None:
+        """Record that a policy is loaded. Call `check` first."""
+        self._known[name] = self.loaded[name] = version
+
+    def remove(self, name: str) -> None:
+        """Record that a policy is not loaded any more."""
+        self.loaded.pop(name, None)
+
+
+class PolicyView:
+    """A TokenEngine that samples with one policy. Everything but the weights is that of the engine
+    whose policy it is."""
+
+    def __init__(self, engine: TokenEngine, name: str, generate: Generate) -> None:
+        self._engine = engine
+        self._generate = generate
+        self.model_name = name
+        self.max_model_len = engine.max_model_len
+        self.max_prompt_bytes = engine.max_prompt_bytes
+        self.default_sampling: dict[str, Any] = engine.default_sampling
+        self.eos_ids = engine.eos_ids
+        self.reports_allowed = engine.reports_allowed
+
+    @property
+    def num_waiting(self) -> int:
+        return self._engine.num_waiting
+
+    def render(self, request: ChatRequest) -> list[int]:
+        return self._engine.render(request)
+
+    def check(self, sampling: Sampling) -> None:
+        self._engine.check(sampling)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._engine.encode(text, add_special_tokens)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return self._engine.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        return self._engine.token_strings(ids)
+
+    def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        return self._generate(prompt_ids, sampling)
