@@ -39,6 +39,10 @@ def evaluate(
         str | None, typer.Option(help="Text field of the rows. Default: dataset.field.")
     ] = None,
     url: ProxyUrl = None,
+    version: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Version of the weights, up to 4. Default: the served one."),
+    ] = None,
     samples: Annotated[
         int,
         typer.Option(min=1, max=MAX_SAMPLES, help="Samples per row, besides one greedy sample."),
@@ -87,6 +91,7 @@ def evaluate(
                 limit=limit,
                 concurrency=concurrency,
                 max_tokens=max_tokens,
+                versions=tuple(version or ()),
                 rewards=RewardRange(low, high),
                 solved_at=solved_at,
             )

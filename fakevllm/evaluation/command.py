@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.errors import ConfigError, UserError
-from fakevllm.evaluation.messages import RowReply, RowRequest
+from fakevllm.evaluation.messages import MAX_VERSIONS, RowReply, RowRequest
 from fakevllm.evaluation.proxy_requests import ProxyRequests
 from fakevllm.evaluation.report import EvalReport, RowResult
 from fakevllm.evaluation.results import UNIT_RANGE
@@ -45,6 +45,8 @@ class EvalSettings:
     limit: int | None = None
     concurrency: int = CONCURRENCY
     max_tokens: int | None = None
+    versions: tuple[int, ...] = ()
+    """Versions of the weights to evaluate; empty for those that are served."""
     rewards: RewardRange = UNIT_RANGE
     solved_at: float | None = None
     """Reward from which on a row counts as solved; None means the highest possible reward."""
@@ -72,13 +74,24 @@ async def _evaluate(settings: EvalSettings) -> EvalReport:
         raise ConfigError(
             f"The dataset {settings.dataset} has no rows: write one JSON object per line."
         )
+    versions = list(settings.versions)
+    if len(versions) > MAX_VERSIONS or len(set(versions)) < len(versions):
+        raise ConfigError(f"--version takes up to {MAX_VERSIONS} different versions.")
     async with ProxyRequests(checked_url(settings.url), settings.key) as proxy:
-        check = await proxy.check([task.main_query for task in tasks])
-        if not check.has_hooks:
-            raise ConfigError(_NO_HOOKS)
-        if check.trained:
-            raise ConfigError(_overlap(settings, [tasks[position] for position in check.trained]))
-        rows = await _run_rows(settings, proxy, tasks)
+        with Console(stderr=True).status("checking the rows, and loading versions"):
+            check = await proxy.check([task.main_query for task in tasks], versions)
+        try:
+            if not check.has_hooks:
+                raise ConfigError(_NO_HOOKS)
+            if check.refusal is not None:
+                raise ConfigError(check.refusal)
+            if check.trained:
+                trained = [tasks[position] for position in check.trained]
+                raise ConfigError(_overlap(settings, trained))
+            rows = await _run_rows(settings, proxy, tasks)
+        finally:
+            if versions:
+                await proxy.end(versions)
     return EvalReport(
         settings.dataset.name,
         settings.eval_id,
@@ -107,12 +120,13 @@ async def _run_rows(
         async for result in _results(settings, proxy, tasks):
             results.append(result)
             bar.update(bar_task, advance=1)
-            if result.reply.reason is not None:
-                reasons[result.reply.reason] += 1
+            if not result.is_scored:
+                reasons[result.reason] += 1
             is_last = len(results) == len(tasks)
             if reasons.total() == len(results) and (is_last or len(results) >= NUM_UNSCORED):
                 reason, num = reasons.most_common(1)[0]
                 raise UserError(_nothing_scored(results, f"{num} times: {reason}"))
+    # Rows end in any order.
     order = {task.task_id: position for position, task in enumerate(tasks)}
     return sorted(results, key=lambda result: order[result.task.task_id])
 
@@ -136,14 +150,17 @@ async def _results(
     running: set[asyncio.Task[RowResult]] = set()
 
     async def evaluate(task: Task) -> RowResult:
-        request = RowRequest(
-            eval_id=settings.eval_id,
-            task=task,
-            num_samples=settings.num_samples,
-            max_tokens=settings.max_tokens,
-        )
-        reply: RowReply = await proxy.evaluate(request)
-        return RowResult(task, reply)
+        replies: list[RowReply] = []
+        for version in settings.versions or (None,):
+            request = RowRequest(
+                eval_id=settings.eval_id,
+                task=task,
+                num_samples=settings.num_samples,
+                max_tokens=settings.max_tokens,
+                version=version,
+            )
+            replies.append(await proxy.evaluate(request))
+        return RowResult(task, replies)
 
     try:
         while True:

@@ -8,8 +8,11 @@ from fakevllm_adapters.protocol.swarm import Task
 
 MAX_SAMPLES = 64
 """Maximum number of samples of one row."""
+MAX_VERSIONS = 4
+"""Maximum number of versions in one evaluation. An engine holds as many further sets of weights."""
 CHECK_PATH = "/fakevllm/eval/check"
 ROW_PATH = "/fakevllm/eval"
+END_PATH = "/fakevllm/eval/end"
 
 
 class CheckRequest(BaseModel):
@@ -17,6 +20,8 @@ class CheckRequest(BaseModel):
 
     texts: list[str]
     """The texts of the rows."""
+    versions: list[int] = Field(default=[], max_length=MAX_VERSIONS)
+    """Versions of the weights to load. If there are none, the served weights are evaluated."""
 
 
 class CheckReply(BaseModel):
@@ -26,6 +31,19 @@ class CheckReply(BaseModel):
     """Whether the proxy has hooks, without which it cannot score."""
     trained: list[int]
     """Positions of the rows that were trained, or wait to be trained."""
+    refusal: str | None = None
+    """Reason why a version cannot be sampled; None if all can be."""
+
+
+class EndRequest(BaseModel):
+    """Message that an evaluation has ended."""
+
+    versions: list[int] = Field(max_length=MAX_VERSIONS)
+    """Versions that need not be available any more."""
+
+
+class EndReply(BaseModel):
+    """Reply to the message that an evaluation has ended."""
 
 
 class RowRequest(BaseModel):
@@ -37,6 +55,8 @@ class RowRequest(BaseModel):
     num_samples: int = Field(ge=1, le=MAX_SAMPLES)
     """Number of samples at temperature 1. One greedy sample is added to them."""
     max_tokens: int | None = Field(default=None, ge=1)
+    version: int | None = Field(default=None, ge=0)
+    """Version of the weights to sample; None for those that the server serves."""
 
 
 class Sample(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
 from typing import TypeVar
@@ -13,9 +14,12 @@ from pydantic import BaseModel
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import (
     CHECK_PATH,
+    END_PATH,
     ROW_PATH,
     CheckReply,
     CheckRequest,
+    EndReply,
+    EndRequest,
     RowReply,
     RowRequest,
 )
@@ -48,10 +52,18 @@ class ProxyRequests:
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
 
-    async def check(self, texts: list[str]) -> CheckReply:
-        """Ask whether rows with these texts can be evaluated. Raises ConfigError if the proxy does
-        not answer or refuses the request."""
-        return await self._post(CHECK_PATH, CheckRequest(texts=texts), CheckReply)
+    async def check(self, texts: list[str], versions: list[int]) -> CheckReply:
+        """Ask whether rows with these texts can be evaluated, and load the versions. Raises
+        ConfigError if the proxy does not answer or refuses the request."""
+        return await self._post(
+            CHECK_PATH, CheckRequest(texts=texts, versions=versions), CheckReply
+        )
+
+    async def end(self, versions: list[int]) -> None:
+        """Say that these versions need not be available any more. A failure has no consequences for
+        the user, because the server unloads versions when it needs room."""
+        with contextlib.suppress(ConfigError):
+            await self._post(END_PATH, EndRequest(versions=versions), EndReply)
 
     async def evaluate(self, row: RowRequest) -> RowReply:
         """Let the proxy sample and score one row. While the proxy or its engine is unavailable, the
@@ -61,10 +73,9 @@ class ProxyRequests:
         while True:
             try:
                 return await self._post(ROW_PATH, row, RowReply)
-            except _Unavailable as error:
+            except _Unavailable:
                 if not deadline.may_retry(time.monotonic()):
                     raise
-                del error
             await asyncio.sleep(random.uniform(0, pause_s))
             pause_s = min(MAX_PAUSE_S, 2 * pause_s)
 

@@ -9,9 +9,11 @@ from typing import Any
 
 from fakevllm.evaluation.messages import RowReply
 from fakevllm.evaluation.results import (
+    Comparison,
     RowScores,
     Scores,
     Summary,
+    compare,
     covering_range,
     summarize,
     unsolved_rows,
@@ -22,20 +24,30 @@ from fakevllm_adapters.protocol.swarm import Task
 
 @dataclass(frozen=True, slots=True)
 class RowResult:
-    """A row with the proxy's reply."""
+    """A row with the proxy's replies, one for each version."""
 
     task: Task
-    reply: RowReply
+    replies: Sequence[RowReply]
 
     @property
     def has_answers(self) -> bool:
-        return any(sample.text is not None for sample in (self.reply.greedy, *self.reply.samples))
+        """Whether any sample of any version is an answer."""
+        return any(
+            sample.text is not None
+            for reply in self.replies
+            for sample in (reply.greedy, *reply.samples)
+        )
 
     @property
-    def scores(self) -> RowScores | None:
-        """The rewards of the row; None if no sample at temperature 1 has a reward."""
-        rewards = [sample.reward for sample in self.reply.samples if sample.reward is not None]
-        return RowScores(rewards, self.reply.greedy.reward) if rewards else None
+    def is_scored(self) -> bool:
+        """Whether all versions have a reward for the row."""
+        return all(_scores(reply) is not None for reply in self.replies)
+
+    @property
+    def reason(self) -> str:
+        """Reason why a version has no reward for the row."""
+        reasons = [reply.reason for reply in self.replies if reply.reason is not None]
+        return reasons[0] if reasons else "no sample at temperature 1 has a reward"
 
 
 @dataclass(frozen=True)
@@ -52,15 +64,22 @@ class EvalReport:
     rows: Sequence[RowResult]
 
     @cached_property
-    def scores(self) -> Scores:
-        """The scores of the rows that were scored, by row id."""
-        pairs = [(row.task.task_id, row.scores) for row in self.rows]
-        return {row_id: scores for row_id, scores in pairs if scores is not None}
+    def scores(self) -> list[Scores]:
+        """For each version, the scores of the rows that were scored, by row id."""
+        num_versions = len(self.rows[0].replies)
+        pairs = [
+            [(row.task.task_id, _scores(row.replies[number])) for row in self.rows]
+            for number in range(num_versions)
+        ]
+        return [
+            {row_id: scores for row_id, scores in version if scores is not None}
+            for version in pairs
+        ]
 
     @cached_property
     def rewards(self) -> RewardRange:
         """The range of rewards that the intervals assume."""
-        return covering_range(self.declared_range, [self.scores])
+        return covering_range(self.declared_range, self.scores)
 
     @cached_property
     def solved_at(self) -> float:
@@ -71,32 +90,31 @@ class EvalReport:
     @cached_property
     def summaries(self) -> list[Summary]:
         """One summary per version."""
-        return [summarize(self.scores, self.rewards)]
+        return [summarize(scores, self.rewards) for scores in self.scores]
+
+    @cached_property
+    def comparisons(self) -> list[Comparison | None]:
+        """For each version, its comparison with the first version; None for the first."""
+        first, *others = self.scores
+        return [None, *(compare(first, other, self.rewards) for other in others)]
 
     @property
     def labels(self) -> list[str]:
-        """The name of each version: its number, or the first and the last number if the server
-        published new weights while rows were sampled. `?` if the server did not report it."""
-        known = [
-            version
-            for row in self.rows
-            for version in (row.reply.first_version, row.reply.last_version)
-            if version is not None
+        """The name of each version."""
+        num_versions = len(self.rows[0].replies)
+        return [
+            _label([row.replies[number] for row in self.rows]) for number in range(num_versions)
         ]
-        if not known:
-            return ["?"]
-        first, last = min(known), max(known)
-        return [str(first) if first == last else f"{first} to {last}"]
 
     @cached_property
     def unsolved(self) -> list[str]:
-        """The ids of the rows that no sample has solved."""
-        return unsolved_rows([self.scores], self.solved_at)
+        """The ids of the rows that no sample of any version has solved."""
+        return unsolved_rows(self.scores, self.solved_at)
 
     @property
     def unscored(self) -> list[RowResult]:
-        """The rows without a reward."""
-        return [row for row in self.rows if row.scores is None]
+        """The rows for which a version has no reward."""
+        return [row for row in self.rows if not row.is_scored]
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
@@ -107,8 +125,11 @@ class EvalReport:
                 "rows": summary.num_rows,
                 **_interval(summary.mean),
                 "greedy": summary.greedy,
+                "compared_with_first": None if comparison is None else _compared(comparison),
             }
-            for label, summary in zip(self.labels, self.summaries, strict=True)
+            for label, summary, comparison in zip(
+                self.labels, self.summaries, self.comparisons, strict=True
+            )
         ]
         return {
             "dataset": self.dataset,
@@ -125,14 +146,44 @@ class EvalReport:
                     "row_id": row.task.task_id,
                     "question": row.task.main_query,
                     "is_unsolved": row.task.task_id in unsolved,
-                    **row.reply.model_dump(mode="json"),
+                    "versions": [reply.model_dump(mode="json") for reply in row.replies],
                 }
                 for row in self.rows
             ],
         }
 
 
+def _scores(reply: RowReply) -> RowScores | None:
+    """Return the rewards of a row; None if no sample at temperature 1 has a reward."""
+    rewards = [sample.reward for sample in reply.samples if sample.reward is not None]
+    return RowScores(rewards, reply.greedy.reward) if rewards else None
+
+
+def _label(replies: Sequence[RowReply]) -> str:
+    """Return the number of a version, or the first and the last number if the server published new
+    weights while rows were sampled. The result is `?` if the server did not report it."""
+    known = [
+        version
+        for reply in replies
+        for version in (reply.first_version, reply.last_version)
+        if version is not None
+    ]
+    if not known:
+        return "?"
+    first, last = min(known), max(known)
+    return str(first) if first == last else f"{first} to {last}"
+
+
 def _interval(interval: Interval | None) -> dict[str, float | None]:
     if interval is None:
         return {"mean": None, "low": None, "high": None}
     return {"mean": interval.mean, "low": interval.low, "high": interval.high}
+
+
+def _compared(comparison: Comparison) -> dict[str, Any]:
+    return {
+        "wins": comparison.wins,
+        "losses": comparison.losses,
+        "ties": comparison.ties,
+        **_interval(comparison.difference),
+    }

@@ -1,42 +1,67 @@
-"""The report of an evaluation as a table for the terminal."""
+"""The report of an evaluation as tables for the terminal."""
 
 from __future__ import annotations
 
 from collections import Counter
 
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from fakevllm.evaluation.report import EvalReport
+from fakevllm.statistics.confidence_sequence import Interval
 
 
-def render(report: EvalReport) -> Table:
-    """Return the report as a table with one line per version. The caption has the rows that nobody
-    solves and those that have no reward."""
-    num_rows = len(report.rows)
-    title = Text(f"{report.dataset}: {num_rows} rows, {report.num_samples} samples each")
-    table = Table(title=title, caption=_caption(report), caption_justify="left")
+def render(report: EvalReport) -> Group:
+    """Return the report as a table with one line per version and, for several versions, a table
+    that compares them with the first one. The last lines have the rows that nobody solves and those
+    without a reward."""
+    tables = [_means(report)]
+    if len(report.labels) > 1:
+        tables.append(_comparisons(report))
+    return Group(*tables, _remarks(report))
+
+
+def _means(report: EvalReport) -> Table:
+    title = Text(f"{report.dataset}: {len(report.rows)} rows, {report.num_samples} samples each")
+    table = Table(title=title)
     table.add_column("version", no_wrap=True)
     for name in ("rows", "mean reward", "95 % interval", "greedy"):
         table.add_column(name, justify="right", no_wrap=True)
     for label, summary in zip(report.labels, report.summaries, strict=True):
-        mean = summary.mean
-        table.add_row(
-            label,
-            str(summary.num_rows),
-            "-" if mean is None else f"{mean.mean:.3f}",
-            "-" if mean is None else f"{mean.low:.3f} to {mean.high:.3f}",
-            "-" if summary.greedy is None else f"{summary.greedy:.3f}",
-        )
+        greedy = "-" if summary.greedy is None else f"{summary.greedy:.3f}"
+        table.add_row(label, str(summary.num_rows), *_interval_cells(summary.mean), greedy)
     return table
 
 
-def _caption(report: EvalReport) -> Text:
+def _comparisons(report: EvalReport) -> Table:
+    table = Table(title=f"compared with version {report.labels[0]}")
+    table.add_column("version", no_wrap=True)
+    for name in ("difference", "95 % interval", "wins", "losses", "ties"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for label, comparison in zip(report.labels, report.comparisons, strict=True):
+        if comparison is not None:
+            table.add_row(
+                label,
+                *_interval_cells(comparison.difference, sign="+"),
+                *(str(num) for num in (comparison.wins, comparison.losses, comparison.ties)),
+            )
+    return table
+
+
+def _interval_cells(interval: Interval | None, sign: str = "") -> list[str]:
+    if interval is None:
+        return ["-", "-"]
+    low, high = (f"{value:{sign}.3f}" for value in (interval.low, interval.high))
+    return [f"{interval.mean:{sign}.3f}", f"{low} to {high}"]
+
+
+def _remarks(report: EvalReport) -> Text:
     lines = [
         f"{len(report.unsolved)} rows have no sample with a reward of {report.solved_at:g} or more"
     ]
     if unscored := report.unscored:
-        reasons = Counter(row.reply.reason or "no sample has a reward" for row in unscored)
+        reasons = Counter(row.reason for row in unscored)
         reason, _ = reasons.most_common(1)[0]
         lines.append(f"{len(unscored)} rows have no reward and do not count ({reason})")
     if (rewards := report.rewards) != report.declared_range:

@@ -8,6 +8,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+import aiohttp
 import orjson
 
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
@@ -16,16 +17,22 @@ from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
+from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
-from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 
 TEMPERATURE = 1.0
 """Temperature of all samples except the greedy one. It does not depend on the job, so that
 evaluations under different jobs can be compared."""
+_OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."
+_NOT_SERVED = (
+    "Version {version} is not served any more and has no checkpoint: pause training with "
+    "`fakevllm pause`, or name a version that has a checkpoint."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +69,47 @@ class Evaluator:
         self._link = link
         self._failure_floor = failure_floor
 
-    async def evaluate(self, draft: GroupDraft, num_samples: int, eval_id: str) -> EvaluatedRow:
+    async def load(self, version: int) -> str:
+        """Let the server make a version of the weights available. Return the model's name by which
+        calls are sampled by it. Raises WireError if the server refuses or cannot be reached."""
+        try:
+            reply = await self._link.load_policy(version)
+        except aiohttp.ClientResponseError as error:
+            if error.status in (404, 405):
+                raise bad_request(_OLD_SERVER) from None
+            raise unavailable(f"The server {describe_error(error)}.") from None
+        except NETWORK_ERRORS as error:
+            raise unavailable(f"The server {describe_error(error)}.") from None
+        if not reply.success:
+            raise bad_request(reply.failure_reason)
+        return reply.model
+
+    async def unload(self, version: int) -> None:
+        """Tell the server that a version need not be available any more."""
+        await self._link.unload_policy(version)
+
+    async def evaluate(
+        self, draft: GroupDraft, num_samples: int, eval_id: str, version: int | None = None
+    ) -> EvaluatedRow:
         """Sample the row of `draft` once greedily and `num_samples` times at temperature 1, score
         all samples in one call of the hook, and store them in the ledger.
 
-        If the engine is unavailable, the samples wait for it as an app's request would. A sample
-        that gets no answer has no reward.
+        The row is sampled by the weights `version`, or by those that are served. If the engine is
+        unavailable, the samples wait for it as an app's request would. A sample that gets no answer
+        has no reward. Raises WireError if the version cannot be sampled.
         """
         draft.num_siblings = num_samples + 1
+        served = str(draft.request.body["model"])
+        model = served if version is None else await self.load(version)
         first = await self._version()
         results = await asyncio.gather(
-            *(self._sample(draft.request, index) for index in range(draft.num_siblings))
+            *(self._sample(draft.request, model, index) for index in range(draft.num_siblings))
         )
         last = await self._version()
+        if version is not None:
+            if model == served and (first, last) != (version, version):
+                raise bad_request(_NOT_SERVED.format(version=version))
+            first = last = version
         answered = [result for result in results if result.answer is not None]
         if answered:
             outcome = await score(self._hooks, draft, answered, self._failure_floor)
@@ -93,12 +128,12 @@ class Evaluator:
         status = await self._link.fetch_status()
         return None if status is None else status.weight_version
 
-    async def _sample(self, request: Request, index: int) -> SiblingResult:
+    async def _sample(self, request: Request, model: str, index: int) -> SiblingResult:
         temperature = TEMPERATURE if index > 0 else 0.0
         sibling_limit = self._retry_handler.sibling_limit
 
         async def attempt(request: Request, _: AttemptContext) -> SiblingResult:
-            body = orjson.dumps(request.body | {"temperature": temperature})
+            body = orjson.dumps(request.body | {"temperature": temperature, "model": model})
             with sibling_limit.sampling():
                 path = request.adapter.upstream_path
                 reply = await self._upstream.call(path, body, request.headers)

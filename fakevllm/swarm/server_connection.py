@@ -36,6 +36,8 @@ from fakevllm_adapters.protocol.swarm import (
     EndGroupRequest,
     EngineStatus,
     EngineStatusReply,
+    LoadPolicyReply,
+    LoadPolicyRequest,
     LogReply,
     SuccessReply,
     SyncTrainConfigRequest,
@@ -47,6 +49,9 @@ M = TypeVar("M", bound=BaseModel)
 POLL_EVERY_S = 0.2
 """Seconds between two status requests. The server answers them from memory. `fakevllm replay`
 adapts the rate of its requests to the status."""
+LOAD_TIMEOUT_S = 600.0
+"""Timeout of the request to load a version of the weights, which starts a process that reads the
+checkpoint."""
 LOG_EVERY_S = 1.0
 """Seconds between two requests for the run log while the status stays the same. Nearly every new
 entry of the log changes the status, and a changed status is followed by a request at once."""
@@ -253,6 +258,22 @@ class SwarmLink:
                 "group %s could not be aborted: the server %s", group_id, describe_error(error)
             )
 
+    async def load_policy(self, version: int) -> LoadPolicyReply:
+        """Ask the server to make a version of the weights available for sampling, and return its
+        reply, which says under which model name. Raises one of NETWORK_ERRORS if the request
+        fails."""
+        request = LoadPolicyRequest(version=version)
+        return await self._post("/load_policy", request, LoadPolicyReply, timeout_s=LOAD_TIMEOUT_S)
+
+    async def unload_policy(self, version: int) -> None:
+        """Tell the server that a version need not be available any more. If the request fails, the
+        error is only logged, because the server unloads policies when it needs room."""
+        try:
+            request = LoadPolicyRequest(version=version)
+            await self._post("/unload_policy", request, SuccessReply)
+        except NETWORK_ERRORS as error:
+            log.debug("version %d stays loaded: the server %s", version, describe_error(error))
+
     async def close(self) -> None:
         await self._http.close()
 
@@ -388,10 +409,13 @@ class SwarmLink:
             response.raise_for_status()
             return reply.model_validate_json(await response.read())
 
-    async def _post(self, path: str, request: BaseModel, reply: type[M]) -> M:
+    async def _post(
+        self, path: str, request: BaseModel, reply: type[M], timeout_s: float = CALL_TIMEOUT_S
+    ) -> M:
         body = request.model_dump_json().encode()
         headers = {"Content-Type": "application/json"}
-        async with self._http.post(path, data=body, headers=headers) as response:
+        timeout = aiohttp.ClientTimeout(total=timeout_s)
+        async with self._http.post(path, data=body, headers=headers, timeout=timeout) as response:
             response.raise_for_status()
             return reply.model_validate_json(await response.read())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.e2e.hook_files import write_hooks
 from tests.e2e.ledgers import rows, wait_for_groups
-from tests.e2e.processes import Process, Processes
+from tests.e2e.processes import Process, Processes, wait_until
 from tests.e2e.test_commands import PROXY, assert_mistake, run
 
 pytestmark = pytest.mark.slow
@@ -29,7 +30,8 @@ SAYS = [{"question": f"Row {n}: [[say {n}]]", "answer": str(n % 3)} for n in ran
 @pytest.fixture
 def proxy(tmp_path: Path) -> Generator[Process]:
     hooks = write_hooks(tmp_path / "hooks", HOOK)
-    (tmp_path / "job.toml").write_text("[job]\nbatch_size = 1\nlr = 0.1\n")
+    job = "[job]\nbatch_size = 1\nlr = 2.0\nsave_freq = 4\n"
+    (tmp_path / "job.toml").write_text(job)
     with Processes(tmp_path) as started:
         server = started.server("--backend", "fake")
         flags = ["--config", str(tmp_path / "job.toml"), "--hooks", str(hooks), "--n", "2"]
@@ -64,6 +66,52 @@ def test_a_table_a_json_file_and_an_exit_code_tell_how_good_the_model_is(
     assert tuple(row) == ("served", "eval", report["eval_id"], 3)
     failed = run(tmp_path, *command, "--fail-below", "0.51")
     assert failed.returncode == 1, failed.stderr
+
+
+def test_versions_are_compared_row_by_row(proxy: Process, tmp_path: Path) -> None:
+    task = {"task_id": "t", "main_query": "Say yes.", "metadata": {"answer": "yes."}}
+    registered = httpx.post(f"{proxy.url}/fakevllm/tasks", json={"tasks": [task]})
+    headers = {"Authorization": f"Bearer {registered.json()['keys'][0]}"}
+
+    def train() -> None:
+        body = {"model": "fake", "messages": [{"role": "user", "content": "Say yes."}]}
+        httpx.post(f"{proxy.url}/v1/chat/completions", json=body, headers=headers, timeout=20)
+
+    def versions() -> list[int]:
+        query = "SELECT DISTINCT trained_version FROM groups WHERE trained_version IS NOT NULL"
+        return sorted(row[0] for row in rows(proxy, query))
+
+    def trained_enough() -> bool:
+        train()
+        return len(versions()) >= 8
+
+    wait_until(trained_enough, 60.0, "eight trained groups")
+    file = write_rows(tmp_path, [{"question": f"Row {n}?", "answer": "yes."} for n in range(8)])
+    command = (*PROXY, "eval", "--dataset", str(file), "--url", proxy.url)
+    unknown = run(tmp_path, *command, "--version", "999")
+    assert_mistake(unknown, "Version 999 does not exist")
+    *_, newest = (int(one) for one in unknown.stderr.rpartition("sampled: ")[2][:-2].split(", "))
+    assert newest > 1
+    done = run(
+        tmp_path, *command, "--version", "0", "--version", str(newest), "--json", "eval.json"
+    )
+    assert done.returncode == 0, done.stderr
+    first, last = json.loads((tmp_path / "eval.json").read_text())["versions"]
+    assert (first["version"], last["version"]) == ("0", str(newest))
+    assert (first["greedy"], last["greedy"]) == (0.0, 1.0)
+    assert first["mean"] < last["mean"]
+    compared = last["compared_with_first"]
+    assert compared["wins"] + compared["losses"] + compared["ties"] == 8
+    assert compared["mean"] == pytest.approx(last["mean"] - first["mean"])
+    assert "compared with version 0" in done.stdout
+    evaluated = rows(proxy, "SELECT DISTINCT eval_version FROM groups WHERE kind = 'eval'")
+    assert {row[0] for row in evaluated} == {0, newest}
+    too_many = [part for n in range(5) for part in ("--version", str(n))]
+    assert_mistake(run(tmp_path, *command, *too_many), "up to 4 different versions")
+    for checkpoint in (tmp_path / "server" / "checkpoints").glob("step-*"):
+        shutil.rmtree(checkpoint)
+    assert_mistake(run(tmp_path, *command, "--version", str(newest)), "is gone")
+    assert_mistake(run(tmp_path, *command, "--version", "1"), "has no checkpoint")
 
 
 def test_rows_without_a_reward_do_not_count_and_are_shown(proxy: Process, tmp_path: Path) -> None:

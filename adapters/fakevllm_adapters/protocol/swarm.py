@@ -235,6 +235,19 @@ class SuccessReply(BaseModel):
     failure_reason: str = ""
 
 
+class LoadPolicyRequest(BaseModel):
+    """The request that a version of the weights can be sampled, or need not be sampled any more."""
+
+    version: int = Field(ge=0)
+
+
+class LoadPolicyReply(SuccessReply):
+    """The reply to the request that a version can be sampled."""
+
+    model: str = ""
+    """Model name of calls that are sampled by this version; empty without success."""
+
+
 # --- groups (passive traffic)
 
 

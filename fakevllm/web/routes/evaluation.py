@@ -13,9 +13,12 @@ from pydantic import BaseModel, ValidationError
 from fakevllm.admission.task_index import normalised
 from fakevllm.evaluation.messages import (
     CHECK_PATH,
+    END_PATH,
     ROW_PATH,
     CheckReply,
     CheckRequest,
+    EndReply,
+    EndRequest,
     RowReply,
     RowRequest,
     Sample,
@@ -54,7 +57,27 @@ def router(proxy: ProxyComponents) -> APIRouter:
         except ClientDisconnected:
             return Response()
         trained = await asyncio.to_thread(_trained_rows, proxy, rows.texts)
-        return CheckReply(has_hooks=proxy.evaluator is not None, trained=trained)
+        if proxy.evaluator is None:
+            return CheckReply(has_hooks=False, trained=trained)
+        try:
+            for version in rows.versions:
+                await proxy.evaluator.load(version)
+        except WireError as error:
+            return CheckReply(has_hooks=True, trained=trained, refusal=error.message)
+        return CheckReply(has_hooks=True, trained=trained)
+
+    @routes.post(END_PATH, response_model=EndReply)
+    async def end(request: Request) -> EndReply | Response:
+        try:
+            ended = await _read(proxy, request, EndRequest)
+        except WireError as error:
+            return error_response(error)
+        except ClientDisconnected:
+            return Response()
+        if (evaluator := proxy.evaluator) is not None:
+            for version in ended.versions:
+                await evaluator.unload(version)
+        return EndReply()
 
     @routes.post(ROW_PATH, response_model=RowReply)
     async def evaluate(request: Request) -> RowReply | Response:
@@ -112,7 +135,7 @@ async def _evaluate(proxy: ProxyComponents, row: RowRequest, key: str | None) ->
         fingerprint(key) if key else None,
         received_at=time.time(),
     )
-    return _reply(await proxy.evaluator.evaluate(draft, row.num_samples, row.eval_id))
+    return _reply(await proxy.evaluator.evaluate(draft, row.num_samples, row.eval_id, row.version))
 
 
 def _reply(row: EvaluatedRow) -> RowReply:

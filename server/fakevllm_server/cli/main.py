@@ -25,6 +25,9 @@ app.command()(curves.curves)
 app.command()(runs.runs)
 
 
+ROLLOUT_URL = "rollout_url"
+"""Parameter of `start` that is a list, so that a second URL is noticed. In a configuration file it
+is one text."""
 NOT_IN_CONFIG_FILE = ("config", "until_stdin_closes", "listen_fd")
 """Parameters of `start` that a configuration file cannot set."""
 
@@ -54,16 +57,20 @@ def _load_config_file(context: typer.Context, file: Path | None) -> Path | None:
     """
     if file is None:
         return None
-    from fakevllm_server.config.config_file import flag_types, read_config_file
+    from fakevllm_server.config.config_file import FlagType, flag_types, read_config_file
 
     flags = {
         name: flag_type
         for name, flag_type in flag_types(start).items()
         if name not in NOT_IN_CONFIG_FILE
     }
+    flags[ROLLOUT_URL] = FlagType.TEXT
 
     def load() -> None:
-        context.default_map = read_config_file(file, flags)
+        values = read_config_file(file, flags)
+        if ROLLOUT_URL in values:
+            values[ROLLOUT_URL] = [values[ROLLOUT_URL]]
+        context.default_map = values
 
     run_server_command(load)
     return file
@@ -131,7 +138,8 @@ def start(
         typer.Option(help="Additional argument for a trainer with a process of its own."),
     ] = None,
     rollout_url: Annotated[
-        str | None, typer.Option(help="URL of a running vLLM to use instead of starting one.")
+        list[str] | None,
+        typer.Option(help="URL of a running vLLM to use instead of starting one."),
     ] = None,
     rollout_key_file: Annotated[
         Path | None, typer.Option(help="File with the API key for --rollout-url.")
@@ -170,7 +178,7 @@ def start(
             seed=seed,
             rollout=rollout,
             trainer=trainer,
-            rollout_url=rollout_url,
+            rollout_url=_single_url(rollout_url or []),
             rollout_key=read_key(rollout_key_file),
             weights_dir=weights_dir,
             engine_args=_parts(engine_arg),
@@ -189,6 +197,19 @@ def start(
             raise typer.Exit(130) from None
 
     run_server_command(run)
+
+
+def _single_url(urls: list[str]) -> str | None:
+    """Return the URL of the rollout engine, or None if there is none. Raises ConfigError if there
+    are several."""
+    from fakevllm_runtime.errors import ConfigError
+
+    if len(urls) > 1:
+        raise ConfigError(
+            f"--rollout-url is given {len(urls)} times, and a server drives one vLLM: leave "
+            f"{' and '.join(urls[1:])} out."
+        )
+    return urls[0] if urls else None
 
 
 def _parts(arguments: list[str] | None) -> list[str]:

@@ -36,6 +36,7 @@ from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.loop import TrainLoop
+from fakevllm_server.training.policies import PolicyLoader
 from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
@@ -82,6 +83,8 @@ class ServerState:
     """Whether the log already mentions a call that bypassed the proxy."""
     responses: StoredResponses = field(default_factory=StoredResponses)
     """Responses that the clients of this server process may retrieve."""
+    policies: PolicyLoader | None = None
+    """Loader of earlier versions of the weights, or None while the engine is off."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
@@ -203,6 +206,9 @@ class ServerState:
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         save_freq = job.save_freq
         checkpointer = Checkpointer(backend.trainer, self.run.checkpoints, self.journal, save_freq)
+        self.policies = PolicyLoader(
+            backend, trainer, self.run.checkpoints, self.journal, lambda: self.engine.version
+        )
         self._loop = TrainLoop(
             job,
             self.engine,
@@ -300,7 +306,7 @@ class ServerState:
         loop, task = self._loop, self._loop_task
         if loop is not None and task is not None:
             await loop.stop(task)
-        self._loop = self._loop_task = None
+        self._loop = self._loop_task = self.policies = None
         client, self.engine_client = self.engine_client, None
         if client is not None:
             await _disconnect(client)

@@ -76,6 +76,52 @@ async def test_a_row_is_sampled_scored_recorded_and_not_sent_for_training(tmp_pa
     assert [sibling.reward for sibling in record.siblings] == [1.0, 1.0, 1.0]
 
 
+async def test_a_version_is_sampled_by_the_name_that_the_server_gives_it(tmp_path: Path) -> None:
+    models = {"aliases": ["*"]}  # an alias must not replace the name
+    async with open_client(tmp_path, models=models) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        swarm.answers["/unload_policy"] = {"success": True}
+        check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
+        assert check.json()["refusal"] is None
+        reply = (await client.post("/fakevllm/eval", json=ROW | {"version": 3})).json()
+        assert swarm.bodies["/load_policy"] == {"version": 3}
+        assert swarm.bodies[CHAT]["model"] == "policy-3"
+        assert await proxy.ledger.flush()
+        record = proxy.ledger.group(reply["group_id"])
+        assert (await client.post("/fakevllm/eval/end", json={"versions": [3]})).json() == {}
+        assert swarm.bodies["/unload_policy"] == {"version": 3}
+    assert (reply["first_version"], reply["last_version"]) == (3, 3)
+    assert record is not None and record.eval_version == 3
+
+
+async def test_a_version_that_cannot_be_sampled_is_refused_with_the_servers_words(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/load_policy"] = {"success": False, "failure_reason": "No such version."}
+        check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
+        assert check.json()["refusal"] == "No such version."
+        refused = await client.post("/fakevllm/eval", json=ROW | {"version": 3})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"] == "No such version."
+        swarm.answers["/load_policy"] = 404
+        check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
+        assert "update fakevllm-server" in check.json()["refusal"]
+        assert swarm.calls[CHAT] == 0
+
+
+async def test_a_served_version_without_a_checkpoint_must_stay_served(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "fake"}
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"weight_version": 3})
+        row = ROW | {"version": 3}
+        assert (await client.post("/fakevllm/eval", json=row)).json()["first_version"] == 3
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"weight_version": 4})
+        refused = await client.post("/fakevllm/eval", json=row)
+        assert refused.status_code == 400
+        assert "Version 3 is not served any more" in refused.json()["error"]["message"]
+
+
 async def test_a_row_without_answers_is_a_failed_row_and_not_an_error(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (swarm, proxy, client):
         swarm.answers[CHAT] = {"error": {"message": "too long", "code": 400}}
@@ -116,7 +162,7 @@ async def test_the_check_names_rows_whose_question_or_task_was_trained(tmp_path:
         assert await proxy.ledger.flush()
         texts = {"texts": ["zeroth", "first", "second", "third"]}
         reply = (await client.post("/fakevllm/eval/check", json=texts)).json()
-    assert reply == {"has_hooks": True, "trained": [1, 3]}
+    assert reply == {"has_hooks": True, "trained": [1, 3], "refusal": None}
 
 
 async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
@@ -124,7 +170,7 @@ async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
         check = (await client.post("/fakevllm/eval/check", json={"texts": []})).json()
         refused = await client.post("/fakevllm/eval", json=ROW)
         assert swarm.calls[CHAT] == 0
-    assert check == {"has_hooks": False, "trained": []}
+    assert check == {"has_hooks": False, "trained": [], "refusal": None}
     assert refused.status_code == 400 and "--hooks" in refused.json()["error"]["message"]
 
 

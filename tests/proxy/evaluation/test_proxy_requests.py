@@ -63,12 +63,12 @@ async def test_a_refused_row_ends_the_evaluation_with_one_line(answer: Any, mess
 async def test_a_proxy_that_is_not_there_is_named() -> None:
     async with ProxyRequests("http://127.0.0.1:9", None) as proxy:
         with pytest.raises(ConfigError, match="No fakevllm proxy answers"):
-            await proxy.check(["hi"])
+            await proxy.check(["hi"], [])
 
 
 async def test_the_check_sends_the_texts() -> None:
     async with ScriptedSwarm() as server:
         server.answers[CHECK_PATH] = {"has_hooks": True, "trained": [1]}
         async with ProxyRequests(server.url, None) as proxy:
-            assert (await proxy.check(["a", "b"])).trained == [1]
-        assert server.bodies[CHECK_PATH] == {"texts": ["a", "b"]}
+            assert (await proxy.check(["a", "b"], [0, 3])).trained == [1]
+        assert server.bodies[CHECK_PATH] == {"texts": ["a", "b"], "versions": [0, 3]}

@@ -118,3 +118,22 @@ def test_a_missing_file_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     result = started(tmp_path / "none.yaml")
     assert result.exit_code == 2
     assert "none.yaml cannot be read: No such file" in result.output
+
+
+def test_a_second_rollout_url_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("backend: vllm\nrollout-url: http://127.0.0.1:1\n")
+    urls = ["http://127.0.0.1:2", "http://127.0.0.1:3"]
+    result = started(file, *(part for url in urls for part in ("--rollout-url", url)))
+    assert result.exit_code == 2
+    assert "--rollout-url is given 2 times" in result.stderr
+    assert "leave http://127.0.0.1:3 out" in result.stderr
+
+
+def test_a_rollout_url_in_a_file_is_one_text(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("backend: embedded\nrollout-url: http://127.0.0.1:1\n")
+    result = started(file)
+    assert result.exit_code == 2 and "--rollout-url is for --rollout vllm" in result.stderr
+    file.write_text("backend: vllm\nrollout-url: [http://127.0.0.1:1]\n")
+    assert "must be a text" in started(file).stderr

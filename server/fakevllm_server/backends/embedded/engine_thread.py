@@ -60,7 +60,7 @@ Delivery = tuple[TokenStream, list[Token], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyRequest:
+class PolicyDecodeRequest:
     """A request for a further policy."""
 
     request: DecodeRequest
@@ -78,7 +78,7 @@ class EngineThread:
         # The engine bounds the number of requests before it submits one, and all tasks come from
         # one server.
         self._inbox: queue.SimpleQueue[
-            DecodeRequest | PolicyRequest | tuple[Callable[[], Task], Future[Any]] | None
+            DecodeRequest | PolicyDecodeRequest | tuple[Callable[[], Task], Future[Any]] | None
         ] = queue.SimpleQueue()
         self._tasks: deque[tuple[Callable[[], Task], Future[Any]]] = deque()
         self._task: tuple[Task, Future[Any]] | None = None
@@ -95,7 +95,7 @@ class EngineThread:
         closed."""
         if self._closing:
             raise _shutting_down()
-        self._inbox.put(request if policy is None else PolicyRequest(request, policy))
+        self._inbox.put(request if policy is None else PolicyDecodeRequest(request, policy))
 
     def add_policy(self, name: str, state: SamplingState) -> None:
         """Decode requests for the policy `name` with `state`. Call this method in a task."""
@@ -161,12 +161,12 @@ class EngineThread:
             is_idle = False
             if isinstance(item, DecodeRequest):
                 self.state.scheduler.add(item)
-            elif isinstance(item, PolicyRequest):
+            elif isinstance(item, PolicyDecodeRequest):
                 self._add_to_policy(item)
             elif item is not None:
                 self._tasks.append(item)
 
-    def _add_to_policy(self, item: PolicyRequest) -> None:
+    def _add_to_policy(self, item: PolicyDecodeRequest) -> None:
         state = self._policies.get(item.policy)
         if state is not None:
             state.scheduler.add(item.request)
@@ -224,7 +224,7 @@ class EngineThread:
             item = self._inbox.get_nowait()
             if isinstance(item, DecodeRequest):
                 requests.append(item)
-            elif isinstance(item, PolicyRequest):
+            elif isinstance(item, PolicyDecodeRequest):
                 requests.append(item.request)
             elif item is not None:
                 futures.append(item[1])

@@ -13,10 +13,13 @@ from pydantic import BaseModel
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob, parse_job
 from fakevllm_adapters.job.validation import check_job
+from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
     EngineStatus,
     EngineStatusReply,
+    LoadPolicyReply,
+    LoadPolicyRequest,
     LogReply,
     SuccessReply,
     SyncTrainConfigRequest,
@@ -24,6 +27,8 @@ from fakevllm_adapters.protocol.swarm import (
 from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.run.trained_token_share import run_totals
+from fakevllm_server.training.policies import PolicyRefused
+from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
 from fakevllm_server.web.routes.refusals import StrictRoute
 from fakevllm_server.web.server_state import ServerState
 
@@ -135,6 +140,29 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/stop_engine")
     async def stop_engine() -> SuccessReply:
         await state.stop_engine()
+        return SuccessReply(success=True)
+
+    @routes.post("/load_policy")
+    async def load_policy(request: LoadPolicyRequest) -> LoadPolicyReply:
+        client, loader = state.serving_engine(), state.policies
+        assert loader is not None, "an engine that serves has a loader"
+        try:
+            model = await loader.load(request.version, client.endpoint)
+        except (PolicyRefused, BackendRefused, ActionFailed) as refused:
+            return LoadPolicyReply(success=False, failure_reason=str(refused))
+        except BackendError as failure:
+            log.error("version %d could not be loaded: %s", request.version, failure)
+            raise unavailable(f"Version {request.version} could not be loaded.") from None
+        return LoadPolicyReply(success=True, model=model)
+
+    @routes.post("/unload_policy")
+    async def unload_policy(request: LoadPolicyRequest) -> SuccessReply:
+        state.serving_engine()
+        assert state.policies is not None, "an engine that serves has a loader"
+        try:
+            await state.policies.unload(request.version)
+        except BackendError as failure:
+            return SuccessReply(success=False, failure_reason=str(failure))
         return SuccessReply(success=True)
 
     @routes.post("/pause_claims")

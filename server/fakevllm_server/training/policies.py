@@ -1,0 +1,145 @@
+"""Load earlier versions of the weights beside the served ones, so that they can be sampled.
+
+The weights of a version come from its checkpoint, which a separate trainer process exports as a
+model folder. Version 0 is the model itself. The rollout engine then holds them as the policy
+`policy-N`, a name that never stands for other weights. If the engine is started again, its policies
+are gone, and the next request for a version loads it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from fakevllm_server.backends.http.policies import MAX_POLICIES
+from fakevllm_server.backends.process.child_engine import ChildEngine
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.rows import SavedCheckpoint
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.types.backend import Backend, Endpoint
+from fakevllm_server.types.engine_spec import EngineSpec
+
+log = logging.getLogger("fakevllm.server")
+
+
+class PolicyRefused(Exception):
+    """Error for a version that cannot be sampled. The message says why, and what can be sampled."""
+
+
+class PolicyLoader:
+    """The policies of one backend. Requests are handled one after another."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        trainer: EngineSpec,
+        folders: CheckpointFolders,
+        journal: Journal,
+        served_version: Callable[[], int],
+    ) -> None:
+        """Create the loader. `trainer` is the specification of the backend's trainer, and
+        `served_version` returns the version that the engine serves."""
+        self._backend = backend
+        self._trainer = trainer
+        self._folders = folders
+        self._journal = journal
+        self._served_version = served_version
+        self._lock = asyncio.Lock()
+        self._last_used: list[str] = []
+        """Names of policies, the least recently requested first."""
+
+    async def load(self, version: int, endpoint: Endpoint) -> str:
+        """Return the model's name with which calls are sampled by this version. Load the weights,
+        if the engine does not hold them. If it holds as many policies as it can, the one that was
+        not requested for the longest time is unloaded.
+
+        A served version that cannot be held has the served model's name. Raises PolicyRefused if
+        the version cannot be sampled, and BackendError if an engine fails.
+        """
+        async with self._lock:
+            name = f"policy-{version}"
+            loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
+            if name not in loaded:
+                checkpoint = self._checkpoint_of(version)
+                is_kept = checkpoint is not None and endpoint.holds_policies
+                if version == self._served_version() and not is_kept:
+                    return endpoint.model_name
+                if not endpoint.holds_policies:
+                    raise PolicyRefused(
+                        "The engine holds one set of weights, so only the version that it serves, "
+                        f"{self._served_version()}, can be sampled."
+                    )
+                if checkpoint is None and version != 0:
+                    raise PolicyRefused(self._unknown(version))
+                await self._make_room(list(loaded))
+                await self._load(name, version, checkpoint)
+            self._last_used = [*(each for each in self._last_used if each != name), name]
+            return name
+
+    async def unload(self, version: int) -> None:
+        """Unload the policy of a version, if it is loaded."""
+        async with self._lock:
+            await self._backend.rollout.unload_policy(f"policy-{version}")
+
+    def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
+        known = self._journal.read(reads.checkpoints)
+        return next((saved for saved in known if saved.version == version), None)
+
+    def _unknown(self, version: int) -> str:
+        saved = [str(one.version) for one in self._journal.read(reads.checkpoints)]
+        known = ", ".join(["0", *reversed(saved)])
+        if version > self._served_version():
+            cause = f"does not exist: the newest is {self._served_version()}"
+        else:
+            cause = "has no checkpoint (any more)"
+        return f"Version {version} {cause}. These versions can be sampled: {known}."
+
+    async def _make_room(self, loaded: list[str]) -> None:
+        loaded.sort(key=lambda name: self._rank(name))
+        while len(loaded) >= MAX_POLICIES:
+            await self._backend.rollout.unload_policy(loaded.pop(0))
+
+    def _rank(self, name: str) -> int:
+        return self._last_used.index(name) if name in self._last_used else -1
+
+    async def _load(self, name: str, version: int, checkpoint: SavedCheckpoint | None) -> None:
+        log.info("loading version %d as %s", version, name)
+        source = None
+        if checkpoint is not None:
+            try:
+                source = await asyncio.to_thread(self._folders.find, checkpoint)
+            except OSError as error:
+                raise PolicyRefused(
+                    f"The checkpoint of version {version} is gone: {error}."
+                ) from None
+        elif self._trainer.model is not None and Path(self._trainer.model).is_dir():
+            return await self._backend.rollout.load_policy(name, Path(self._trainer.model), version)
+        folder = await asyncio.to_thread(tempfile.TemporaryDirectory, prefix="fakevllm-policy-")
+        try:
+            model = Path(folder.name).resolve() / "model"
+            await self._export(source, model)
+            await self._backend.rollout.load_policy(name, model, version)
+        finally:
+            await asyncio.to_thread(folder.cleanup)
+
+    async def _export(self, checkpoint: Path | None, to: Path) -> None:
+        """Write the weights of a checkpoint to a model folder, or those of the model itself."""
+        with tempfile.TemporaryDirectory(prefix="fakevllm-") as run_dir:
+            # The trainer of the run keeps its weights and its memory: the export has its own.
+            arguments = ["--device=cpu"] if self._trainer.engine == "embedded" else []
+            spec = replace(
+                self._trainer, run_dir=Path(run_dir), extra_args=arguments, train_only=True
+            )
+            trainer = ChildEngine(spec)
+            try:
+                await trainer.launch()
+                if checkpoint is not None:
+                    await trainer.restore(checkpoint.resolve())
+                await trainer.export(to)
+            finally:
+                await trainer.close()

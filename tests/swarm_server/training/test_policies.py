@@ -1,0 +1,148 @@
+"""Earlier versions of the weights are loaded from their checkpoints, and unloaded for room."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+import pytest_asyncio
+from swarm_server.local_engines import LocalRollout, LocalTrainer
+
+from fakevllm_server.backends.http.policies import MAX_POLICIES
+from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
+from fakevllm_server.journal import row_changes
+from fakevllm_server.journal.rows import SavedCheckpoint
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.training.policies import PolicyLoader, PolicyRefused
+from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.types.engine_spec import EngineSpec
+
+SERVED = 9
+
+
+class LocalLoader(PolicyLoader):
+    """A loader that exports without a process of its own."""
+
+    async def _export(self, checkpoint: Path | None, to: Path) -> None:
+        to.mkdir()
+        theta = {"theta": -1.0}
+        if checkpoint is not None:
+            theta = orjson.loads((checkpoint / "theta.json").read_bytes())
+        (to / "theta.json").write_bytes(orjson.dumps(theta))
+
+
+class Policies:
+    """A loader with a rollout engine and a journal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.rollout = LocalRollout()
+        self.journal = Journal(folder / "journal.sqlite")
+        self.folder = folder / "checkpoints"
+        self.folders = CheckpointFolders(self.folder)
+        self.loader = LocalLoader(
+            TwoProcesses(self.rollout, LocalTrainer(), folder / "weights"),
+            EngineSpec("fake", folder, None, "fake"),
+            self.folders,
+            self.journal,
+            lambda: SERVED,
+        )
+        self.endpoint = Endpoint(None, "http://engine", "fake", 100, holds_policies=True)
+
+    async def save(self, *versions: int) -> None:
+        """Write a checkpoint for each version."""
+        for version in versions:
+
+            async def write(to: Path, theta: float = float(version)) -> None:
+                (to / "theta.json").write_bytes(orjson.dumps({"theta": theta}))
+
+            name, digest = await self.folders.write(version, write)
+            saved = SavedCheckpoint(version, name, version, digest, None)
+            await self.journal.write(row_changes.saved(saved))
+
+    async def load(self, version: int) -> str:
+        return await self.loader.load(version, self.endpoint)
+
+
+@pytest_asyncio.fixture
+async def policies(tmp_path: Path) -> AsyncGenerator[Policies]:
+    policies = Policies(tmp_path)
+    await policies.rollout.launch()
+    yield policies
+    policies.journal.close()
+
+
+async def test_a_version_with_a_checkpoint_and_version_0_get_a_name_of_their_own(
+    policies: Policies,
+) -> None:
+    await policies.save(3)
+    assert [await policies.load(version) for version in (3, 0, 3)] == [
+        "policy-3",
+        "policy-0",
+        "policy-3",
+    ]
+    assert await policies.rollout.policies() == {"policy-3": 3, "policy-0": 0}
+    await policies.loader.unload(3)
+    assert await policies.rollout.policies() == {"policy-0": 0}
+
+
+async def test_the_served_version_without_a_checkpoint_has_the_models_name(
+    policies: Policies,
+) -> None:
+    assert await policies.load(SERVED) == "fake"
+    assert await policies.rollout.policies() == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (4, "Version 4 has no checkpoint .* can be sampled: 0, 3, 6."),
+        (99, "Version 99 does not exist: the newest is 9. .* can be sampled: 0, 3, 6."),
+    ],
+)
+async def test_a_version_that_cannot_be_sampled_is_refused_with_those_that_can(
+    policies: Policies, version: int, message: str
+) -> None:
+    await policies.save(3, 6)
+    with pytest.raises(PolicyRefused, match=message):
+        await policies.load(version)
+
+
+async def test_a_checkpoint_whose_files_are_gone_is_refused(policies: Policies) -> None:
+    await policies.save(3)
+    shutil.rmtree(policies.folder)
+    with pytest.raises(PolicyRefused, match="The checkpoint of version 3 is gone"):
+        await policies.load(3)
+
+
+async def test_an_engine_with_one_set_of_weights_samples_only_the_served_version(
+    policies: Policies,
+) -> None:
+    await policies.save(3, SERVED)
+    policies.endpoint = replace(policies.endpoint, holds_policies=False)
+    with pytest.raises(PolicyRefused, match=r"one set of weights, so only .* 9, can be"):
+        await policies.load(3)
+    assert await policies.load(SERVED) == "fake"
+    assert await policies.rollout.policies() == {}
+
+
+async def test_the_policy_that_was_requested_first_makes_room(policies: Policies) -> None:
+    versions = list(range(1, MAX_POLICIES + 2))
+    await policies.save(*versions)
+    for version in (*versions[:-1], 1, versions[-1]):
+        await policies.load(version)
+    loaded = await policies.rollout.policies()
+    assert set(loaded.values()) == set(versions) - {2}
+
+
+async def test_a_restarted_engine_gets_its_policies_again(policies: Policies) -> None:
+    await policies.save(3)
+    await policies.load(3)
+    await policies.rollout.launch()
+    assert await policies.rollout.policies() == {}
+    assert await policies.load(3) == "policy-3"
+    assert await policies.rollout.policies() == {"policy-3": 3}
