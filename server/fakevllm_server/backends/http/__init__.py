@@ -2,10 +2,12 @@
 
 It has two sets of routes. vLLM's public routes call a TokenEngine (the interface for sampling). The
 control routes, which only the swarm server uses, call a TrainEngine (the interface for training).
+An engine may hold further policies: sets of weights that a call selects by the model's name.
 
     engine_server.py        the process's HTTP server on a Unix socket
     vllm_routes.py          vLLM's public routes
     control_routes.py       `/control/…`: train, publish, save
+    policies.py             further policies, and their names
     preparation.py          threads that parse, check and tokenize requests
     chat_completion.py      one /v1/chat/completions request
     text_completion.py      one /v1/completions request
