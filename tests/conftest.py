@@ -1,4 +1,4 @@
-"""Settings of every test: signals, threads, Hypothesis, the number of workers, and which tests are slow."""
+"""Settings of every test: signals, threads, Hypothesis, workers, and which tests are slow."""
 
 from __future__ import annotations
 
