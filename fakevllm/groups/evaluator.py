@@ -103,7 +103,10 @@ class Evaluator:
         model = served if version is None else await self.load(version)
         first = await self._version()
         results = await asyncio.gather(
-            *(self._sample(draft.request, model, index) for index in range(draft.num_siblings))
+            *(
+                self._sample(draft.request, model, index, version)
+                for index in range(draft.num_siblings)
+            )
         )
         last = await self._version()
         if version is not None:
@@ -128,15 +131,21 @@ class Evaluator:
         status = await self._link.fetch_status()
         return None if status is None else status.weight_version
 
-    async def _sample(self, request: Request, model: str, index: int) -> SiblingResult:
+    async def _sample(
+        self, request: Request, model: str, index: int, version: int | None
+    ) -> SiblingResult:
         temperature = TEMPERATURE if index > 0 else 0.0
         sibling_limit = self._retry_handler.sibling_limit
 
         async def attempt(request: Request, _: AttemptContext) -> SiblingResult:
             body = orjson.dumps(request.body | {"temperature": temperature, "model": model})
+            path = request.adapter.upstream_path
             with sibling_limit.sampling():
-                path = request.adapter.upstream_path
                 reply = await self._upstream.call(path, body, request.headers)
+                if reply.status == 404 and version is not None:
+                    # The engine was started again after the version was loaded.
+                    await self.load(version)
+                    reply = await self._upstream.call(path, body, request.headers)
             result = SiblingResult(index, reply, read_answer(request, reply))
             if (error := result.outage) is not None or (
                 result.is_busy and (error := result.upstream_error) is not None

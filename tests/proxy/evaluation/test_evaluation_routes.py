@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from aiohttp import web
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
@@ -39,14 +40,17 @@ def answer(text: str) -> dict[str, Any]:
 
 @asynccontextmanager
 async def open_client(
-    folder: Path, hook: str | None = HOOK, **sections: dict[str, Any]
+    folder: Path,
+    hook: str | None = HOOK,
+    swarm: ScriptedSwarm | None = None,
+    **sections: dict[str, Any],
 ) -> AsyncGenerator[tuple[ScriptedSwarm, ProxyComponents, httpx.AsyncClient]]:
     flags: dict[str, dict[str, Any]] = {"proxy": {"run_dir": folder / "run"}, **sections}
     if hook is not None:
         (folder / "hooks").mkdir()
         (folder / "hooks" / "on_compute_relative_reward.py").write_text(hook)
         flags["hooks"] = {"path": folder / "hooks"}
-    async with ScriptedSwarm() as swarm:
+    async with swarm or ScriptedSwarm() as swarm:
         swarm.answers[CHAT] = answer("It is 7.")
         async with open_proxy(load(None, flags | {"swarm": {"url": swarm.url}})) as proxy:
             await until(lambda: proxy.link.model is not None)
@@ -92,6 +96,23 @@ async def test_a_version_is_sampled_by_the_name_that_the_server_gives_it(tmp_pat
         assert swarm.bodies["/unload_policy"] == {"version": 3}
     assert (reply["first_version"], reply["last_version"]) == (3, 3)
     assert record is not None and record.eval_version == 3
+
+
+class RestartedSwarm(ScriptedSwarm):
+    """A server whose engine loses its policies after the version was loaded."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        is_lost = request.path == CHAT and self.calls["/load_policy"] < 2
+        return web.json_response({"error": {}}, status=404) if is_lost else response
+
+
+async def test_a_version_that_the_engine_has_lost_is_loaded_again(tmp_path: Path) -> None:
+    async with open_client(tmp_path, swarm=RestartedSwarm()) as (swarm, _, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        reply = (await client.post("/fakevllm/eval", json=ROW | {"version": 3})).json()
+    assert reply["reason"] is None
+    assert [sample["reward"] for sample in (reply["greedy"], *reply["samples"])] == [1.0] * 3
 
 
 async def test_a_version_that_cannot_be_sampled_is_refused_with_the_servers_words(
