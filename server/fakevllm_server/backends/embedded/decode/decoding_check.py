@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill, cache_shape
+from fakevllm_server.backends.embedded.decode.decoder import Decoder, cache_shape
 from fakevllm_server.backends.embedded.decode.fused_forward import is_fusible
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
@@ -91,7 +91,7 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int, *, may_fuse: b
 
 def _join(decoder: Decoder, model: PreTrainedModel, ids: list[int]) -> None:
     request = DecodeRequest(list(ids), 1, Sampling(), random.Random(0), stream=None)
-    prefill = Prefill(model, {request.prefix_key: ids[:-1]})
+    prefill = decoder.start_prefill({request.prefix_key: ids[:-1]})
     while not prefill.advance(max_tokens=2):
         pass
-    decoder.join(request, prefill.result()[request.prefix_key])
+    decoder.join([request], [prefill.result()[request.prefix_key]])
