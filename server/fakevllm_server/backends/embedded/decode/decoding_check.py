@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.decoder import Decoder, cache_shape
+from fakevllm_server.backends.embedded.decode.decoder import (
+    MIN_SHARED_TOKENS,
+    Decoder,
+    cache_shape,
+)
 from fakevllm_server.backends.embedded.decode.fused_forward import is_fusible
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
@@ -24,7 +28,8 @@ a deep model, and far below the effect of a wrong position or mask."""
 
 def check_decoding(model: PreTrainedModel, max_model_len: int) -> bool:
     """Check that batched decoding gives the same logits as plain forward passes of the model. The
-    check decodes two rows of different lengths, of which the second joins the batch one step later.
+    check decodes two rows of different lengths, of which the second joins the batch one step later,
+    and then two rows that share a prompt.
 
     Return whether the fused forward pass may be used. If only this pass fails or gives other
     logits, the model is decoded with its own forward pass. Raises BackendError if that is wrong
@@ -66,32 +71,38 @@ def _worst_difference(model: PreTrainedModel, max_model_len: int, *, may_fuse: b
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size
-    first, second = (
-        [rng.randrange(vocab_size) for _ in range(min(length, max_model_len))] for length in (9, 6)
+    first, second, long = (
+        [rng.randrange(vocab_size) for _ in range(min(length, max_model_len - left))]
+        for length, left in ((6, 3), (4, 2), (MIN_SHARED_TOKENS + 1, 1))
     )
+    joining = {0: [first], 1: [second], 2: [long, list(long)]}
     cache = KvCache(
-        cache_shape(model), max_rows=2, max_length=max_model_len, max_cells=2 * max_model_len
+        cache_shape(model), max_rows=4, max_length=max_model_len, max_cells=4 * max_model_len
     )
     decoder = Decoder(model, cache, frozenset(), may_fuse=may_fuse)
     worst = 0.0
-    _join(decoder, model, first[:-3])
-    for step in range(3):
-        if step == 1:
-            _join(decoder, model, second[:-2])
+    for step in range(4):
+        if step in joining:
+            _join(decoder, joining[step])
         logits = decoder.logits().float()
-        for index, (row, ids) in enumerate(zip(decoder.rows, (first, second), strict=False)):
+        for index, row in enumerate(decoder.rows):
             inputs = torch.tensor([row.ids], device=model.device)
             plain = network(input_ids=inputs, use_cache=False).logits[0, -1].float()
             difference = (logits[index] - plain).abs().max() / (plain.abs().max() + 1e-6)
             is_nan = bool(difference != difference)
             worst = float("inf") if is_nan else max(worst, difference.item())
-            row.ids.append(ids[len(row.ids)] if len(row.ids) < len(ids) else 0)
+            row.ids.append(rng.randrange(vocab_size))
     return worst
 
 
-def _join(decoder: Decoder, model: PreTrainedModel, ids: list[int]) -> None:
-    request = DecodeRequest(list(ids), 1, Sampling(), random.Random(0), stream=None)
-    prefill = decoder.start_prefill({request.prefix_key: ids[:-1]})
-    while not prefill.advance(max_tokens=2):
+def _join(decoder: Decoder, prompts: list[list[int]]) -> None:
+    """Prefill equal prompts, and add them to the batch."""
+    requests = [DecodeRequest(ids, 1, Sampling(), random.Random(0), stream=None) for ids in prompts]
+    key, prefix = requests[0].prefix_key, requests[0].prefix
+    if not prefix:
+        decoder.join(requests, [])
+        return
+    prefill = decoder.start_prefill({key: prefix})
+    while not prefill.advance(max_tokens=max(2, len(prefix) // 2)):
         pass
-    decoder.join([request], [prefill.result()[request.prefix_key]])
+    decoder.join(requests, [prefill.result()[key]])

@@ -159,8 +159,10 @@ class FusedForward:
             return shared_attention.attend(
                 queries, *own, mask, cache.shared_rows, index, self._scaling
             )
+        # Query heads that share a key head are seen as several tokens, so that it is read once.
+        grouped = queries.reshape(len(queries), self._num_kv_heads, -1, self._head_dim)
         return functional.scaled_dot_product_attention(
-            queries[:, :, None], *own, attn_mask=mask, scale=self._scaling, enable_gqa=True
+            grouped, *own, attn_mask=mask, scale=self._scaling
         )
 
     def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
