@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from fakevllm_server.backends.embedded.decode.cuda_graphs import GraphedForward
+from fakevllm_server.backends.embedded.decode.forward_choice import ForwardChoice
 from fakevllm_server.backends.embedded.decode.fused_forward import FusedForward, fused_forward
 from fakevllm_server.backends.embedded.decode.kv_cache import (
     CachedPrefix,
@@ -45,14 +47,12 @@ class Decoder:
         model: PreTrainedModel,
         cache: KvCache,
         eos_ids: frozenset[int],
-        *,
-        may_fuse: bool = True,
+        forward: ForwardChoice = ForwardChoice(),
     ) -> None:
-        """Create a decoder. `may_fuse` allows the fused forward pass, for models that have one."""
         self.rows: list[DecodeRequest] = []
         self.cache = cache
         self._eos_ids = eos_ids
-        self._may_fuse = may_fuse
+        self._forward = forward
         self._sampling: SamplingRows | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
         self._processors: list[tuple[int, LogitsProcessor]] = []
@@ -63,7 +63,10 @@ class Decoder:
     def use_model(self, model: PreTrainedModel) -> None:
         """Decode with another model object. Its cached keys and values have the same shape."""
         self._model: Any = model
-        self._fused = fused_forward(model) if self._may_fuse else None
+        self._fused = fused_forward(model) if self._forward.is_fused else None
+        self._step: FusedForward | GraphedForward | None = self._fused
+        if self._fused is not None and self._forward.new_graph is not None:
+            self._step = GraphedForward(self._fused, self.cache.max_length, self._forward.new_graph)
 
     def start_prefill(
         self, prompts: dict[bytes, list[int]], known: Sequence[Sequence[CachedPrefix]] = ()
@@ -115,8 +118,8 @@ class Decoder:
         in the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
-        if self._fused is not None:
-            return self._fused.logits(ids, positions, self.cache)
+        if self._step is not None:
+            return self._step.logits(ids, positions, self.cache)
         output = self._model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],

@@ -13,8 +13,9 @@ in copies. This forward pass
 The weights stay parameters of the model under their own names: each is a view of a part of a joined
 matrix. Weights that are copied into the model in place are therefore in use at once.
 
-The module is for float32 on a CPU. Every other model is decoded with its own forward pass. The
-check at start-up (`decoding_check`) compares whichever is used with the model itself.
+The module is for float32 on a CPU, and for CUDA, where it has not been run yet. Every other model
+is decoded with its own forward pass. The check at start-up (`decoding_check`) compares whichever is
+used with the model itself.
 """
 
 from __future__ import annotations
@@ -100,10 +101,14 @@ class FusedForward:
         head dim] each."""
         num_prompts, num_tokens = ids.shape
         end = begin + num_tokens
-        positions = torch.arange(begin, end).repeat(num_prompts)
+        positions = torch.arange(begin, end, device=ids.device).repeat(num_prompts)
         angles = self._angles(positions, end)
         # Without a mask, torch skips the half that is hidden. It assumes that no token was before.
-        mask = torch.ones(num_tokens, end, dtype=torch.bool).tril_(begin) if begin else None
+        mask = (
+            torch.ones(num_tokens, end, dtype=torch.bool, device=ids.device).tril_(begin)
+            if begin
+            else None
+        )
         hidden = functional.embedding(ids.flatten(), self._embedding)
         for index, layer in enumerate(self._layers):
             projected = self._project(layer, hidden, angles)
@@ -176,16 +181,22 @@ class FusedForward:
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, weight.shape, weight, self._eps)
 
+    def reserve_angles(self, length: int) -> None:
+        """Compute the rotary angles of the positions below `length`, if they are not known yet."""
+        if length <= len(self._cos):
+            return
+        length = max(MIN_ANGLES, 1 << (length - 1).bit_length())
+        # The model's own module computes the angles, so that its settings hold.
+        positions = torch.arange(length, device=self._embedding.device)
+        cos, sin = self._network.rotary_emb(self._embedding, positions[None])
+        half = self._head_dim // 2
+        self._cos = cos[0]
+        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+
     def _angles(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each.
-        `length` is more than the largest position."""
-        if length > len(self._cos):
-            length = max(MIN_ANGLES, 1 << (length - 1).bit_length())
-            # The model's own module computes the angles, so that its settings hold.
-            cos, sin = self._network.rotary_emb(self._embedding, torch.arange(length)[None])
-            half = self._head_dim // 2
-            self._cos = cos[0]
-            self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length` is
+        more than the largest position."""
+        self.reserve_angles(length)
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
     def _fuse(self, layer: Any) -> _Layer:
@@ -217,9 +228,13 @@ def fused_forward(model: PreTrainedModel) -> FusedForward | None:
 def is_fusible(model: PreTrainedModel) -> bool:
     """Return whether the model has a fused forward pass."""
     config: Any = model.config
-    if type(model).__name__ not in FUSED_MODELS or model.device.type != "cpu":
+    if type(model).__name__ not in FUSED_MODELS or adapters_of(model):
         return False
-    if {model.dtype, autocast.compute_dtype(model)} != {torch.float32} or adapters_of(model):
+    dtypes = {model.dtype, autocast.compute_dtype(model)}
+    if model.device.type == "cpu":
+        if dtypes != {torch.float32}:
+            return False
+    elif model.device.type != "cuda" or len(dtypes) > 1:
         return False
     # A wrapped forward pass computes something else, such as in another dtype.
     if any("forward" in vars(module) for module in model.modules()):

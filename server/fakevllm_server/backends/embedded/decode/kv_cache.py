@@ -96,13 +96,24 @@ class KvCache(Cache):
     """A KV cache of up to `max_rows` rows (running requests) with up to `max_length` tokens each.
     Its buffers grow by doubling."""
 
-    def __init__(self, shape: CacheShape, max_rows: int, max_length: int, max_cells: int) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        max_rows: int,
+        max_length: int,
+        max_cells: int,
+        *,
+        has_static_width: bool = False,
+    ) -> None:
+        """Create an empty cache. With `has_static_width`, attention reads the buffers to their end,
+        so that its shapes change only when the buffers grow."""
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
         self.shape = shape
         self.max_rows = max_rows
         self.max_length = max_length
         self.max_cells = max_cells
         """Maximum number of rows times positions. A single row may exceed this maximum."""
+        self._has_static_width = has_static_width
         self.num_rows = 0
         self.width = 0
         self.length = 0
@@ -182,7 +193,9 @@ class KvCache(Cache):
         self.length = max(positions) + 1
         longest = max(own) + 1
         self.reserve(self.num_rows, longest)
-        self.width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, self.keys.shape[3])
+        capacity = self.keys.shape[3]
+        rounded = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, capacity)
+        self.width = capacity if self._has_static_width else rounded
         device = self.shape.device
         self.own_positions = torch.tensor(own, device=device)
         heads = (

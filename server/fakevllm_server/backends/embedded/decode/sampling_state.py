@@ -15,6 +15,7 @@ from functools import partial
 from transformers import PreTrainedModel
 
 from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill
+from fakevllm_server.backends.embedded.decode.forward_choice import ForwardChoice
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
@@ -42,12 +43,11 @@ class SamplingState:
         cache: KvCache,
         eos_ids: frozenset[int],
         prefixes: PrefixCache | None = None,
-        *,
-        may_fuse: bool = True,
+        forward: ForwardChoice = ForwardChoice(),
     ) -> None:
         self.model = model
         self.version = 0
-        self.decoder = Decoder(model, cache, eos_ids, may_fuse=may_fuse)
+        self.decoder = Decoder(model, cache, eos_ids, forward)
         self.scheduler = Scheduler(cache.max_rows, MAX_PREFILL_TOKENS)
         self.prefixes = prefixes or PrefixCache(MAX_PREFIX_TOKENS)
         self._prefill: Prefill | None = None
