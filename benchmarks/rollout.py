@@ -3,8 +3,8 @@
     python -m benchmarks.rollout [--engines embedded,vllm] [--threads 1,2] [--groups 8] [--write]
 
 A group is 8 completions of 64 tokens each for one prompt of about 512 tokens. Four groups are
-sampled at a time. Each engine is called in two ways, in turns, so that both run under the same
-conditions:
+sampled at a time. All engines run at once, and take turns in each round, so that they have the same
+conditions. Each is called in two ways:
 
 * directly: 8 plain requests to the engine's own socket, without token ids and logprobs
 * through: one request of an app to the proxy, which is fanned out, captured, scored by a hook, and
@@ -27,7 +27,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,7 @@ COMPLETION_TOKENS = 64
 PROMPT_SUMS = 46
 """Number of lines of a prompt, which make about 512 tokens of the demo's tokenizer."""
 CONCURRENT_GROUPS = 4
-ROUNDS = 3
+ROUNDS = 5
 START_TIMEOUT_S = 240.0
 MAX_MODEL_LEN = 1024
 
@@ -86,16 +88,15 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     text = conditions()
-    samples: dict[Way, Sample] = {}
-    with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder, ExitStack() as stack:
         model = make_model(Path(folder) / "model")
+        engines: dict[tuple[str, str], tuple[Process, Path]] = {}
         for engine, threads in itertools.product(args.engines.split(","), args.threads.split(",")):
             # vLLM has no flag for it.
             os.environ["OMP_NUM_THREADS"] = threads
-            with Processes(Path(folder) / f"{engine}-{threads}") as started:
-                proxy, socket = _start(started, engine, threads, model)
-                measured = asyncio.run(_measure(engine, proxy, socket, args.groups))
-            samples |= {(engine, threads, way): sample for way, sample in measured.items()}
+            started = stack.enter_context(Processes(Path(folder) / f"{engine}-{threads}"))
+            engines[engine, threads] = _start(started, engine, threads, model)
+        samples = asyncio.run(_measure(engines, args.groups))
     header, rows = _table(samples)
     table = Table(*header, title="rollout engines, directly and through proxy and server")
     for row in rows:
@@ -153,19 +154,20 @@ def _start(started: Processes, engine: str, threads: str, model: Path) -> tuple[
     return proxy.wait_until_healthy(START_TIMEOUT_S), next(server.folder.glob("engine-*.sock"))
 
 
-async def _measure(engine: str, proxy: Process, socket: Path, num_groups: int) -> dict[str, Sample]:
-    samples = {way: Sample() for way in ("directly", "through")}
+async def _measure(
+    engines: dict[tuple[str, str], tuple[Process, Path]], num_groups: int
+) -> dict[Way, Sample]:
     texts = prompts()
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket), limit=0)) as direct,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as app,
-    ):
-        ways: dict[str, SampleGroup] = {
-            "directly": lambda prompt: _sample_directly(direct, prompt),
-            "through": lambda prompt: _sample_through_proxy(app, proxy.url, prompt),
-        }
+    ways: dict[Way, SampleGroup] = {}
+    async with AsyncExitStack() as stack:
+        app = await _session(stack, aiohttp.TCPConnector(limit=0))
+        for (engine, threads), (proxy, socket) in engines.items():
+            direct = await _session(stack, aiohttp.UnixConnector(str(socket), limit=0))
+            ways[engine, threads, "directly"] = partial(_sample_directly, direct)
+            ways[engine, threads, "through"] = partial(_sample_through_proxy, app, proxy.url)
+        samples = {way: Sample() for way in ways}
         with Progress() as progress:
-            bar = progress.add_task(engine, total=(ROUNDS + 1) * len(ways) * num_groups)
+            bar = progress.add_task("rounds", total=(ROUNDS + 1) * len(ways) * num_groups)
             for round_ in range(ROUNDS + 1):
                 for way, sample_group in ways.items():
                     sample = await _run_round(
@@ -175,6 +177,12 @@ async def _measure(engine: str, proxy: Process, socket: Path, num_groups: int) -
                         samples[way].rates += sample.rates
                         samples[way].latencies_s += sample.latencies_s
     return samples
+
+
+async def _session(
+    stack: AsyncExitStack, connector: aiohttp.BaseConnector
+) -> aiohttp.ClientSession:
+    return await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
 
 
 async def _run_round(
