@@ -71,8 +71,7 @@ class _Recorded(NamedTuple):
 
 
 class GraphedForward:
-    """A fused forward pass of one token per row, by graphs. Rows that share a prompt are decoded
-    without graphs, because their attention has too many different shapes."""
+    """A fused forward pass of one token per row, by graphs. No rows may share a prompt."""
 
     def __init__(self, fused: FusedForward, max_length: int, new_graph: GraphMaker) -> None:
         self._fused = fused
@@ -83,8 +82,7 @@ class GraphedForward:
 
     def logits(self, ids: Tensor, positions: Tensor, cache: KvCache) -> Tensor:
         """Do what `FusedForward.logits` does."""
-        if cache.shared_rows:
-            return self._fused.logits(ids, positions, cache)
+        assert not cache.shared_rows, "a graph has fixed shapes"
         inputs = (ids, positions, cache.own_positions, cache.cells)
         # A graph is right for a buffer if its kernels find this buffer where they expect it.
         addresses = cache.keys.data_ptr(), cache.values.data_ptr()

@@ -65,8 +65,11 @@ class Decoder:
         self._model: Any = model
         self._fused = fused_forward(model) if self._forward.is_fused else None
         self._step: FusedForward | GraphedForward | None = self._fused
-        if self._fused is not None and self._forward.new_graph is not None:
-            self._step = GraphedForward(self._fused, self.cache.max_length, self._forward.new_graph)
+        new_graph = self._forward.new_graph
+        # A graph has fixed shapes, and prompts that are shared have many.
+        self._can_share = self._fused is not None and new_graph is None
+        if self._fused is not None and new_graph is not None:
+            self._step = GraphedForward(self._fused, self.cache.max_length, new_graph)
 
     def start_prefill(
         self, prompts: dict[bytes, list[int]], known: Sequence[Sequence[CachedPrefix]] = ()
@@ -80,7 +83,7 @@ class Decoder:
         num_tokens = sum(part.num_tokens for part in parts)
         assert all(num_tokens == len(one.ids) - 1 for one in requests), "one id is left"
         shared = None
-        if self._fused is not None and num_tokens >= MIN_SHARED_TOKENS:
+        if self._can_share and num_tokens >= MIN_SHARED_TOKENS:
             key = requests[0].prefix_key
             shared = self.cache.shared_prefix(key)
             if shared is None and len(requests) > 1:
