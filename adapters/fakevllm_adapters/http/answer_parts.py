@@ -11,6 +11,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from fakevllm_adapters.http.asgi import Headers
 
 PART_HEADER = b"x-fakevllm-sibling"
 MEDIA_TYPE = "multipart/mixed"
+_OWN_BOUNDARY = secrets.token_hex(8)
+"""Boundary of this process's responses. It is the same in all of them, because aiohttp parses a
+content type slowly and remembers the last ones."""
 _BOUNDARY = re.compile(r'boundary="?([^";]+)')
 _LENGTH = b"content-length"
 _HEAD_END = b"\r\n\r\n"
@@ -36,9 +40,9 @@ class AnswerPart:
 
 
 class PartEncoder:
-    """The writer of one response with several answers. `boundary` is a random text."""
+    """The writer of one response with several answers."""
 
-    def __init__(self, boundary: str) -> None:
+    def __init__(self, boundary: str = _OWN_BOUNDARY) -> None:
         self._boundary = boundary.encode("latin-1")
 
     @property
