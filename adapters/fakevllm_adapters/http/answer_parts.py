@@ -85,7 +85,11 @@ class PartDecoder:
         """Number of bytes below which the first part cannot be complete."""
 
     def feed(self, chunk: bytes) -> list[AnswerPart]:
-        """Return the parts that the new chunk completes. Raises ValueError for a malformed part."""
+        """Return the parts that the new chunk completes.
+
+        Raises ValueError for a malformed part. If there are complete parts before it, they are
+        returned, and the error is raised when `feed` is called again.
+        """
         self._chunks.append(chunk)
         self._num_bytes += len(chunk)
         if self._num_bytes < self._num_needed:
@@ -93,9 +97,13 @@ class PartDecoder:
         buffer = b"".join(self._chunks)
         parts: list[AnswerPart] = []
         at = 0
-        while (split := self._next_part(buffer, at)) is not None:
-            part, at = split
-            parts.append(part)
+        try:
+            while (split := self._next_part(buffer, at)) is not None:
+                part, at = split
+                parts.append(part)
+        except ValueError:
+            if not parts:
+                raise
         self._chunks, self._num_bytes = [buffer[at:]], len(buffer) - at
         self._num_needed = max(0, self._num_needed - at)
         return parts
