@@ -39,8 +39,10 @@ docs:
 
 # run the tests marked `live` and `long`, and the long benchmarks
 long:
-    .ci/live
-    pytest -n 0 -m long
+    .ci/live -m live
+    pytest -n 0 -m 'long and not live and not clients and not real'
+    .ci/clients .venv-clients -m clients tests/clients/test_faults.py
+    .ci/real .venv-real -m 'real and long'
     python -m benchmarks.forest
     python -m benchmarks.opencode_sessions --seeds 1
     python -m benchmarks.mixed_traffic

@@ -127,3 +127,6 @@ PROGRAMS: dict[str, Client] = {
         _claude_code, True, LIMIT_S, reports_status=False, max_requests=6, max_when_refused=3
     ),
 }
+
+AGENTS = ("opencode", "Codex", "Claude Code")
+"""Command-line agents, which take seconds to start."""

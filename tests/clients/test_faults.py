@@ -4,7 +4,8 @@ Each client must get an answer with a valid finish reason, or one error. It must
 and no request may be lost. Two proxies, with one sibling and with four, are in front of a faulty
 swarm server. The timeouts of proxies and clients are shortened. The clients of OpenAI and Anthropic
 meet each fault at both proxies. Other libraries and the programs meet each fault at one of the two
-proxies, in alternation.
+proxies, in alternation. Agents take seconds to start: each fault is met by one of them, in turns,
+and by all of them in the tests marked `long`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.clients.fault_cases import CLIENTS, NUM_SIBLINGS, Case, CaseResult, C
 from tests.clients.faults import FAULTS, SAME_ID, TEXT, TOOL_FAULTS, TROUBLE, WELL
 from tests.clients.faulty_swarm import FaultySwarm
 from tests.clients.library_clients import WITH_TOOLS
+from tests.clients.program_clients import AGENTS
 from tests.clients.sessions import SESSION
 from tests.e2e.hook_files import PREFER_YES, write_hooks
 from tests.e2e.processes import Process, Processes, free_port
@@ -41,7 +43,7 @@ NOT_APPLICABLE = {
 
 
 def all_cases() -> list[Any]:
-    cases: list[Case] = []
+    cases: list[Any] = []
     for at, (name, client) in enumerate(CLIENTS.items()):
         for turn, (fault_name, fault) in enumerate(FAULTS.items()):
             if fault.play(client.streamed) is None:
@@ -50,16 +52,19 @@ def all_cases() -> list[Any]:
             is_failing = fault.expected_outcome(client.streamed) != WELL
             failing = 2 if client.retries_forever and is_failing else None
             cases += [
-                Case(name, fault_name, number, failing)
+                pytest.param(Case(name, fault_name, number, failing), marks=marks_of(name, turn))
                 for number in (NUM_SIBLINGS if client.is_official else [alternating])
             ]
-    return [pytest.param(case, marks=marks_of(case)) for case in cases]
+    return cases
 
 
-def marks_of(case: Case) -> list[pytest.MarkDecorator]:
-    reason = NOT_APPLICABLE.get((case.client, case.fault))
+def marks_of(client: str, turn: int) -> list[pytest.MarkDecorator]:
+    """Return the marks of a client's case with the fault that has this place in the table."""
+    reason = NOT_APPLICABLE.get((client, list(FAULTS)[turn]))
     if reason is not None:
         return [pytest.mark.skip(reason)]
+    if client in AGENTS and AGENTS.index(client) != turn % len(AGENTS):
+        return [pytest.mark.long]
     return []
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,17 +97,17 @@ async def test_a_restored_trainer_takes_the_same_next_step(trainer: Subject) -> 
 
 
 @pytest.mark.parametrize(
-    "calls",
+    "sample",
     [
-        pytest.param(on_policy_calls(), id="alike"),
-        pytest.param(on_policy_calls(mixed=True), id="temperatures-and-weights"),
+        pytest.param(on_policy_calls, id="alike"),
+        pytest.param(partial(on_policy_calls, mixed=True), id="temperatures-and-weights"),
     ],
 )
 async def test_calls_sampled_by_the_model_itself_are_on_policy(
-    trainer: Subject, calls: list[Call]
+    trainer: Subject, sample: Callable[[], list[Call]]
 ) -> None:
     trainer.needs("arithmetic")
-    metrics = await trainer.step(calls)
+    metrics = await trainer.step(sample())
 
     assert abs(metrics["ppo_kl"]) < 1e-5 and abs(metrics["approx_kl"]) < 1e-5
     assert metrics["prob_diff_max"] < 1e-6
@@ -115,30 +116,35 @@ async def test_calls_sampled_by_the_model_itself_are_on_policy(
 
 
 @pytest.mark.parametrize(
-    ("calls", "settings"),
+    ("sample", "settings"),
     [
-        pytest.param(on_policy_calls(), {}, id="plain"),
-        pytest.param(on_policy_calls(mixed=True), {}, id="temperatures-and-weights"),
-        pytest.param(stale(on_policy_calls(mixed=True)), {"ppo_epochs": 3}, id="stale-epochs"),
+        pytest.param(on_policy_calls, {}, id="plain"),
+        pytest.param(partial(on_policy_calls, mixed=True), {}, id="temperatures-and-weights"),
         pytest.param(
-            with_token_advantages(stale(on_policy_calls())),
+            lambda: stale(on_policy_calls(mixed=True)), {"ppo_epochs": 3}, id="stale-epochs"
+        ),
+        pytest.param(
+            lambda: with_token_advantages(stale(on_policy_calls())),
             {"ppo_epochs": 2},
             id="token-advantages",
         ),
-        pytest.param(on_policy_calls(9), {"micro_batch_tokens": 20}, id="small-pieces"),
+        pytest.param(partial(on_policy_calls, 9), {"micro_batch_tokens": 20}, id="small-pieces"),
         pytest.param(
-            stale(on_policy_calls(mixed=True)), {"kl_loss_coef": 2.0, "ppo_epochs": 2}, id="kl"
+            lambda: stale(on_policy_calls(mixed=True)),
+            {"kl_loss_coef": 2.0, "ppo_epochs": 2},
+            id="kl",
         ),
         pytest.param(
-            stale(on_policy_calls(3)),
+            lambda: stale(on_policy_calls(3)),
             {"grad_clip": 0.01, "weight_decay": 0.1, "clip_ratio_high": 0.05, "clip_ratio_c": 1.2},
             id="clipped-and-decayed",
         ),
     ],
 )
 async def test_all_trainers_make_the_same_step(
-    trainer: Subject, calls: list[Call], settings: dict[str, float]
+    trainer: Subject, sample: Callable[[], list[Call]], settings: dict[str, float]
 ) -> None:
+    calls = sample()
     trainer.needs("arithmetic")
     job = TrainJob.model_validate(JOB.model_dump() | settings)
     reference = Reference(job)
@@ -371,6 +377,7 @@ async def test_a_killed_verl_trainer_leaves_no_process_behind(two_ranks: Subject
 
 
 @pytest.mark.real
+@pytest.mark.long
 async def test_a_verl_trainer_whose_worker_is_killed_continues_from_its_checkpoint(
     tmp_path: Path,
 ) -> None:

@@ -13,7 +13,7 @@ from benchmarks.gsm8k_format import DATA, EPOCHS, NUM_FITTING, TOO_LONG, Gsm8kRu
 
 pytestmark = [
     pytest.mark.live,
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.timeout(400),
     pytest.mark.skipif(not DATA.exists(), reason=f"the dataset {DATA} is missing"),
 ]

@@ -30,40 +30,59 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 READY_TIMEOUT_S = 240.0
 NUM_CLIENTS = 8
-STEPS = 40
+FEW_STEPS = 10
+MANY_STEPS = 40
+"""Steps after which the reward has risen."""
 PARENT = 1
 """Index of the parent's id among the fields that fakevllm_server.backends.process.procfs reads."""
 
 
 @pytest.mark.timeout(500)
+def test_with_vllm_every_variant_of_requests_is_trained_with_exact_tokens(tmp_path: Path) -> None:
+    means = train(tmp_path, FEW_STEPS)
+    assert len(means) == FEW_STEPS
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_with_vllm_the_reward_rises_with_every_variant_of_requests(tmp_path: Path) -> None:
+    means = train(tmp_path, MANY_STEPS)
+    assert mean(means[-8:]) - mean(means[:4]) >= 0.2
+
+
+def train(tmp_path: Path, num_steps: int) -> list[float]:
+    """Train so many steps on the demo's questions, beside requests of every variant.
+
+    The result is the mean reward of each step.
+    """
     with Processes(tmp_path) as started:
         config = tmp_path / "fakevllm.toml"
         config.write_text(
             "[job]\nbatch_size = 8\nnum_repeat = 8\nlr = 4e-4\nppo_epochs = 2\n"
-            f"total_training_steps = {STEPS}\n"
+            f"total_training_steps = {num_steps}\n"
         )
         server = started.server("--rollout", "vllm", "--trainer", "embedded", "--model", "demo")
         hooks = write_hook(tmp_path / "hooks", SUMS_HOOK)
         proxy = started.proxy(server, "--config", str(config), "--hooks", hooks, wait=False)
         proxy.wait_until_healthy(READY_TIMEOUT_S)
-        asyncio.run(play_until_trained(proxy, server))
+        asyncio.run(play_until_trained(proxy, server, num_steps))
         steps = [entry for entry in read_log_entries(server.folder) if entry["kind"] == "step"]
         untrainable = rows(proxy, "select count(*) as n from calls where untrainable is not null")
         print("calls that could not be trained:", untrainable[0]["n"])
     means = [entry["metrics"]["reward_mean"] for entry in steps]
     print(" ".join(f"{value:.2f}" for value in means))
-    assert [entry["step"] for entry in steps] == list(range(1, STEPS + 1))
-    assert mean(means[-8:]) - mean(means[:4]) >= 0.2
+    assert [entry["step"] for entry in steps] == list(range(1, num_steps + 1))
+    assert {entry["metrics"]["token_fidelity"] for entry in steps} == {1.0}
+    return means
 
 
-async def play_until_trained(proxy: Process, server: Process) -> None:
+async def play_until_trained(proxy: Process, server: Process, num_steps: int) -> None:
     """Send the demo's questions as eight users, and each variant of requests as a ninth user."""
     tasks = all_tasks()
     keys = await register_tasks(f"{proxy.url}/v1", tasks)
 
     def is_trained() -> bool:
-        return any(entry["step"] == STEPS for entry in read_log_entries(server.folder))
+        return any(entry["step"] == num_steps for entry in read_log_entries(server.folder))
 
     async def user(turns: Iterator[Task]) -> None:
         async with openai.AsyncOpenAI(base_url=f"{proxy.url}/v1", api_key="sk") as app:

@@ -83,40 +83,47 @@ def demo(folder: Path, *arguments: str) -> Generator[Demo]:
             print(f"--- {file}", *file.read_text(errors="replace").splitlines()[-40:], sep="\n")
 
 
+STEPS = 14
+KILL_AFTER = 11
+CHECKPOINT = 10
+"""The last checkpoint before the kill."""
+
+
 @pytest.mark.timeout(500)
-def test_with_verl_the_reward_rises_and_its_probabilities_are_vllms(tmp_path: Path) -> None:
-    with demo(tmp_path, "--backend", "verl", "--steps", "10") as running:
+def test_with_verl_the_reward_rises_although_a_ray_worker_is_killed(tmp_path: Path) -> None:
+    with demo(tmp_path, "--backend", "verl", "--steps", str(STEPS)) as running:
+        running.wait_for_step(KILL_AFTER)
+        (worker,) = ray_workers(live_processes(SESSION, trainer_of(running)))
+        os.kill(worker, signal.SIGKILL)
         outcome = running.outcome(timeout_s=400)
+    check_probabilities(running)
+    check_recovery(running)
+    assert outcome["after"] > outcome["before"]
+    assert mean(outcome["policy_mean"][-3:]) > mean(outcome["policy_mean"][:3])
+
+
+def check_probabilities(running: Demo) -> None:
+    """Check that vLLM's probabilities of the first step's tokens are those of verl."""
     first, *_ = metrics = [entry["metrics"] for entry in running.steps]
     print("prob_diff_max", " ".join(f"{step['prob_diff_max']:.1e}" for step in metrics))
     assert abs(first["ppo_kl"]) < 1e-6
     assert first["mismatch"] < 1e-6, "mean of |vLLM's log-probability - verl's|"
     assert first["prob_diff_max"] < 2e-6, "the largest of about 400 differences, in float32"
-    assert [entry["step"] for entry in running.steps] == list(range(1, 11))
-    assert outcome["after"] > outcome["before"]
-    assert mean(outcome["policy_mean"][-3:]) > mean(outcome["policy_mean"][:3])
 
 
-@pytest.mark.timeout(500)
-def test_after_a_killed_ray_worker_is_restarted_training_continues_from_the_checkpoint(
-    tmp_path: Path,
-) -> None:
-    with demo(tmp_path, "--backend", "verl", "--steps", "14") as running:
-        running.wait_for_step(11)
-        (worker,) = ray_workers(live_processes(SESSION, trainer_of(running)))
-        os.kill(worker, signal.SIGKILL)
-        running.outcome(timeout_s=400)
+def check_recovery(running: Demo) -> None:
+    """Check that training continued from the checkpoint, with every step and group once."""
     restored = [entry for entry in running.entries if entry["kind"] == "restored"]
-    assert [entry["step"] for entry in restored] == [10], "the last checkpoint before the kill"
+    assert [entry["step"] for entry in restored] == [CHECKPOINT]
     survivors = surviving_steps(read_log_entries(running.folder))
     trained = [group["group_id"] for entry in survivors for group in entry["groups"]]
     assert len(trained) == len(set(trained))
-    assert [entry["step"] for entry in survivors] == list(range(1, 15))
+    assert [entry["step"] for entry in survivors] == list(range(1, STEPS + 1))
     batches = {
         (entry["step"], tuple(group["group_id"] for group in entry["groups"]))
         for entry in running.steps
     }
-    assert len(batches) == 14, "a repeated step had other groups than before"
+    assert len(batches) == STEPS, "a repeated step had other groups than before"
 
 
 def trainer_of(running: Demo) -> int:

@@ -15,7 +15,7 @@ import pytest
 from tests.e2e.processes import Processes, wait_until
 from tests.examples.webchat_app import ROOT, running_webchat
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.live, pytest.mark.long, pytest.mark.timeout(400)]
 
 CONFIG = ROOT / "examples/webchat/fakevllm.toml"
 HOOKS = ROOT / "examples/webchat/hooks"
