@@ -70,7 +70,7 @@ def main() -> None:
     rows: list[list[str]] = []
     with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder:
         for name in args.models.split(","):
-            path = _model_folder(name, Path(folder) / name)
+            path = model_folder(name, Path(folder) / name)
             for batch in map(int, args.batches.split(",")):
                 rows += _measure(name, path, batch, args.rounds, args.greedy)
     header = ["model", "rows", "way", "CPU tokens/s", "x hand loop", "wall tokens/s", "x hand loop"]
@@ -82,7 +82,9 @@ def main() -> None:
         replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
 
 
-def _model_folder(name: str, folder: Path) -> Path:
+def model_folder(name: str, folder: Path) -> Path:
+    """Return the folder of the model with this name. Models other than the demo's are written to
+    `folder`."""
     if name == "demo":
         return DEMO_MODEL_DIR
     return make_model(folder, **(SMALL_SIZES if name == "4M" else {}))

@@ -1,17 +1,19 @@
 """Measure tokens per second and group latency of the rollout engines.
 
-    python -m benchmarks.rollout [--engines embedded,vllm] [--groups 8] [--write]
+    python -m benchmarks.rollout [--engines embedded,vllm] [--threads 1,2] [--groups 8] [--write]
 
 A group is 8 completions of 64 tokens each for one prompt of about 512 tokens. Four groups are
-sampled at a time. Each engine is called in two ways, in turns, so that both run under the same
-conditions:
+sampled at a time. All engines run at once, and take turns in each round, so that they have the same
+conditions. Each is called in two ways:
 
 * directly: 8 plain requests to the engine's own socket, without token ids and logprobs
 * through: one request of an app to the proxy, which is fanned out, captured, scored by a hook, and
   written to the ledger
 
-The model is a Qwen3 with 25 million random weights, created by the script. vLLM needs the
-environment of server/cpu/make_environment.sh.
+The model is a Qwen3 with 25 million random weights, created by the script. Both engines compute in
+float32 with the same number of torch's threads. vLLM's own choice would be bfloat16, which is many
+times slower on CPUs without instructions for it. vLLM needs the environment of
+server/cpu/make_environment.sh.
 """
 
 from __future__ import annotations
@@ -20,11 +22,14 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -44,7 +49,7 @@ COMPLETION_TOKENS = 64
 PROMPT_SUMS = 46
 """Number of lines of a prompt, which make about 512 tokens of the demo's tokenizer."""
 CONCURRENT_GROUPS = 4
-ROUNDS = 3
+ROUNDS = 5
 START_TIMEOUT_S = 240.0
 MAX_MODEL_LEN = 1024
 
@@ -52,7 +57,7 @@ HOOK = """
 def on_compute_relative_reward(valid_results, all_answers):
     return [float(len(answer["content"] or "")) for answer in all_answers]
 """
-CPU_ENGINE_ARGS = {"vllm": [f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=64"]}
+VLLM_ARGS = [f"--max-model-len={MAX_MODEL_LEN}", "--max-num-seqs=64", "--dtype=float32"]
 
 
 @dataclass(slots=True)
@@ -65,6 +70,8 @@ class Sample:
     """Seconds of each group, from its first request to its last answer."""
 
 
+Way = tuple[str, str, str]
+"""Engine, number of threads, and how it is called."""
 SampleGroup = Callable[[str], Awaitable[int]]
 """Function that samples a group for a prompt and returns the number of sampled tokens."""
 
@@ -73,19 +80,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--engines", default="embedded,vllm", help="engines to measure")
     parser.add_argument(
+        "--threads", default="1", help="numbers of torch's threads, the same for each engine"
+    )
+    parser.add_argument(
         "--groups", type=int, default=8, help="groups per engine, way of calling and round"
     )
     parser.add_argument("--write", action="store_true", help="put the table into RESULTS.md")
     args = parser.parse_args()
     text = conditions()
-    samples: dict[tuple[str, str], Sample] = {}
-    with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder:
+    with tempfile.TemporaryDirectory(prefix="fakevllm-") as folder, ExitStack() as stack:
         model = make_model(Path(folder) / "model")
-        for engine in args.engines.split(","):
-            with Processes(Path(folder) / engine) as started:
-                samples |= asyncio.run(
-                    _measure(engine, *_start(started, engine, model), args.groups)
-                )
+        engines: dict[tuple[str, str], tuple[Process, Path]] = {}
+        for engine, threads in itertools.product(args.engines.split(","), args.threads.split(",")):
+            # vLLM has no flag for it.
+            os.environ["OMP_NUM_THREADS"] = threads
+            started = stack.enter_context(Processes(Path(folder) / f"{engine}-{threads}"))
+            engines[engine, threads] = _start(started, engine, threads, model)
+        samples = asyncio.run(_measure(engines, args.groups))
     header, rows = _table(samples)
     table = Table(*header, title="rollout engines, directly and through proxy and server")
     for row in rows:
@@ -122,7 +133,7 @@ def make_model(folder: Path, **sizes: int) -> Path:
     return folder
 
 
-def _start(started: Processes, engine: str, model: Path) -> tuple[Process, Path]:
+def _start(started: Processes, engine: str, threads: str, model: Path) -> tuple[Process, Path]:
     """Start server and proxy, and return the proxy and the engine's socket.
 
     Nothing is trained, because no batch ever fills.
@@ -134,7 +145,8 @@ def _start(started: Processes, engine: str, model: Path) -> tuple[Process, Path]
         f"[hooks]\npath = {json.dumps(str(started.folder))}\n\n"
         f"[job]\nnum_repeat = {NUM_SIBLINGS}\nbatch_size = 10000\n"
     )
-    arguments = [f"--engine-arg={argument}" for argument in CPU_ENGINE_ARGS.get(engine, [])]
+    own = VLLM_ARGS if engine == "vllm" else [f"--torch-threads={threads}"]
+    arguments = [f"--engine-arg={argument}" for argument in own]
     server = started.server(
         "--rollout", engine, "--trainer", "embedded", "--model", str(model), *arguments
     )
@@ -143,29 +155,34 @@ def _start(started: Processes, engine: str, model: Path) -> tuple[Process, Path]
 
 
 async def _measure(
-    engine: str, proxy: Process, socket: Path, num_groups: int
-) -> dict[tuple[str, str], Sample]:
-    samples = {(engine, way): Sample() for way in ("directly", "through")}
+    engines: dict[tuple[str, str], tuple[Process, Path]], num_groups: int
+) -> dict[Way, Sample]:
     texts = prompts()
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket), limit=0)) as direct,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as app,
-    ):
-        ways: dict[str, SampleGroup] = {
-            "directly": lambda prompt: _sample_directly(direct, prompt),
-            "through": lambda prompt: _sample_through_proxy(app, proxy.url, prompt),
-        }
+    ways: dict[Way, SampleGroup] = {}
+    async with AsyncExitStack() as stack:
+        app = await _session(stack, aiohttp.TCPConnector(limit=0))
+        for (engine, threads), (proxy, socket) in engines.items():
+            direct = await _session(stack, aiohttp.UnixConnector(str(socket), limit=0))
+            ways[engine, threads, "directly"] = partial(_sample_directly, direct)
+            ways[engine, threads, "through"] = partial(_sample_through_proxy, app, proxy.url)
+        samples = {way: Sample() for way in ways}
         with Progress() as progress:
-            bar = progress.add_task(engine, total=(ROUNDS + 1) * len(ways) * num_groups)
+            bar = progress.add_task("rounds", total=(ROUNDS + 1) * len(ways) * num_groups)
             for round_ in range(ROUNDS + 1):
                 for way, sample_group in ways.items():
                     sample = await _run_round(
                         sample_group, texts, num_groups, lambda: progress.advance(bar)
                     )
                     if round_ > 0:  # the first round warms up caches and connections
-                        samples[engine, way].rates += sample.rates
-                        samples[engine, way].latencies_s += sample.latencies_s
+                        samples[way].rates += sample.rates
+                        samples[way].latencies_s += sample.latencies_s
     return samples
+
+
+async def _session(
+    stack: AsyncExitStack, connector: aiohttp.BaseConnector
+) -> aiohttp.ClientSession:
+    return await stack.enter_async_context(aiohttp.ClientSession(connector=connector))
 
 
 async def _run_round(
@@ -229,9 +246,10 @@ def prompts() -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def _table(samples: dict[tuple[str, str], Sample]) -> tuple[list[str], list[list[str]]]:
+def _table(samples: dict[Way, Sample]) -> tuple[list[str], list[list[str]]]:
     header = [
         "engine",
+        "threads",
         "called",
         "tokens/s (median of rounds)",
         "x directly",
@@ -239,14 +257,13 @@ def _table(samples: dict[tuple[str, str], Sample]) -> tuple[list[str], list[list
         "p95 s",
     ]
     rows: list[list[str]] = []
-    for (engine, way), sample in samples.items():
+    for (engine, threads, way), sample in samples.items():
         rate = statistics.median(sample.rates)
-        ratios = zip(sample.rates, samples[engine, "directly"].rates, strict=True)
+        ratios = zip(sample.rates, samples[engine, threads, "directly"].rates, strict=True)
         ratio = statistics.median(through / direct for through, direct in ratios)
         cuts = statistics.quantiles(sample.latencies_s, n=20)
-        rows.append(
-            [engine, way, f"{rate:.0f}", f"{ratio:.3f}", f"{cuts[9]:.2f}", f"{cuts[18]:.2f}"]
-        )
+        figures = [f"{rate:.0f}", f"{ratio:.3f}", f"{cuts[9]:.2f}", f"{cuts[18]:.2f}"]
+        rows.append([engine, threads, way, *figures])
     return header, rows
 
 

@@ -11,6 +11,7 @@ This module does no I/O.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ from fakevllm_adapters.http.asgi import Headers
 
 PART_HEADER = b"x-fakevllm-sibling"
 MEDIA_TYPE = "multipart/mixed"
+_OWN_BOUNDARY = secrets.token_hex(8)
+"""Boundary of this process's responses. It is the same in all of them, because aiohttp parses a
+content type slowly and remembers the last ones."""
 _BOUNDARY = re.compile(r'boundary="?([^";]+)')
 _LENGTH = b"content-length"
 _HEAD_END = b"\r\n\r\n"
@@ -36,9 +40,9 @@ class AnswerPart:
 
 
 class PartEncoder:
-    """The writer of one response with several answers. `boundary` is a random text."""
+    """The writer of one response with several answers."""
 
-    def __init__(self, boundary: str) -> None:
+    def __init__(self, boundary: str = _OWN_BOUNDARY) -> None:
         self._boundary = boundary.encode("latin-1")
 
     @property
@@ -81,7 +85,11 @@ class PartDecoder:
         """Number of bytes below which the first part cannot be complete."""
 
     def feed(self, chunk: bytes) -> list[AnswerPart]:
-        """Return the parts that the new chunk completes. Raises ValueError for a malformed part."""
+        """Return the parts that the new chunk completes.
+
+        Raises ValueError for a malformed part. If there are complete parts before it, they are
+        returned, and the error is raised when `feed` is called again.
+        """
         self._chunks.append(chunk)
         self._num_bytes += len(chunk)
         if self._num_bytes < self._num_needed:
@@ -89,9 +97,13 @@ class PartDecoder:
         buffer = b"".join(self._chunks)
         parts: list[AnswerPart] = []
         at = 0
-        while (split := self._next_part(buffer, at)) is not None:
-            part, at = split
-            parts.append(part)
+        try:
+            while (split := self._next_part(buffer, at)) is not None:
+                part, at = split
+                parts.append(part)
+        except ValueError:
+            if not parts:
+                raise
         self._chunks, self._num_bytes = [buffer[at:]], len(buffer) - at
         self._num_needed = max(0, self._num_needed - at)
         return parts

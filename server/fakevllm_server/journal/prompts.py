@@ -22,6 +22,7 @@ from sqlalchemy import Connection
 
 from fakevllm_runtime.contents import MIN_BYTES, Content, ContentStore
 from fakevllm_server.journal.compression import compress_numbers, decompress_numbers
+from fakevllm_server.journal.statements import execute
 
 NUM_RECENT = 16
 """Number of recent prompts with the same beginning that a prompt is compared with. They may belong
@@ -80,6 +81,10 @@ class RecentPrompts:
         """Store a prompt, and return its id. `key` names the group or the episode of the call."""
         if not self._is_loaded:
             self._load(db)
+        own = self._by_key.get(key)
+        if own is not None and own.content.data == prompt_ids and _exists(db, own.id):
+            self._by_key.move_to_end(key)  # the usual case: a sibling
+            return own.id
         candidates = self._candidates(prompt_ids, key)
         for one in candidates:
             if one.content.data == prompt_ids and _exists(db, one.id):
@@ -87,7 +92,8 @@ class RecentPrompts:
                 return one.id
         bases = [one.content for one in candidates if _has_pieces(db, one.content)]
         content = self._contents.store(db, prompt_ids, bases)
-        inserted = db.exec_driver_sql(_INSERT, (content.slices_json,)).lastrowid
+        inserted = execute(db, _INSERT, (content.slices_json,)).lastrowid
+        assert inserted is not None, "an INSERT has a row id"
         prompt = _StoredPrompt(inserted, content)
         self._remember(key, prompt)
         return prompt.id
@@ -174,7 +180,7 @@ def move_prompts(db: Connection) -> None:
 
 
 def _exists(db: Connection, prompt_id: int) -> bool:
-    return db.exec_driver_sql(_EXISTS, (prompt_id,)).first() is not None
+    return execute(db, _EXISTS, (prompt_id,)).fetchone() is not None
 
 
 def _has_pieces(db: Connection, content: Content) -> bool:

@@ -21,6 +21,7 @@ from fakevllm_server.journal.rows import (
     Submission,
     groups_hash,
 )
+from fakevllm_server.journal.statements import execute
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.types.calls import FinishedGroup, RecordedCall, ScoredEpisode
 
@@ -265,14 +266,14 @@ def submission(db: Connection, key: str) -> Submission | None:
     """Return the acknowledged request with this idempotency key, together with its reply. Return
     None if there is no such request."""
     query = 'SELECT "key", body_hash, reply_json FROM submissions WHERE "key" = ?'
-    row = db.exec_driver_sql(query, (key,)).one_or_none()
+    row = execute(db, query, (key,)).fetchone()
     return None if row is None else Submission(*row)
 
 
 def ended_reason(db: Connection, group_id: str) -> str | None:
     """Return the reason why no new group may use this group id, or None if the id is new."""
     query = "SELECT state, reason FROM groups WHERE group_id = ?"
-    row = db.exec_driver_sql(query, (group_id,)).one_or_none()
+    row = execute(db, query, (group_id,)).fetchone()
     if row is None:
         return None
     state, reason = row

@@ -30,6 +30,7 @@ from fakevllm_server.journal.rows import (
     Submission,
     groups_hash,
 )
+from fakevllm_server.journal.statements import execute, execute_many
 from fakevllm_server.journal.tables import BatchState, EpisodeState, GroupState
 from fakevllm_server.types.calls import RecordedCall
 
@@ -97,7 +98,7 @@ def episode_ended(
 
     def apply(db: Connection) -> None:
         move_episode(db, episode_id, EpisodeState.ENDED)
-        put_sample(db, sample, None)
+        put_samples(db, [sample], None)
         put_submission(db, submission)
         if group is not None:
             complete_group(db, group, members)
@@ -127,8 +128,7 @@ def group_ended(
     def apply(db: Connection) -> None:
         for seq, call in enumerate(calls):
             put_call(db, samples[0].owner, seq, call, group.group_id)
-        for sample in samples:
-            put_sample(db, sample, group.group_id)
+        put_samples(db, samples, group.group_id)
         delete_unscored(db, group.group_id)
         put_group(db, group)
         put_submission(db, submission)
@@ -326,13 +326,15 @@ def put_call(
         compress_facts(facts),
     )
     row = (owner, group_id, seq, prompt_id, *compressed, digest)
-    if db.exec_driver_sql(insert, row).rowcount == 0 and prompt_id is not None:
+    if execute(db, insert, row).rowcount == 0 and prompt_id is not None:
         forget_unused(db, prompt_id)
 
 
-def put_sample(db: Connection, sample: ScoredSample, group_id: str | None) -> None:
-    row = (sample.owner, group_id, sample.task_id, sample.index, sample.reward)
-    db.exec_driver_sql("INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?)", row)
+def put_samples(db: Connection, samples: Sequence[ScoredSample], group_id: str | None) -> None:
+    rows = [
+        (sample.owner, group_id, sample.task_id, sample.index, sample.reward) for sample in samples
+    ]
+    execute_many(db, "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?)", rows)
 
 
 def put_group(db: Connection, group: PooledGroup) -> None:
@@ -343,7 +345,7 @@ def put_group(db: Connection, group: PooledGroup) -> None:
         "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, reason = excluded.reason"
     )
     row = (group.group_id, group.state, group.reason, group.advantage, group.hook_hash)
-    db.exec_driver_sql(put, row)
+    execute(db, put, row)
 
 
 def complete_group(db: Connection, group: PooledGroup, members: Sequence[ScoredSample]) -> None:
@@ -380,7 +382,7 @@ def delete_unscored(db: Connection, group_id: str) -> None:
 
 def put_submission(db: Connection, submission: Submission) -> None:
     row = (submission.key, submission.body_hash, submission.reply_json, time.time())
-    db.exec_driver_sql("INSERT INTO submissions VALUES (?, ?, ?, ?)", row)
+    execute(db, "INSERT INTO submissions VALUES (?, ?, ?, ?)", row)
 
 
 def put_checkpoint(db: Connection, saved: SavedCheckpoint) -> None:

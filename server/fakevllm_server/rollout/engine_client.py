@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +18,7 @@ import orjson
 from fakevllm_adapters.formats.base import EngineInfo, Exchange
 from fakevllm_adapters.formats.chat import stream_end
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, encode, parse_event
-from fakevllm_adapters.http.answer_parts import AnswerPart, PartEncoder
+from fakevllm_adapters.http.answer_parts import MEDIA_TYPE, AnswerPart, PartEncoder
 from fakevllm_adapters.http.asgi import (
     Headers,
     Send,
@@ -31,6 +30,7 @@ from fakevllm_adapters.http.asgi import (
     send_chunk,
     start_stream,
 )
+from fakevllm_adapters.http.complete_choices import CHOICES_HEADER
 from fakevllm_adapters.protocol.errors import WireError, internal_error
 from fakevllm_adapters.protocol.outage_reasons import (
     REASON_HEADER,
@@ -40,8 +40,13 @@ from fakevllm_adapters.protocol.outage_reasons import (
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.base import CallCapture
-from fakevllm_server.rollout.capture.choice_events import ChoiceEvents, EngineStreamError
-from fakevllm_server.rollout.capture.shared_call import CannotShare, CompleteChoice, SharedCapture
+from fakevllm_server.rollout.capture.choice_events import EngineStreamError
+from fakevllm_server.rollout.capture.shared_call import (
+    CannotShare,
+    CompleteChoice,
+    EndedChoice,
+    SharedCapture,
+)
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.number_arrays import ids_from_bytes
 
@@ -60,6 +65,7 @@ log = logging.getLogger("fakevllm.server")
 BAD_REQUEST = 400
 _EVENT_STREAM = "text/event-stream"
 _JSON: Headers = [(b"content-type", b"application/json")]
+_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 ErrorPredicate = Callable[[int, Json], bool]
 """Decides from an engine's HTTP status and error body whether `Refused` is raised. If not, the
 error is sent to the client."""
@@ -203,7 +209,8 @@ class EngineClient:
         cannot be written.
         """
         body = write_body(capture.upstream_body())
-        asking = self._asking_for_prompt(headers, capture)
+        is_asked = self.endpoint.is_bundled and capture.hides_prompt_ids
+        asking = headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
         async with self._request("POST", path, body, asking) as response:
             if response.status == 200:
                 await _read_prompt(response, capture)
@@ -240,19 +247,20 @@ class EngineClient:
         calls of their own, WireError for an error event of the engine, and otherwise the same
         errors as `capture`.
         """
-        body = write_body(shared.upstream_body)
-        asking = self._asking_for_prompt(headers, shared)
+        if self.endpoint.is_bundled:
+            body = write_body(shared.complete_body)
+            asking = headers | {PROMPTS_HEADER: ASKED, CHOICES_HEADER: ASKED}
+        else:
+            body, asking = write_body(shared.upstream_body), headers
         async with self._request("POST", path, body, asking) as response:
-            if response.content_type != _EVENT_STREAM:
-                if response.status == 200:
-                    raise CannotShare("the engine does not stream")
+            if response.status != 200:
                 return await self._relay(response, send, raises_refused)
-            await _read_prompt(response, shared)
+            chunks = await self._choice_chunks(response, shared)
             relayed = _part_headers(response, is_streamed=shared.is_streamed)
-            parts = PartEncoder(secrets.token_hex(8))
+            parts = PartEncoder()
             is_started = False
             try:
-                async for chunk in await self._first_chunk_checked(response):
+                async for chunk in chunks:
                     choices = await _complete(shared, shared.split(chunk))
                     if not choices:
                         continue
@@ -276,6 +284,19 @@ class EngineClient:
                 if not is_started:
                     raise stream_error(error.body) from error
             await send_chunk(send, parts.end(), last=True)
+
+    async def _choice_chunks(
+        self, response: aiohttp.ClientResponse, shared: SharedCapture
+    ) -> AsyncIterator[bytes]:
+        """Return an iterator over the response to a shared call, without the prompt in front of it.
+        Raises CannotShare for a response without parts that is not a stream either."""
+        await _read_prompt(response, shared)
+        if response.content_type == _EVENT_STREAM:
+            return await self._first_chunk_checked(response)
+        if response.content_type != MEDIA_TYPE:
+            raise CannotShare("the engine does not stream")
+        shared.read_parts(response.headers["Content-Type"])
+        return _chunks(response)
 
     async def _relay(
         self,
@@ -319,14 +340,6 @@ class EngineClient:
         raw = _translated(capture.answer(await _read(response), learn), exchange)
         await on_finished()
         await send_bytes(send, response.status, raw, headers)
-
-    def _asking_for_prompt(
-        self, headers: dict[str, str], capture: CallCapture | SharedCapture
-    ) -> dict[str, str]:
-        """Return the headers of a call, with the one that asks for the prompt's token ids in front
-        of the answer, if the engine can send them so and the app does not see them."""
-        is_asked = self.endpoint.separates_prompts and capture.hides_prompt_ids
-        return headers | {PROMPTS_HEADER: ASKED} if is_asked else headers
 
     @asynccontextmanager
     async def _request(
@@ -398,20 +411,21 @@ def stream_error(body: Json) -> WireError:
 
 
 def _part_headers(response: aiohttp.ClientResponse, *, is_streamed: bool) -> Headers:
-    """Return the headers of the answer to one sibling. The engine's answer is a stream in any
-    case."""
+    """Return the headers of the answer to one sibling. The engine's response is a stream, or has
+    the type of a response with several answers."""
     headers = relayed_headers(response.raw_headers)
-    if is_streamed:
+    if is_streamed and response.content_type == _EVENT_STREAM:
         return headers
-    return [*_JSON, *(field for field in headers if field[0] != b"content-type")]
+    own = _STREAM if is_streamed else _JSON
+    return [*own, *(field for field in headers if field[0] != b"content-type")]
 
 
 async def _complete(
-    shared: SharedCapture, ended: Sequence[ChoiceEvents]
+    shared: SharedCapture, ended: Sequence[EndedChoice]
 ) -> Sequence[CompleteChoice]:
     """Return the answers of choices that have ended. Long answers are put together in a worker
     thread, because the event loop must go on with the streams of other apps."""
-    if sum(events.num_bytes for events in ended) < MIN_THREAD_BYTES:
+    if sum(choice.num_bytes for choice in ended) < MIN_THREAD_BYTES:
         return shared.complete(ended)
     return await asyncio.to_thread(shared.complete, ended)
 

@@ -78,7 +78,7 @@ class Acknowledger:
             await self._journal.wait_written(cached.position)
             assert isinstance(cached.reply, reply_type)
             return cached.reply
-        stored = self._journal.read(reads.submission, key)
+        stored = self._journal.look_up(reads.submission, key)
         if stored is None:
             return None
         if stored.body_hash != body_hash:

@@ -340,7 +340,7 @@ class Intake:
         """Return the reason why a group id is refused, or None if the id is new. The id is looked
         up in the journal."""
         is_of_other_run = group_id in self._groups_of_other_runs
-        ended_reason = self._journal.read(reads.ended_reason, group_id)
+        ended_reason = self._journal.look_up(reads.ended_reason, group_id)
         return ended_reason or (OTHER_JOB if is_of_other_run else None)
 
     def _give_up_corrupt(self, pending: reads.PendingWork) -> dict[str, str]:

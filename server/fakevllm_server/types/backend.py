@@ -149,9 +149,9 @@ class Endpoint:
     reports_allowed: bool = False
     """Whether the engine supports `return_allowed_tokens` and the trainer can use the reported
     sets."""
-    separates_prompts: bool = False
-    """Whether the engine can send the token ids of a prompt as bytes in front of an answer. The
-    bundled engines can."""
+    is_bundled: bool = False
+    """Whether the engine is one of this project. Such an engine can send the token ids of a prompt
+    as bytes in front of an answer, and each choice of a call when it is complete."""
     holds_policies: bool = False
     """Whether the engine can hold further policies beside the weights that it serves."""
     gate: WeightGate = field(default_factory=WeightGate)

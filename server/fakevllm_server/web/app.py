@@ -55,7 +55,8 @@ def create_app(config: ServerConfig) -> FastAPI:
 
     app = FastAPI(title="fakevllm-server", lifespan=lifespan)
     refusals.add_handlers(app)
-    for module in (control, uploads, groups, episodes):
+    # The router tries the routes in order, so the most frequent requests come first.
+    for module in (groups, control, uploads, episodes):
         app.include_router(module.router(state))
     latest_call = LatestCall() if config.keep_latest_call else None
     app.include_router(inspection.router(state, latest_call))
@@ -87,7 +88,7 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
         endpoint = inference.create_endpoint(state, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
             endpoint = latest_call.record(endpoint, adapter.name)
-        _add_route(app, path, endpoint, methods)
+        _add_route(app, path, endpoint, methods, is_first=adapter is not None)
     card = model_cards.create_endpoint(state)
     for path in MODEL_CARD_PATHS:
         _add_route(app, path, card, ["GET"])
@@ -101,6 +102,13 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
         _add_route(app, path, stored, [method])
 
 
-def _add_route(app: FastAPI, path: str, endpoint: AsgiApp, methods: list[str]) -> None:
-    for prefix in ("", "/e/{episode_uuid}"):
-        app.router.routes.append(Route(prefix + path, AsgiEndpoint(endpoint), methods=methods))
+def _add_route(
+    app: FastAPI, path: str, endpoint: AsgiApp, methods: list[str], *, is_first: bool = False
+) -> None:
+    """Add a route, at the end or before all others."""
+    added = [
+        Route(prefix + path, AsgiEndpoint(endpoint), methods=methods)
+        for prefix in ("", "/e/{episode_uuid}")
+    ]
+    at = 0 if is_first else len(app.router.routes)
+    app.router.routes[at:at] = added

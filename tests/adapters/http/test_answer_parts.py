@@ -49,6 +49,13 @@ def test_a_malformed_part_is_refused(raw: bytes) -> None:
         PartDecoder(CONTENT_TYPE).feed(raw)
 
 
+def test_the_parts_before_a_malformed_one_are_read() -> None:
+    decoder, part = PartDecoder(CONTENT_TYPE), AnswerPart(1, HEADERS, b"a")
+    assert decoder.feed(ENCODER.part(part) + b"--other\r\n\r\n") == [part]
+    with pytest.raises(ValueError):
+        decoder.feed(b"")
+
+
 @pytest.mark.parametrize("content_type", ["", "text/event-stream", "multipart/mixed"])
 def test_a_response_of_another_type_is_refused(content_type: str) -> None:
     with pytest.raises(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
@@ -10,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.answer_parts import AnswerPart, PartEncoder
+from fakevllm_adapters.http.complete_choices import SentChoice
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
 from fakevllm_adapters.vllm_compat.completions import parse_completion_request
 from fakevllm_server.backends.fake.engine import FakeEngine
@@ -24,6 +27,7 @@ from fakevllm_server.rollout.capture.shared_call import (
     CompleteChoice,
     SharedCapture,
 )
+from fakevllm_server.types.number_arrays import ids_from_bytes
 from fakevllm_server.types.weight_versions import CallStamp
 
 Json = dict[str, Any]
@@ -58,11 +62,14 @@ STREAMS: dict[str, Json] = {
 }
 
 
-def completion(path: str, body: Json) -> ChatCompletion | TextCompletion:
+def completion(
+    path: str, body: Json, *, sends_parts: bool = False
+) -> ChatCompletion | TextCompletion:
     engine, raw = FakeEngine(), orjson.dumps(body)
+    form = {"separates_prompt": sends_parts, "separates_choices": sends_parts}
     if path == CHAT:
-        return ChatCompletion(engine, parse_chat_request(raw), REQUEST_ID)
-    return TextCompletion(engine, parse_completion_request(raw), REQUEST_ID)
+        return ChatCompletion(engine, parse_chat_request(raw), REQUEST_ID, **form)
+    return TextCompletion(engine, parse_completion_request(raw), REQUEST_ID, **form)
 
 
 def create(path: str, body: Json) -> CallCapture:
@@ -84,6 +91,20 @@ async def single(path: str, body: Json) -> tuple[Json | list[bytes], CallCapture
     return without_time(capture.answer(orjson.dumps(await sampled.answer()))), capture
 
 
+async def shared_by_parts(path: str, body: Json) -> list[CompleteChoice]:
+    """Return the choices of an engine that sends each of them when it is complete."""
+    capture, encoder = shared_capture(path, body), PartEncoder()
+    sampled = completion(path, capture.complete_body, sends_parts=True)
+    assert sampled.separate_prompt is not None
+    capture.use_prompt_ids(ids_from_bytes(sampled.separate_prompt))
+    capture.read_parts(dict(encoder.headers)[b"content-type"].decode())
+    choices: list[CompleteChoice] = []
+    async for choice in sampled.complete_choices():
+        choices += capture.feed(encoder.part(choice.to_part()))
+    assert capture.is_complete
+    return sorted(choices, key=lambda choice: choice.index)
+
+
 async def shared(path: str, body: Json, forms: AnswerForms = BUNDLED) -> list[CompleteChoice]:
     capture = shared_capture(path, body, forms)
     sampled = completion(path, capture.upstream_body)
@@ -92,6 +113,9 @@ async def shared(path: str, body: Json, forms: AnswerForms = BUNDLED) -> list[Co
         choices += capture.feed(encode(chunk))
     assert capture.is_complete
     return sorted(choices, key=lambda choice: choice.index)
+
+
+SampleShared = Callable[[str, Json], Awaitable[list[CompleteChoice]]]
 
 
 def without_time(raw: bytes) -> Json:
@@ -104,17 +128,18 @@ def without_times(raw: bytes) -> list[bytes]:
     return [orjson.dumps(without_time(event[6:])) for event in events[:-2]]
 
 
+@pytest.mark.parametrize("sample", [shared, shared_by_parts])
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("fields", FIELDS)
 @pytest.mark.parametrize("body", BODIES)
 async def test_a_choice_equals_a_call_of_its_own_with_the_seed_counted_up(
-    body: str, fields: str, stream: str
+    body: str, fields: str, stream: str, sample: SampleShared
 ) -> None:
     path, base = BODIES[body]
     request = base | FIELDS[fields] | STREAMS[stream]
     if path == CHAT and "logprobs" in request:
         request |= {"logprobs": True, "top_logprobs": 1}
-    choices = await shared(path, request | {"seed": SEED})
+    choices = await sample(path, request | {"seed": SEED})
     for index, choice in enumerate(choices):
         answer, capture = await single(path, request | {"seed": SEED + index})
         if request.get("stream"):
@@ -125,11 +150,14 @@ async def test_a_choice_equals_a_call_of_its_own_with_the_seed_counted_up(
         assert recorded is not None and recorded == capture.record(STAMP)
 
 
-async def test_tool_calls_of_a_streamed_choice_are_those_of_a_call_of_its_own() -> None:
+@pytest.mark.parametrize("sample", [shared, shared_by_parts])
+async def test_tool_calls_of_a_streamed_choice_are_those_of_a_call_of_its_own(
+    sample: SampleShared,
+) -> None:
     call = '<tool_call>{"name": "add", "arguments": {"left": 1}}</tool_call>'
     tool: Json = {"type": "function", "function": {"name": "add", "parameters": {}}}
     body: Json = {"messages": [{"role": "user", "content": f"[[say {call}]]"}], "tools": [tool]}
-    choices = await shared(CHAT, body | {"stream": True})
+    choices = await sample(CHAT, body | {"stream": True})
     for choice in choices:
         assert b'"finish_reason":"tool_calls"' in choice.answer
         assert choice.answer.count(b'"name":"add"') == 1
@@ -194,6 +222,39 @@ def test_an_error_event_ends_the_call() -> None:
 def test_a_stream_that_is_not_vllms_cannot_be_shared(event: bytes) -> None:
     with pytest.raises(CannotShare):
         shared_capture(CHAT, CHAT_BODY).feed(event)
+
+
+TOKENS: Json = {
+    "token_ids": [7],
+    "logprobs": [-0.5],
+    "weight_versions": [],
+    "allowed_tokens": None,
+    "finish_reason": "stop",
+}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        AnswerPart(0, [], b"{}"),
+        SentChoice(0, {}, b"{}").to_part(),
+        SentChoice(0, TOKENS | {"token_ids": [-1]}, b"{}").to_part(),
+        SentChoice(0, TOKENS | {"logprobs": None}, b"{}").to_part(),
+    ],
+    ids=["no tokens", "empty", "id", "logprobs"],
+)
+def test_a_malformed_part_ends_the_sharing(part: AnswerPart) -> None:
+    capture, encoder = shared_capture(CHAT, CHAT_BODY), PartEncoder()
+    capture.read_parts(dict(encoder.headers)[b"content-type"].decode())
+    with pytest.raises(CannotShare, match="malformed"):
+        capture.feed(encoder.part(part))
+
+
+def test_a_part_that_is_sent_twice_counts_once() -> None:
+    capture, encoder = shared_capture(CHAT, CHAT_BODY), PartEncoder()
+    capture.read_parts(dict(encoder.headers)[b"content-type"].decode())
+    raw = b"".join(encoder.part(SentChoice(i, TOKENS, b"{}").to_part()) for i in (0, 0, NUM))
+    assert [choice.index for choice in capture.feed(raw)] == [0]
 
 
 @pytest.mark.parametrize("stream", [False, True])

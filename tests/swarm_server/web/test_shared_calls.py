@@ -13,6 +13,7 @@ import orjson
 import pytest
 from aiohttp import web
 from swarm_server.web.planned_engine import (
+    BODY,
     AppCall,
     Plan,
     PlannedEngine,
@@ -26,13 +27,14 @@ from swarm_server.web.planned_engine import (
 
 from fakevllm_adapters.formats.chat import ChatAdapter
 from fakevllm_adapters.formats.sse import DONE, encode
-from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder
+from fakevllm_adapters.http.answer_parts import AnswerPart, PartDecoder, PartEncoder
+from fakevllm_adapters.http.complete_choices import CHOICES_HEADER, SentChoice
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER
+from fakevllm_adapters.protocol.separate_prompts import PROMPTS_HEADER
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, EndGroupReply
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms
 from fakevllm_server.rollout.capture.chat_tokens import ChatCapture
-from fakevllm_server.rollout.capture.choice_events import ChoiceEvents
-from fakevllm_server.rollout.capture.shared_call import CompleteChoice, SharedCapture
+from fakevllm_server.rollout.capture.shared_call import CompleteChoice, EndedChoice, SharedCapture
 from fakevllm_server.rollout.engine_client import MIN_THREAD_BYTES
 from fakevllm_server.types.weight_versions import CallStamp
 from fakevllm_server.web.server_state import ServerState
@@ -78,10 +80,47 @@ ERROR_EVENT = encode({"error": {"message": "no", "code": 500}})
 BOTH = streams(*events_of(0), *events_of(1, (9,)), DONE)
 
 
+PARTS = PartEncoder()
+
+
+def part_of(index: int, ids: tuple[int, ...] = (7, 8)) -> bytes:
+    """Return a choice that is sent when it is complete."""
+    tokens: Json = {
+        "token_ids": list(ids),
+        "logprobs": [-0.5] * len(ids),
+        "weight_versions": [{"version": 3, "start": 0, "end": len(ids)}],
+        "allowed_tokens": None,
+        "finish_reason": "stop",
+    }
+    return PARTS.part(SentChoice(index, tokens, b'{"answer":%d}' % index).to_part())
+
+
+ERROR_PART = PARTS.part(SentChoice(0, {"error": {"message": "no", "code": 400}}, b"").to_part())
+
+
+def sends_parts(*parts: bytes, dies_after: bool = False) -> Plan:
+    async def plan(request: web.Request) -> web.StreamResponse:
+        headers = {name.decode(): value.decode() for name, value in PARTS.headers}
+        answer = web.StreamResponse(headers=headers | {PROMPTS_HEADER: "8"})
+        await answer.prepare(request)
+        await answer.write(bytes([1, 0, 0, 0, 2, 0, 0, 0]))
+        for part in parts:
+            await answer.write(part)
+            await asyncio.sleep(0.01)  # the server then reads one part at a time
+        if dies_after:
+            return await dies(request)
+        return answer
+
+    return plan
+
+
 @asynccontextmanager
-async def running(folder: Path, *plans: Plan) -> AsyncGenerator[tuple[ServerState, PlannedEngine]]:
+async def running(
+    folder: Path, *plans: Plan, is_bundled: bool = False
+) -> AsyncGenerator[tuple[ServerState, PlannedEngine]]:
     """Start a server whose engine has answered a whole and a streamed call with one choice."""
-    async with PlannedEngine(folder, answers_whole, answers_stream, *plans) as engine:
+    all_plans = (answers_whole, answers_stream, *plans)
+    async with PlannedEngine(folder, *all_plans, is_bundled=is_bundled) as engine:
         state = await start_server(folder, engine)
         for streamed in (False, True):
             call = AppCall(state, {"stream": streamed}, headers={SIBLING_HEADER: "g/0"})
@@ -123,6 +162,64 @@ async def test_each_choice_is_a_part_and_a_call_of_its_own_sibling(tmp_path: Pat
         assert one[0].weight_versions == [[3, 0, 2]] and two[0].untrainable is None
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_bundled_engine_is_asked_for_complete_choices(
+    tmp_path: Path, streamed: bool
+) -> None:
+    both = sends_parts(part_of(1), part_of(0, (9,)), PARTS.end())
+    async with running(tmp_path, both, is_bundled=True) as (state, engine):
+        body = TWO | {"stream": streamed}
+        call = await AppCall(state, body, headers=SIBLINGS).answered()
+        second, first = parts_of(call)
+        assert (second.index, second.body) == (2, b'{"answer":1}')
+        assert (first.index, first.body) == (1, b'{"answer":0}')
+        (content_type,) = (value for name, value in first.headers if name == b"content-type")
+        assert content_type.startswith(b"text/event-stream" if streamed else b"application/json")
+        assert engine.bodies == [BODY | body], "the engine gets the app's own fields"
+        assert engine.headers[-1][CHOICES_HEADER.lower()] == "1"
+        reply = end_group(state)
+        _, (one,), (two,) = reply.calls
+        assert one.response_ids != two.response_ids and one.prompt == two.prompt
+        assert two.weight_versions == [[3, 0, 2]] and two.untrainable is None
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        sends_parts(part_of(1), part_of(0)[:-9], dies_after=True),
+        sends_parts(part_of(1)),
+        sends_parts(part_of(1), ERROR_PART, PARTS.end()),
+        sends_parts(part_of(1) + b"--other\r\n\r\n"),
+    ],
+    ids=["dies", "stops", "error", "malformed"],
+)
+async def test_a_failure_fails_only_the_choices_that_were_not_sent(
+    tmp_path: Path, rest: Plan
+) -> None:
+    async with running(tmp_path, rest, is_bundled=True) as (state, engine):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        (part,) = parts_of(call)
+        assert part.index == 2 and call.is_ended and len(engine.bodies) == 1
+        assert [len(calls) for calls in end_group(state).calls] == [2, 0, 1]
+
+
+async def test_an_error_before_the_first_complete_choice_has_its_own_status(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, sends_parts(ERROR_PART), is_bundled=True) as (state, _):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        assert (call.status, call.json["error"]["message"]) == (400, "no")
+
+
+async def test_a_bundled_engine_that_dies_before_the_first_choice_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    plans = (sends_parts(dies_after=True), sends_parts(part_of(0), part_of(1), PARTS.end()))
+    async with running(tmp_path, *plans, is_bundled=True) as (state, engine):
+        call = await AppCall(state, TWO, headers=SIBLINGS).answered()
+        assert [part.index for part in parts_of(call)] == [1, 2] and len(engine.bodies) == 2
+
+
 class WatchedCapture(SharedCapture):
     """A capture that remembers the threads in which answers were put together."""
 
@@ -132,7 +229,7 @@ class WatchedCapture(SharedCapture):
         super().__init__(ChatAdapter.path, body, 2, forms, lambda body: ChatCapture(body, {}))
         self.threads: list[int] = []
 
-    def complete(self, ended: Sequence[ChoiceEvents]) -> list[CompleteChoice]:
+    def complete(self, ended: Sequence[EndedChoice]) -> list[CompleteChoice]:
         self.threads += [threading.get_ident()] * len(ended)
         return super().complete(ended)
 

@@ -25,6 +25,7 @@ from fakevllm_adapters.protocol.errors import bad_request, unavailable, unknown_
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.vllm_compat.chat_request import ChatRequest, allowed_new_tokens
 from fakevllm_server.backends.embedded.decode.chat_renderer import ChatRenderer
+from fakevllm_server.backends.embedded.decode.cuda_graphs import graph_maker
 from fakevllm_server.backends.embedded.decode.decoder import cache_shape
 from fakevllm_server.backends.embedded.decode.decoding_check import check_decoding
 from fakevllm_server.backends.embedded.decode.grammar import GrammarCompiler
@@ -123,7 +124,7 @@ class EmbeddedEngine:
         self._dtype = resolve_dtype(config.dtype, self._device)
         model = self._folder.load_weights(self._dtype, self._device)
         use_grouped_attention(model)
-        self._may_fuse = check_decoding(model, self._folder.max_model_len)
+        self._forward = check_decoding(model, self._folder.max_model_len, graph_maker(self._device))
         self.model_name = config.served_model_name
         self.max_model_len = self._folder.max_model_len
         self.default_sampling: dict[str, Any] = self._folder.default_sampling
@@ -143,7 +144,13 @@ class EmbeddedEngine:
         self._policies: dict[str, SamplingState] = {}
         """The states of the further policies, by name."""
         self._trainer: PolicyTrainer | None = None
-        self._thread = EngineThread(self._state, self._num_threads(model))
+        num_threads = self._num_threads(model)
+        print(
+            f"decoding by {self._forward}, in {self._dtype} on {self._device}, with attention "
+            f"{model.config._attn_implementation} and {num_threads} torch threads",
+            file=sys.stderr,
+        )
+        self._thread = EngineThread(self._state, num_threads)
         self._thread.start()
 
     def _sampling_state(self, model: PreTrainedModel, memory_share: float = 1.0) -> SamplingState:
@@ -153,7 +160,13 @@ class EmbeddedEngine:
         max_rows = 1 if config.lockstep else config.max_num_seqs
         memory = _device_memory(self._device) * memory_share
         max_cells = int(memory * CACHE_MEMORY_SHARE) // shape.bytes_per_position
-        cache = KvCache(shape, max_rows, self.max_model_len, max_cells)
+        cache = KvCache(
+            shape,
+            max_rows,
+            self.max_model_len,
+            max_cells,
+            has_static_width=self._forward.new_graph is not None,
+        )
         prefix_bytes = (
             int(memory * PREFIX_MEMORY_SHARE)
             if config.prefix_cache_mib is None
@@ -163,13 +176,12 @@ class EmbeddedEngine:
         prefixes = PrefixCache(
             prefix_bytes // shape.bytes_per_position, whole_prompts=config.lockstep
         )
-        return SamplingState(model, cache, self.eos_ids, prefixes, may_fuse=self._may_fuse)
+        return SamplingState(model, cache, self.eos_ids, prefixes, self._forward)
 
     def _num_threads(self, model: PreTrainedModel) -> int:
         number = self._config.torch_threads
         if number is None:
             number = 1 if self._config.lockstep else measured_threads(model, self.max_model_len)
-            print(f"torch threads: {number}, chosen at start-up", file=sys.stderr)
         return number
 
     def close(self) -> None:

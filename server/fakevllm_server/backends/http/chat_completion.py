@@ -9,6 +9,10 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
+import orjson
+
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.complete_choices import SentChoice
 from fakevllm_adapters.protocol.packed_numbers import id_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     ChatRequest,
@@ -30,8 +34,14 @@ from fakevllm_server.backends.http.completion_choice import (
     requested_token_ids,
     requested_version_spans,
     sample_choice,
+    tokens_apart,
 )
-from fakevllm_server.backends.http.multiple_choices import drain, run_all, stream_all
+from fakevllm_server.backends.http.multiple_choices import (
+    complete_all,
+    drain,
+    run_all,
+    stream_all,
+)
 from fakevllm_server.backends.http.sampling_parameters import (
     check_model,
     sampling_for_choice,
@@ -47,7 +57,8 @@ _EMPTY_DELTA: Json = {}
 
 
 class ChatCompletion:
-    """One /v1/chat/completions request. Call either `answer` or `chunks`, exactly once.
+    """One /v1/chat/completions request. Call one of `answer`, `chunks` and `complete_choices`,
+    exactly once.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -59,9 +70,11 @@ class ChatCompletion:
         request_id: str | None,
         *,
         separates_prompt: bool = False,
+        separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompt. If `separates_prompt` is True, the response
-        does not have the prompt's token ids, and the caller sends `separate_prompt`."""
+        does not have the prompt's token ids, and the caller sends `separate_prompt`. If
+        `separates_choices` is True, call `complete_choices`."""
         check_model(engine, request.model)
         self._engine = engine
         self._request = request
@@ -73,7 +86,11 @@ class ChatCompletion:
         )
         self._sampling = sampling_for_request(request, engine.default_sampling, limit)
         engine.check(self._sampling)
-        self._choices = [SampledChoice(index) for index in range(request.n or 1)]
+        self._separates_choices = separates_choices
+        self._choices = [
+            SampledChoice(0 if separates_choices else number, number)
+            for number in range(request.n or 1)
+        ]
         self._writer = ChatWriter(
             new_response_id(request_id or request.request_id),
             int(time.time()),
@@ -85,13 +102,32 @@ class ChatCompletion:
         """Sample all choices of the request, and return the response body."""
         await run_all([drain(self._pieces(choice)) for choice in self._choices])
         choices = [self._finished_choice(choice) for choice in self._choices]
-        return self._writer.completion(choices, self._usage(), self._requested_prompt_ids())
+        usage = self._usage(self._choices)
+        return self._writer.completion(choices, usage, self._requested_prompt_ids())
 
     def chunks(self) -> AsyncGenerator[Json]:
         """Sample the choices of a streamed request, and yield the chunks of the response
         meanwhile."""
         choices = [self._chunks_of(choice) for choice in self._choices]
         return stream_all(choices, self._usage_chunk if self._request.include_usage else None)
+
+    def complete_choices(self) -> AsyncGenerator[SentChoice]:
+        """Sample all choices of the request. Yield each as soon as it is complete, with the answer
+        that a request for one choice would have got."""
+        return complete_all([self._complete(choice) for choice in self._choices])
+
+    async def _complete(self, choice: SampledChoice) -> SentChoice:
+        if self._request.stream:
+            chunks = [chunk async for chunk in self._chunks_of(choice)]
+            if self._request.include_usage:
+                chunks.append(self._writer.usage_chunk(self._usage([choice])))
+            answer = b"".join([*map(encode, chunks), DONE])
+        else:
+            await drain(self._pieces(choice))
+            finished, ids = self._finished_choice(choice), self._requested_prompt_ids()
+            answer = orjson.dumps(self._writer.completion([finished], self._usage([choice]), ids))
+        tokens = tokens_apart(self._engine, self._request, choice)
+        return SentChoice(choice.number, tokens, answer)
 
     async def _chunks_of(self, choice: SampledChoice) -> AsyncGenerator[Json]:
         parser = create_parser(self._request)
@@ -118,7 +154,7 @@ class ChatCompletion:
         yield self._with_usage(finish, len(choice.tokens))
 
     def _pieces(self, choice: SampledChoice) -> AsyncGenerator[Piece]:
-        sampling = sampling_for_choice(self._sampling, choice.index)
+        sampling = sampling_for_choice(self._sampling, choice.number)
         return sample_choice(self._engine, self._request, self._prompt_ids, sampling, choice)
 
     def _finished_choice(self, choice: SampledChoice) -> Choice:
@@ -144,7 +180,11 @@ class ChatCompletion:
             choice.finish_reason,
             stop_reason=cast(Any, choice.stop_reason),
             weight_versions=requested_version_spans(self._request, choice.tokens),
-            allowed_tokens=requested_allowed_sets(self._engine, self._request, choice.tokens),
+            allowed_tokens=(
+                None
+                if self._separates_choices
+                else requested_allowed_sets(self._engine, self._request, choice.tokens)
+            ),
         )
 
     def _delta_chunk(self, choice: SampledChoice, delta: Json, tokens: Sequence[Token]) -> Json:
@@ -169,7 +209,9 @@ class ChatCompletion:
         return bool(self._request.logprobs or self._request.return_token_ids)
 
     def _requested_prompt_ids(self) -> list[int] | None:
-        is_requested = self._request.return_token_ids and self.separate_prompt is None
+        is_requested = self._request.return_token_ids and (
+            self.separate_prompt is None or self._separates_choices
+        )
         return self._prompt_ids if is_requested else None
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
@@ -186,9 +228,7 @@ class ChatCompletion:
         return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
     def _usage_chunk(self) -> Json:
-        return self._writer.usage_chunk(self._usage())
+        return self._writer.usage_chunk(self._usage(self._choices))
 
-    def _usage(self) -> Json:
-        return usage_counts(
-            len(self._prompt_ids), sum(len(choice.tokens) for choice in self._choices)
-        )
+    def _usage(self, choices: Sequence[SampledChoice]) -> Json:
+        return usage_counts(len(self._prompt_ids), sum(len(choice.tokens) for choice in choices))

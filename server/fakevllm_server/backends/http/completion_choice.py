@@ -38,6 +38,9 @@ class SampledChoice:
     """The tokens and the text of one choice so far. `sample_choice` adds to this object."""
 
     index: int
+    """Index of the choice in the response."""
+    number: int
+    """Number of the choice in its request, which its seed depends on."""
     tokens: list[Token] = field(default_factory=list[Token])
     text: str = ""
     finish_reason: str = "length"
@@ -88,6 +91,17 @@ async def sample_choice(
     if rest:
         choice.text += rest
         yield Piece(rest, ())
+
+
+def tokens_apart(engine: TokenEngine, request: ChatRequest, choice: SampledChoice) -> Json:
+    """Return the tokens of a complete choice in the form that is sent apart from the answer."""
+    return {
+        "token_ids": [token.id for token in choice.tokens],
+        "logprobs": [token.logprob for token in choice.tokens],
+        "weight_versions": _version_spans(choice.tokens),
+        "allowed_tokens": requested_allowed_sets(engine, request, choice.tokens),
+        "finish_reason": choice.finish_reason,
+    }
 
 
 def requested_token_ids(request: ChatRequest, tokens: Sequence[Token]) -> list[int] | None:

@@ -1,5 +1,5 @@
-"""Sample several choices of one request at the same time: run all of them to their end, or merge
-their streams."""
+"""Sample several choices of one request at the same time: run all of them to their end, merge their
+streams, or yield each choice when it is complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
+
+from fakevllm_adapters.http.complete_choices import SentChoice
 
 Json = dict[str, Any]
 T = TypeVar("T")
@@ -41,6 +43,17 @@ async def stream_all(
             yield chunk
     if usage_chunk is not None:
         yield usage_chunk()
+
+
+def complete_all(
+    choices: Sequence[Coroutine[Any, Any, SentChoice]],
+) -> AsyncGenerator[SentChoice]:
+    """Run all `choices` at the same time, and yield the result of each as soon as it is known."""
+    return _merge([_only(choice) for choice in choices])
+
+
+async def _only(choice: Coroutine[Any, Any, T]) -> AsyncGenerator[T]:
+    yield await choice
 
 
 async def _merge(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:

@@ -11,6 +11,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+import orjson
+
+from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.complete_choices import SentChoice
 from fakevllm_adapters.protocol.packed_numbers import id_bytes
 from fakevllm_adapters.vllm_compat.chat_request import (
     allowed_new_tokens,
@@ -32,8 +36,14 @@ from fakevllm_server.backends.http.completion_choice import (
     requested_token_ids,
     requested_version_spans,
     sample_choice,
+    tokens_apart,
 )
-from fakevllm_server.backends.http.multiple_choices import drain, run_all, stream_all
+from fakevllm_server.backends.http.multiple_choices import (
+    complete_all,
+    drain,
+    run_all,
+    stream_all,
+)
 from fakevllm_server.backends.http.sampling_parameters import (
     check_model,
     sampling_for_choice,
@@ -90,7 +100,8 @@ class _PendingChunk:
 
 
 class TextCompletion:
-    """One /v1/completions request. Call either `answer` or `chunks`, exactly once.
+    """One /v1/completions request. Call one of `answer`, `chunks` and `complete_choices`, exactly
+    once.
 
     The constructor raises WireError for a request that vLLM would refuse.
     """
@@ -102,10 +113,11 @@ class TextCompletion:
         request_id: str | None,
         *,
         separates_prompt: bool = False,
+        separates_choices: bool = False,
     ) -> None:
         """Check the request and tokenize its prompts. If `separates_prompt` is True and there is
         one prompt, the response does not have its token ids, and the caller sends
-        `separate_prompt`."""
+        `separate_prompt`. If `separates_choices` is True, call `complete_choices`."""
         self._engine = engine
         self._request = request
         self._common = common = request.common
@@ -114,14 +126,18 @@ class TextCompletion:
         is_separate = separates_prompt and len(self._prompts) == 1
         self.separate_prompt = id_bytes(self._prompts[0].ids) if is_separate else None
         """The prompt's token ids to send in front of the response, or None."""
-        self._reports_prompt_ids = bool(common.return_token_ids) and not is_separate
+        self._separates_choices = separates_choices
+        self._reports_prompt_ids = bool(common.return_token_ids) and (
+            separates_choices or not is_separate
+        )
         self._continuations = [
             continuation
             for prompt in self._prompts
             for continuation in self._create_continuations(prompt)
         ]
-        for index, continuation in enumerate(self._continuations):
-            continuation.choice.index = index
+        for number, continuation in enumerate(self._continuations):
+            continuation.choice.number = number
+            continuation.choice.index = 0 if separates_choices else number
         self._writer = CompletionWriter(
             f"cmpl-{request_id or common.request_id or secrets.token_hex(8)}",
             int(time.time()),
@@ -140,6 +156,24 @@ class TextCompletion:
         meanwhile."""
         streams = [self._chunks_of(each) for each in self._continuations]
         return stream_all(streams, self._usage_chunk if self._common.include_usage else None)
+
+    def complete_choices(self) -> AsyncGenerator[SentChoice]:
+        """Sample all choices of the request. Yield each as soon as it is complete, with the answer
+        that a request for one choice would have got."""
+        return complete_all([self._complete(each) for each in self._continuations])
+
+    async def _complete(self, continuation: Continuation) -> SentChoice:
+        choice = continuation.choice
+        if self._common.stream:
+            chunks = [chunk async for chunk in self._chunks_of(continuation)]
+            if self._common.include_usage:
+                chunks.append(self._writer.usage_chunk(self._usage_of(continuation)))
+            answer = b"".join([*map(encode, chunks), DONE])
+        else:
+            await drain(self._pieces(continuation))
+            whole = self._whole_choice(continuation)
+            answer = orjson.dumps(self._writer.completion([whole], self._usage_of(continuation)))
+        return SentChoice(choice.number, tokens_apart(self._engine, self._common, choice), answer)
 
     def _encode(self, prompt: Prompt) -> EncodedPrompt:
         engine, common = self._engine, self._common
@@ -161,7 +195,7 @@ class TextCompletion:
         sampling = sampling_for_request(self._common, self._engine.default_sampling, limit)
         self._engine.check(sampling)
         return [
-            Continuation(prompt, sampling_for_choice(sampling, index), SampledChoice(index))
+            Continuation(prompt, sampling_for_choice(sampling, index), SampledChoice(index, index))
             for index in range(self._common.n or 1)
         ]
 
@@ -205,7 +239,7 @@ class TextCompletion:
             allowed_tokens=self._allowed_sets(choice.tokens) if is_last else None,
         )
         has_usage = self._common.wants_continuous_usage
-        usage = self._usage([continuation], [prompt]) if has_usage else None
+        usage = self._usage_of(continuation) if has_usage else None
         return self._writer.chunk(piece, usage, closes_stream=not self._common.include_usage)
 
     def _whole_choice(self, continuation: Continuation) -> TextChoice:
@@ -224,6 +258,8 @@ class TextCompletion:
         )
 
     def _allowed_sets(self, tokens: Sequence[Token]) -> Json | None:
+        if self._separates_choices:
+            return None
         return requested_allowed_sets(self._engine, self._common, tokens)
 
     def _text_with_echo(self, prompt: EncodedPrompt, text: str) -> str:
@@ -246,6 +282,9 @@ class TextCompletion:
 
     def _usage_chunk(self) -> Json:
         return self._writer.usage_chunk(self._usage(self._continuations, self._prompts))
+
+    def _usage_of(self, continuation: Continuation) -> Json:
+        return self._usage([continuation], [continuation.prompt])
 
     def _usage(
         self, continuations: Sequence[Continuation], prompts: Sequence[EncodedPrompt]

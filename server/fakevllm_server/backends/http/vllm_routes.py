@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from fakevllm_adapters.formats.sse import DONE, encode
+from fakevllm_adapters.http.answer_parts import PartEncoder
 from fakevllm_adapters.http.asgi import (
     ClientDisconnected,
     Headers,
@@ -24,6 +26,7 @@ from fakevllm_adapters.http.asgi import (
     reason_headers,
     wait_for_disconnect,
 )
+from fakevllm_adapters.http.complete_choices import CHOICES_HEADER, SentChoice
 from fakevllm_adapters.protocol.errors import WireError, bad_content_type, internal_error
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, sizes_header
 from fakevllm_adapters.vllm_compat.chat_request import parse_chat_request
@@ -44,14 +47,35 @@ VERSION = "0.33.0+fakevllm"
 
 
 class SampledRequest(Protocol):
-    """A request for chat completions or text completions. Call either `answer` or `chunks`, exactly
-    once."""
+    """A request for chat completions or text completions. Call one of `answer`, `chunks` and
+    `complete_choices`, exactly once."""
 
     separate_prompt: bytes | None
     """The prompt's token ids to send in front of the response, or None."""
 
     async def answer(self) -> Json: ...
     def chunks(self) -> AsyncGenerator[Json]: ...
+    def complete_choices(self) -> AsyncGenerator[SentChoice]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseForm:
+    """The form of a response that a client asks for by headers."""
+
+    request_id: str | None
+    separates_prompt: bool
+    """Whether the prompt's token ids precede the response."""
+    separates_choices: bool
+    """Whether each choice is sent as a part of the response when it is complete."""
+
+    @staticmethod
+    def of(request: Request) -> ResponseForm:
+        headers = request.headers
+        return ResponseForm(
+            headers.get("x-request-id"),
+            headers.get(PROMPTS_HEADER) == ASKED,
+            headers.get(CHOICES_HEADER) == ASKED,
+        )
 
 
 class PublicRoutes:
@@ -109,36 +133,44 @@ class PublicRoutes:
         return Response()
 
     async def chat(self, request: Request) -> Response:
-        async def respond() -> Response:
-            def prepare(raw: bytes) -> tuple[ChatCompletion, bool]:
-                body = parse_chat_request(raw)
-                engine = self._engine_for(body.model)
-                completion = ChatCompletion(
-                    engine, body, request_id, separates_prompt=separates_prompt
-                )
-                return completion, bool(body.stream)
-
-            request_id = request.headers.get("x-request-id")
-            separates_prompt = request.headers.get(PROMPTS_HEADER) == ASKED
-            completion, is_streamed = await self._prepared(request, prepare)
-            return await _sampled_response(request, completion, is_streamed=is_streamed)
-
-        return await _response_or_error(respond())
+        return await self._sampled(request, self._prepare_chat)
 
     async def completions(self, request: Request) -> Response:
-        async def respond() -> Response:
-            def prepare(raw: bytes) -> tuple[TextCompletion, bool]:
-                body = parse_completion_request(raw)
-                engine = self._engine_for(body.common.model)
-                completion = TextCompletion(
-                    engine, body, request_id, separates_prompt=separates_prompt
-                )
-                return completion, bool(body.common.stream)
+        return await self._sampled(request, self._prepare_completions)
 
-            request_id = request.headers.get("x-request-id")
-            separates_prompt = request.headers.get(PROMPTS_HEADER) == ASKED
-            completion, is_streamed = await self._prepared(request, prepare)
-            return await _sampled_response(request, completion, is_streamed=is_streamed)
+    def _prepare_chat(self, form: ResponseForm, raw: bytes) -> tuple[SampledRequest, bool]:
+        body = parse_chat_request(raw)
+        completion = ChatCompletion(
+            self._engine_for(body.model),
+            body,
+            form.request_id,
+            separates_prompt=form.separates_prompt,
+            separates_choices=form.separates_choices,
+        )
+        return completion, bool(body.stream)
+
+    def _prepare_completions(self, form: ResponseForm, raw: bytes) -> tuple[SampledRequest, bool]:
+        body = parse_completion_request(raw)
+        completion = TextCompletion(
+            self._engine_for(body.common.model),
+            body,
+            form.request_id,
+            separates_prompt=form.separates_prompt,
+            separates_choices=form.separates_choices,
+        )
+        return completion, bool(body.common.stream)
+
+    async def _sampled(
+        self,
+        request: Request,
+        prepare: Callable[[ResponseForm, bytes], tuple[SampledRequest, bool]],
+    ) -> Response:
+        async def respond() -> Response:
+            form = ResponseForm.of(request)
+            sampled, is_streamed = await self._prepared(request, partial(prepare, form))
+            if form.separates_choices:
+                return _separate_choices(sampled)
+            return await _sampled_response(request, sampled, is_streamed=is_streamed)
 
         return await _response_or_error(respond())
 
@@ -197,11 +229,40 @@ async def _response_or_error(response: Awaitable[Response]) -> Response:
         return _json(error.body, error.status)
 
 
+def _prompt_headers(sampled: SampledRequest) -> dict[str, str]:
+    """Return the header that has the size of the prompt in front of the response, if there is
+    one."""
+    prompt = sampled.separate_prompt
+    return {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
+
+
+def _separate_choices(sampled: SampledRequest) -> Response:
+    encoder = PartEncoder()
+    response = StreamingResponse(_choice_parts(sampled, encoder), headers=_prompt_headers(sampled))
+    response.raw_headers += encoder.headers
+    return response
+
+
+async def _choice_parts(sampled: SampledRequest, encoder: PartEncoder) -> AsyncIterator[bytes]:
+    """Yield the prompt, and then each choice as a part of the response when it is complete."""
+    if sampled.separate_prompt is not None:
+        yield sampled.separate_prompt
+    try:
+        async with aclosing(sampled.complete_choices()) as choices:
+            async for choice in choices:
+                yield encoder.part(choice.to_part())
+    # Translated: the status is already sent, so the error becomes a part of the response.
+    except Exception as exception:
+        traceback.print_exc()
+        error = exception if isinstance(exception, WireError) else internal_error()
+        yield encoder.part(SentChoice(0, error.body, b"").to_part())
+    yield encoder.end()
+
+
 async def _sampled_response(
     request: Request, sampled: SampledRequest, *, is_streamed: bool
 ) -> Response:
-    prompt = sampled.separate_prompt
-    headers = {} if prompt is None else {PROMPTS_HEADER: sizes_header([prompt])}
+    prompt, headers = sampled.separate_prompt, _prompt_headers(sampled)
     if is_streamed:
         return StreamingResponse(_events(sampled), headers=headers, media_type="text/event-stream")
     answer = orjson.dumps(await _cancel_on_disconnect(request.receive, sampled.answer()))

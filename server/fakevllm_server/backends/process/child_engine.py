@@ -98,7 +98,7 @@ class ChildEngine:
             info["max_model_len"],
             info["default_sampling"],
             reports_allowed=info["reports_allowed"],
-            separates_prompts=True,
+            is_bundled=True,
             holds_policies=True,
             gate=self._gate,
         )

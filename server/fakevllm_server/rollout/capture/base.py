@@ -189,6 +189,20 @@ class CallCapture(ABC):
         """Record the prompt's token ids. Several captures may share the list."""
         self._prompt_ids = prompt_ids
 
+    def complete_answer(self, tokens: Json, answer: bytes) -> bytes:
+        """Record the tokens of an answer that the engine sent apart from it, as `SentChoice`
+        describes them. Return the answer in the form in which vLLM writes it.
+
+        Raises ValueError, TypeError or LookupError if the tokens are malformed.
+        """
+        self._ids += checked_ids(tokens["token_ids"])
+        self._logprobs += tokens["logprobs"]
+        self._completion_tokens = len(self._ids)
+        self._record_end(tokens)
+        if self._hides_logprobs or self.body.get("stream") is True:
+            return answer
+        return _as_vllm_writes(orjson.loads(answer))
+
     def event(self, event: bytes) -> bytes:
         """Record one event of a stream, and return the bytes to send to the app now.
 
@@ -326,6 +340,10 @@ class CallCapture(ABC):
         self._take_tokens()
         self._ids.extend([_checked_id(id) for id in choice.get("token_ids") or ()])
         self._logprobs.extend(self._logprobs_in(choice))
+        self._record_end(choice)
+
+    def _record_end(self, choice: Json) -> None:
+        """Record finish reason, allowed tokens and weight versions of a choice, if it has them."""
         reason: Any = choice.get("finish_reason")
         if reason is not None and not isinstance(reason, str):
             raise TypeError(f"finish_reason must be a string, got {reason!r:.100}")

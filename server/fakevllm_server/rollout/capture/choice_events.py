@@ -15,6 +15,8 @@ from typing import Any, cast
 import orjson
 
 from fakevllm_adapters.formats.sse import SseDecoder, data_of
+from fakevllm_adapters.http.answer_parts import PartDecoder
+from fakevllm_adapters.http.complete_choices import SentChoice
 from fakevllm_server.rollout.capture.answer_forms import CHAT, WholeForm
 from fakevllm_server.rollout.capture.prompt_ids import RepeatedPrompt
 from fakevllm_server.types.number_arrays import IdArray
@@ -101,6 +103,35 @@ class ChoiceSplitter:
             choice.data.append(data)
             if _FINISH.search(data):
                 yield self._running.pop(choice.index)
+
+
+class PartReader:
+    """The reader of a response with `num` choices, each of which the engine sends when it is
+    complete."""
+
+    def __init__(self, num: int, content_type: str) -> None:
+        """Create the reader. Raises ValueError if the response has another content type."""
+        self._decoder = PartDecoder(content_type)
+        self._running = set(range(num))
+
+    @property
+    def num_running(self) -> int:
+        """Number of choices that are not complete."""
+        return len(self._running)
+
+    def feed(self, chunk: bytes) -> Iterator[SentChoice]:
+        """Yield the choices that this part of the response completes.
+
+        Raises EngineStreamError if the engine reports an error, and ValueError if a part is
+        malformed.
+        """
+        for part in self._decoder.feed(chunk):
+            choice = SentChoice.from_part(part)
+            if "error" in choice.tokens:
+                raise EngineStreamError(choice.tokens)
+            if choice.index in self._running:
+                self._running.remove(choice.index)
+                yield choice
 
 
 def _check_without_choices(data: bytes | None) -> None:

@@ -1,8 +1,9 @@
 """Capture of one LLM call that samples several siblings, as the choices of the call.
 
-The engine is always asked for a stream, so that each choice can be answered as soon as it is
-complete. Each choice is captured as a call of its own, with its own tokens and usage, and gets the
-answer that a call of its own would have had: a stream, or a whole answer.
+The engine is asked for a stream, or to send each choice when it is complete, so that a choice can
+be answered before the others are complete. Each choice is captured as a call of its own, with its
+own tokens and usage, and gets the answer that a call of its own would have had: a stream, or a
+whole answer.
 
 The module does no I/O.
 """
@@ -13,12 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from fakevllm_adapters.http.complete_choices import SentChoice
 from fakevllm_server.rollout.capture.answer_forms import AnswerForms, WholeForm, has_reasoning
 from fakevllm_server.rollout.capture.base import CallCapture
 from fakevllm_server.rollout.capture.choice_events import (
     ChoiceEvents,
     ChoiceSplitter,
     EngineStreamError,
+    PartReader,
     usage_chunk,
     usage_of,
     whole_answer,
@@ -41,6 +44,10 @@ class CannotShare(Exception):
 
 
 _PARSES_REASONING = "the engine reads the reasoning of a stream differently"
+
+
+EndedChoice = ChoiceEvents | SentChoice
+"""What the engine sent of a choice that has ended: its events, or its answer and its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +103,32 @@ class SharedCapture:
             "n": num,
             "stream_options": options | _STREAM_OPTIONS,
         }
-        """Request body for the engine."""
+        """Request body for an engine that streams the choices."""
+        self.complete_body: Json = body | {"n": num}
+        """Request body for an engine that sends each choice when it is complete."""
+        if first.requests_allowed:
+            self.complete_body["return_allowed_tokens"] = True
         self.hides_prompt_ids = first.hides_prompt_ids
         """Whether no sibling's answer shows the prompt's token ids."""
         self._prompt_ids: IdArray | None = None
         self._failure: Exception | None = None
         """Error that ended the stream; None while there is none."""
-        self._splitter = ChoiceSplitter(num, removes_prompt_ids=self.hides_prompt_ids)
+        self._reader: ChoiceSplitter | PartReader = ChoiceSplitter(
+            num, removes_prompt_ids=self.hides_prompt_ids
+        )
 
     @property
     def is_complete(self) -> bool:
         """Whether all choices are complete."""
-        return self._splitter.num_running == 0
+        return self._reader.num_running == 0
+
+    def read_parts(self, content_type: str) -> None:
+        """Prepare for a response that has each choice as a part, in place of a stream. Raises
+        CannotShare if the response has another content type."""
+        try:
+            self._reader = PartReader(self._num, content_type)
+        except ValueError as error:
+            raise _malformed(error) from error
 
     def use_prompt_ids(self, prompt_ids: IdArray) -> None:
         """Record the prompt's token ids, which precede the engine's stream."""
@@ -118,26 +139,26 @@ class SharedCapture:
         `complete` do together."""
         return self.complete(self.split(chunk))
 
-    def split(self, chunk: bytes) -> list[ChoiceEvents]:
-        """Return the events of the choices that end in this part of the engine's stream. Pass them
+    def split(self, chunk: bytes) -> list[EndedChoice]:
+        """Return what the engine sent of the choices that end in this part of its response. Pass it
         to `complete` before the next part is split.
 
         Raises the error that ended the stream before, if there was one.
         """
         if self._failure is not None:
             raise self._failure
-        ended: list[ChoiceEvents] = []
+        ended: list[EndedChoice] = []
         try:
-            ended.extend(self._splitter.feed(chunk))
+            ended.extend(self._reader.feed(chunk))
         except EngineStreamError as error:
             self._failure = error
         except _MALFORMED as error:
             self._failure = _malformed(error)
         return ended
 
-    def complete(self, ended: Sequence[ChoiceEvents]) -> list[CompleteChoice]:
-        """Return the answers of choices that have ended. This takes 20 ms for 1000 tokens, so use a
-        worker thread for long answers.
+    def complete(self, ended: Sequence[EndedChoice]) -> list[CompleteChoice]:
+        """Return the answers of choices that have ended. With events, this takes 20 ms for 1000
+        tokens, so use a worker thread for long answers.
 
         Raises EngineStreamError if the engine has reported an error, and CannotShare if the stream
         is not as vLLM writes it. If there are complete choices, they are returned, and `split`
@@ -145,8 +166,8 @@ class SharedCapture:
         """
         choices: list[CompleteChoice] = []
         try:
-            for events in ended:
-                choices.append(self._complete(events))
+            for choice in ended:
+                choices.append(self._complete(choice))
         except CannotShare as error:
             self._failure = error
         except _MALFORMED as error:
@@ -155,17 +176,25 @@ class SharedCapture:
             raise self._failure
         return choices
 
-    def _complete(self, events: ChoiceEvents) -> CompleteChoice:
+    def _new_capture(self, prompt_ids: IdArray | None) -> CallCapture:
         capture = self._create_capture(self._body)
-        prompt_ids = events.prompt_ids if self._prompt_ids is None else self._prompt_ids
+        prompt_ids = prompt_ids if self._prompt_ids is None else self._prompt_ids
         if prompt_ids is not None:
             capture.use_prompt_ids(prompt_ids)
-        chunks = events.chunks()
+        return capture
+
+    def _complete(self, choice: EndedChoice) -> CompleteChoice:
+        if isinstance(choice, SentChoice):
+            capture = self._new_capture(None)
+            answer = capture.complete_answer(choice.tokens, choice.answer)
+            return CompleteChoice(choice.index, answer, capture)
+        capture = self._new_capture(choice.prompt_ids)
+        chunks = choice.chunks()
         if self._whole_form is not None:
             answer = self._whole_answer(capture, chunks, self._whole_form)
         else:
             answer = self._stream(capture, chunks)
-        return CompleteChoice(events.index, answer, capture)
+        return CompleteChoice(choice.index, answer, capture)
 
     def _whole_answer(self, capture: CallCapture, chunks: list[Json], form: WholeForm) -> bytes:
         if any(has_reasoning(chunk["choices"][0].get("delta") or {}) for chunk in chunks):

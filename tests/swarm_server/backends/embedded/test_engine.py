@@ -262,4 +262,36 @@ async def test_automatic_threads_are_one_in_lockstep(
 ) -> None:
     make_engine(torch_threads=None, lockstep=True)
 
-    assert "torch threads: 1," in capfd.readouterr().err
+    assert "and 1 torch threads\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [({}, "the fused forward pass, in torch.float32"), ({"dtype": "bfloat16"}, "own forward pass")],
+)
+def test_the_engine_says_at_start_up_how_it_decodes(
+    make_engine: EngineMaker,
+    capfd: pytest.CaptureFixture[str],
+    settings: dict[str, Any],
+    expected: str,
+) -> None:
+    make_engine(**settings)
+
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "decoding by" in line]
+    assert expected in line and "attention fakevllm_grouped_sdpa" in line
+
+
+async def test_in_lockstep_answers_before_a_prompt_do_not_change_its_bits(
+    make_engine: EngineMaker,
+) -> None:
+    async def answer(engine: Any, prompt: list[int]) -> list[Token]:
+        return await collect(
+            engine.generate(prompt, Sampling(max_tokens=40, seed=1, ignore_eos=True))
+        )
+
+    prompt = [7 + number % 500 for number in range(80)]
+    one, other = make_engine(lockstep=True), make_engine(lockstep=True)
+    whole = [*prompt, *(token.id for token in await answer(one, prompt))]
+
+    assert await answer(one, whole) == await answer(other, whole)
+    assert await answer(one, whole[:-1]) == await answer(other, whole[:-1])

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from fakevllm_adapters.formats.sse import DONE, SseDecoder, parse_event
+from fakevllm_adapters.http.answer_parts import PartDecoder
+from fakevllm_adapters.http.complete_choices import CHOICES_HEADER, SentChoice
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
@@ -268,6 +271,63 @@ async def test_the_ids_of_several_prompts_stay_in_the_answer(http: httpx.AsyncCl
         list(b"hi"),
         list(b"ho"),
     ]
+
+
+class StaggeredEngine(FakeEngine):
+    """An engine that answers a request with seed 7 only after another request, and refuses requests
+    with seed 9."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_answered = asyncio.Event()
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[list[Token]]:
+        if sampling.seed == 9:
+            raise unavailable("Any sentence.", OutageReason.ENGINE_BUSY)
+        if sampling.seed == 7:
+            await self.has_answered.wait()
+        async for tokens in super().generate(prompt_ids, sampling):
+            yield tokens
+        self.has_answered.set()
+
+
+def sent_choices(response: httpx.Response) -> list[SentChoice]:
+    (size,) = parse_sizes(response.headers[PROMPTS_HEADER])
+    assert ids_from_bytes(response.content[:size])
+    decoder = PartDecoder(response.headers["content-type"])
+    return [SentChoice.from_part(part) for part in decoder.feed(response.content[size:])]
+
+
+COMPLETE_CHOICES = {PROMPTS_HEADER: ASKED, CHOICES_HEADER: ASKED}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body"), [("/v1/chat/completions", CHAT_BODY), ("/v1/completions", {"prompt": "hi"})]
+)
+async def test_each_choice_is_sent_when_it_is_complete_if_the_client_asks_for_it(
+    path: str, body: Json, streams: bool
+) -> None:
+    body = body | {"stream": streams, "max_tokens": 3}
+    async with client_for(StaggeredEngine()) as http:
+        response = await http.post(path, json=body | {"n": 2, "seed": 7}, headers=COMPLETE_CHOICES)
+        choices = sent_choices(response)
+        own = await http.post(path, json=body | {"seed": 8})
+    assert [choice.index for choice in choices] == [1, 0]
+    assert choices[0].answer.count(b'"index":0') == own.content.count(b'"index":0')
+    assert own.content.endswith(DONE) == choices[0].answer.endswith(DONE) == streams
+    assert len(choices[0].tokens["token_ids"]) == len(choices[0].tokens["logprobs"]) == 3
+
+
+async def test_an_error_of_one_choice_is_sent_after_the_others_are_complete() -> None:
+    body = CHAT_BODY | {"n": 3, "seed": 7}
+    async with client_for(StaggeredEngine()) as http:
+        response = await http.post("/v1/chat/completions", json=body, headers=COMPLETE_CHOICES)
+    *complete, error = sent_choices(response)
+    assert [choice.index for choice in complete] == [1, 0]
+    assert error.tokens["error"]["message"] == "Any sentence."
 
 
 class BusyEngine(FakeEngine):

@@ -14,15 +14,28 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.fused_forward import fused_forward
-from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, CacheShape, KvCache
+from fakevllm_server.backends.embedded.decode.cuda_graphs import GraphedForward
+from fakevllm_server.backends.embedded.decode.forward_choice import ForwardChoice
+from fakevllm_server.backends.embedded.decode.fused_forward import FusedForward, fused_forward
+from fakevllm_server.backends.embedded.decode.kv_cache import (
+    CachedPrefix,
+    CacheShape,
+    KvCache,
+    SharedPrefix,
+    joined,
+)
 from fakevllm_server.backends.embedded.decode.logits_processors import (
     LogitsProcessor,
     process_logits,
 )
+from fakevllm_server.backends.embedded.decode.prefill_cache import PrefillCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampler import SamplingRows, sample
 from fakevllm_server.types.sampling import Token
+
+MIN_SHARED_TOKENS = 128
+"""Minimum number of tokens of a prompt whose rows share its keys and values. A shorter prompt is
+read faster once per row than in two parts."""
 
 
 class Decoder:
@@ -34,14 +47,12 @@ class Decoder:
         model: PreTrainedModel,
         cache: KvCache,
         eos_ids: frozenset[int],
-        *,
-        may_fuse: bool = True,
+        forward: ForwardChoice = ForwardChoice(),
     ) -> None:
-        """Create a decoder. `may_fuse` allows the fused forward pass, for models that have one."""
         self.rows: list[DecodeRequest] = []
         self.cache = cache
         self._eos_ids = eos_ids
-        self._may_fuse = may_fuse
+        self._forward = forward
         self._sampling: SamplingRows | None = None
         """Sampling settings of the current rows; None after the rows have changed."""
         self._processors: list[tuple[int, LogitsProcessor]] = []
@@ -52,20 +63,39 @@ class Decoder:
     def use_model(self, model: PreTrainedModel) -> None:
         """Decode with another model object. Its cached keys and values have the same shape."""
         self._model: Any = model
-        self._fused = fused_forward(model) if self._may_fuse else None
+        self._fused = fused_forward(model) if self._forward.is_fused else None
+        self._step: FusedForward | GraphedForward | None = self._fused
+        new_graph = self._forward.new_graph
+        # A graph has fixed shapes, and prompts that are shared have many.
+        self._can_share = self._fused is not None and new_graph is None
+        if self._fused is not None and new_graph is not None:
+            self._step = GraphedForward(self._fused, self.cache.max_length, new_graph)
 
-    def join(self, request: DecodeRequest, *parts: CachedPrefix) -> None:
-        """Add a request to the batch as a new row. The parts together have the keys and values of
-        all ids of the request (prompt and sampled tokens) except the last id."""
-        assert sum(part.num_tokens for part in parts) == len(request.ids) - 1, "one id is left"
-        self.cache.add_row(*parts)
-        self.rows.append(request)
+    def start_prefill(
+        self, prompts: dict[bytes, list[int]], known: Sequence[Sequence[CachedPrefix]] = ()
+    ) -> Prefill:
+        return Prefill(self._model, self._fused, self.cache.shape, prompts, known)
+
+    def join(self, requests: Sequence[DecodeRequest], parts: Sequence[CachedPrefix]) -> None:
+        """Add requests with equal ids to the batch, each as a new row. The parts together have the
+        keys and values of all ids of a request (prompt and sampled tokens) except the last id. If
+        there are several requests, their rows share these keys and values, if they can."""
+        num_tokens = sum(part.num_tokens for part in parts)
+        assert all(num_tokens == len(one.ids) - 1 for one in requests), "one id is left"
+        shared = None
+        if self._can_share and num_tokens >= MIN_SHARED_TOKENS:
+            key = requests[0].prefix_key
+            shared = self.cache.shared_prefix(key)
+            if shared is None and len(requests) > 1:
+                shared = SharedPrefix(key, joined(parts))
+        for request in requests:
+            self.cache.add_row(*(parts if shared is None else ()), shared=shared)
+            self.rows.append(request)
         self._sampling = None
 
     def advance(self, version: int) -> list[DecodeRequest]:
-        """Sample one token for every row, and return the requests of these rows. Then remove the
-        rows whose request has finished. `version` is the weight version to record with the tokens.
-        """
+        """Sample one token for every row, and return the requests of these rows. `version` is the
+        weight version to record with the tokens. Afterwards, remove the rows that have finished."""
         assert self.rows, "nothing to decode"
         rows = list(self.rows)
         sampling = self._sampling or self._settings(rows)
@@ -75,7 +105,6 @@ class Decoder:
         sampled = sample(logits, sampling, [row.rng.random() for row in rows])
         for row, token_id, logprob, top, allowed in zip(rows, *sampled, strict=True):
             row.take(Token(token_id, logprob, version, top, allowed), self._eos_ids)
-        self.drop([index for index, row in enumerate(rows) if row.finished])
         return rows
 
     def _settings(self, rows: list[DecodeRequest]) -> SamplingRows:
@@ -92,8 +121,8 @@ class Decoder:
         in the KV cache. Return the logits of the next tokens, [rows, vocabulary]."""
         positions = self.cache.begin([len(row.ids) - 1 for row in self.rows])
         ids = torch.tensor([row.ids[-1] for row in self.rows], device=positions.device)
-        if self._fused is not None:
-            return self._fused.logits(ids, positions, self.cache)
+        if self._step is not None:
+            return self._step.logits(ids, positions, self.cache)
         output = self._model(
             input_ids=ids[:, None],
             position_ids=positions[:, None],
@@ -110,10 +139,6 @@ class Decoder:
             if index < len(self.rows):
                 self.rows[index] = last
             self._sampling = None
-
-    def drop_cancelled(self) -> None:
-        if any(row.cancelled for row in self.rows):
-            self.drop([index for index, row in enumerate(self.rows) if row.cancelled])
 
     def drop_for_memory(self) -> list[DecodeRequest]:
         """Remove rows until the KV cache has memory for one more token in each remaining row, or
@@ -142,39 +167,40 @@ class Prefill:
     def __init__(
         self,
         model: PreTrainedModel,
+        fused: FusedForward | None,
+        shape: CacheShape,
         prompts: dict[bytes, list[int]],
         known: Sequence[Sequence[CachedPrefix]] = (),
     ) -> None:
         self._model: Any = model
+        self._fused = fused
         self._prompts = prompts
-        self._cache = DynamicCache()
-        self._done = sum(part.num_tokens for part in known[0]) if known else 0
         longest = max(map(len, prompts.values()))
         # Padding is on the right, so that under the causal mask no real token attends to it.
         rows = [prompt + [0] * (longest - len(prompt)) for prompt in prompts.values()]
-        self._ids = torch.tensor(rows, device=model.device)
-        if self._done:
-            keys = torch.stack([torch.cat([part.keys for part in parts], 2) for parts in known])
-            values = torch.stack([torch.cat([part.values for part in parts], 2) for parts in known])
-            for layer in range(keys.shape[1]):
-                self._cache.update(keys[:, layer], values[:, layer], layer)
+        self._ids = torch.tensor(rows, device=shape.device)
+        self._cache = PrefillCache(shape, len(rows), longest)
+        for row, parts in enumerate(known):
+            self._cache.fill(row, parts)
 
     def advance(self, max_tokens: int) -> bool:
         """Run the next part of the prefill, which has at most `max_tokens` tokens, padding
         included, but at least one token of each prompt. Return True if it was the last part."""
-        end = self._done + max(1, max_tokens // len(self._ids))
-        piece = self._ids[:, self._done : end]
-        # The logits are unused; one position is the minimum that can be requested.
-        self._model(input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
-        self._done += piece.shape[1]
-        return self._done == self._ids.shape[1]
+        begin = self._cache.length
+        piece = self._ids[:, begin : begin + max(1, max_tokens // len(self._ids))]
+        if self._fused is not None:
+            self._fused.prefill(piece, begin, self._cache.filled)
+        else:
+            # The logits are unused; one position is the minimum that can be requested.
+            self._model(
+                input_ids=piece, past_key_values=self._cache, use_cache=True, logits_to_keep=1
+            )
+        self._cache.length = begin + piece.shape[1]
+        return self._cache.length == self._ids.shape[1]
 
     def result(self) -> dict[bytes, CachedPrefix]:
-        layers: list[Any] = self._cache.layers
-        keys = torch.stack([layer.keys for layer in layers])
-        values = torch.stack([layer.values for layer in layers])
         return {
-            key: CachedPrefix(keys[:, row], values[:, row]).part(0, len(prompt)).copy()
+            key: self._cache.prefix(row, len(prompt))
             for row, (key, prompt) in enumerate(self._prompts.items())
         }
 

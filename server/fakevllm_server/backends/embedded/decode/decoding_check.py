@@ -5,12 +5,19 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill, cache_shape
+from fakevllm_server.backends.embedded.decode.cuda_graphs import GraphMaker
+from fakevllm_server.backends.embedded.decode.decoder import (
+    MIN_SHARED_TOKENS,
+    Decoder,
+    cache_shape,
+)
+from fakevllm_server.backends.embedded.decode.forward_choice import ForwardChoice
 from fakevllm_server.backends.embedded.decode.fused_forward import is_fusible
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
@@ -22,33 +29,44 @@ TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 a deep model, and far below the effect of a wrong position or mask."""
 
 
-def check_decoding(model: PreTrainedModel, max_model_len: int) -> bool:
+def check_decoding(
+    model: PreTrainedModel, max_model_len: int, new_graph: GraphMaker | None = None
+) -> ForwardChoice:
     """Check that batched decoding gives the same logits as plain forward passes of the model. The
-    check decodes two rows of different lengths, of which the second joins the batch one step later.
+    check decodes two rows of different lengths, of which the second joins the batch later,
+    and then two rows that share a prompt.
 
-    Return whether the fused forward pass may be used. If only this pass fails or gives other
-    logits, the model is decoded with its own forward pass. Raises BackendError if that is wrong
-    too.
+    Return how the model is decoded: by the fused forward pass in graphs, by the fused forward pass,
+    or by its own forward pass. It is the first of these that the model and the device have and that
+    gives the right logits. Raises BackendError if none does.
     """
-    if is_fusible(model):
+    for choice in _candidates(model, new_graph):
         try:
-            _check(model, max_model_len, "the fused forward pass", may_fuse=True)
+            _check(model, max_model_len, choice)
         except BackendError as error:
-            print(f"{error}: its own forward pass is used, which is slower", file=sys.stderr)
+            if not choice.is_fused:
+                raise BackendError(f"{error}: choose another --model") from error
+            print(f"{error}: a slower way is used", file=sys.stderr)
         else:
-            return True
-    try:
-        _check(model, max_model_len, "the embedded engine", may_fuse=False)
-    except BackendError as error:
-        raise BackendError(f"{error}: choose another --model") from error
-    return False
+            return choice
+    raise AssertionError("the last candidate is returned or raises")
 
 
-def _check(model: PreTrainedModel, max_model_len: int, name: str, *, may_fuse: bool) -> None:
-    """Raise BackendError if decoding with or without the fused forward pass fails or is wrong.
-    `name` says in the message what is checked."""
+def _candidates(
+    model: PreTrainedModel, new_graph: GraphMaker | None
+) -> Generator[ForwardChoice, None, None]:
+    if is_fusible(model):
+        if new_graph is not None:
+            yield ForwardChoice(new_graph=new_graph)
+        yield ForwardChoice()
+    yield ForwardChoice(is_fused=False)
+
+
+def _check(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> None:
+    """Raise BackendError if decoding in this way fails or is wrong."""
+    name = str(choice) if choice.is_fused else "the embedded engine"
     try:
-        worst = _worst_difference(model, max_model_len, may_fuse=may_fuse)
+        worst = _worst_difference(model, max_model_len, choice)
     # A model that does not fit fails in its own code, with any exception.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -60,38 +78,49 @@ def _check(model: PreTrainedModel, max_model_len: int, name: str, *, may_fuse: b
 
 
 @torch.inference_mode()
-def _worst_difference(model: PreTrainedModel, max_model_len: int, *, may_fuse: bool) -> float:
+def _worst_difference(model: PreTrainedModel, max_model_len: int, choice: ForwardChoice) -> float:
     """Return the largest difference between the logits of batched decoding and of plain forward
     passes, as a fraction of the largest logit. Return infinity if a logit is NaN."""
     network: Any = model
     rng = random.Random(0)
     vocab_size = model.config.get_text_config().vocab_size
-    first, second = (
-        [rng.randrange(vocab_size) for _ in range(min(length, max_model_len))] for length in (9, 6)
+    first, second, long = (
+        [rng.randrange(vocab_size) for _ in range(max(1, min(length, max_model_len - left)))]
+        for length, left in ((6, 5), (4, 3), (MIN_SHARED_TOKENS + 1, 1))
     )
+    # Between two changes of the rows are two steps, because the second one replays a graph.
+    joining = {0: [first], 2: [second], 4: [long, list(long)]}
     cache = KvCache(
-        cache_shape(model), max_rows=2, max_length=max_model_len, max_cells=2 * max_model_len
+        cache_shape(model),
+        max_rows=4,
+        max_length=max_model_len,
+        max_cells=4 * max_model_len,
+        has_static_width=choice.new_graph is not None,
     )
-    decoder = Decoder(model, cache, frozenset(), may_fuse=may_fuse)
+    decoder = Decoder(model, cache, frozenset(), choice)
     worst = 0.0
-    _join(decoder, model, first[:-3])
-    for step in range(3):
-        if step == 1:
-            _join(decoder, model, second[:-2])
+    for step in range(6):
+        if step in joining:
+            _join(decoder, joining[step])
         logits = decoder.logits().float()
-        for index, (row, ids) in enumerate(zip(decoder.rows, (first, second), strict=False)):
+        for index, row in enumerate(decoder.rows):
             inputs = torch.tensor([row.ids], device=model.device)
             plain = network(input_ids=inputs, use_cache=False).logits[0, -1].float()
             difference = (logits[index] - plain).abs().max() / (plain.abs().max() + 1e-6)
             is_nan = bool(difference != difference)
             worst = float("inf") if is_nan else max(worst, difference.item())
-            row.ids.append(ids[len(row.ids)] if len(row.ids) < len(ids) else 0)
+            row.ids.append(rng.randrange(vocab_size))
     return worst
 
 
-def _join(decoder: Decoder, model: PreTrainedModel, ids: list[int]) -> None:
-    request = DecodeRequest(list(ids), 1, Sampling(), random.Random(0), stream=None)
-    prefill = Prefill(model, {request.prefix_key: ids[:-1]})
-    while not prefill.advance(max_tokens=2):
+def _join(decoder: Decoder, prompts: list[list[int]]) -> None:
+    """Prefill equal prompts, and add them to the batch."""
+    requests = [DecodeRequest(ids, 1, Sampling(), random.Random(0), stream=None) for ids in prompts]
+    key, prefix = requests[0].prefix_key, requests[0].prefix
+    if not prefix:
+        decoder.join(requests, [])
+        return
+    prefill = decoder.start_prefill({key: prefix})
+    while not prefill.advance(max_tokens=max(2, len(prefix) // 2)):
         pass
-    decoder.join(request, prefill.result()[request.prefix_key])
+    decoder.join(requests, [prefill.result()[key]])

@@ -1,18 +1,21 @@
-"""The forward pass of one decode iteration, with few calls of torch, for models that are built like
-Llama.
+"""The forward pass of a decode iteration and of a prefill, with few calls of torch, for models that
+are built like Llama.
 
 In a small model on a CPU, most of the time of an iteration is spent between the calls of torch, and
 in copies. This forward pass
 
     multiplies once for queries, keys and values, and once for the two inputs of the MLP,
     reads keys and values where they lie in the KV cache, although several query heads share them,
+    reads those of a prompt that several rows share once for all of them,
+    leaves out what nothing reads of the last layer of a prefill,
     takes the rotary angles from a table.
 
 The weights stay parameters of the model under their own names: each is a view of a part of a joined
 matrix. Weights that are copied into the model in place are therefore in use at once.
 
-The module is for float32 on a CPU. Every other model is decoded with its own forward pass. The
-check at start-up (`decoding_check`) compares whichever is used with the model itself.
+The module is for float32 on a CPU, and for CUDA, where it has not been run yet. Every other model
+is decoded with its own forward pass. The check at start-up (`decoding_check`) compares whichever is
+used with the model itself.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
+from fakevllm_server.backends.embedded.decode import shared_attention
+from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, KvCache
 from fakevllm_server.backends.embedded.weights import adapters_of
 from fakevllm_server.backends.torch_forest import autocast
 
@@ -82,32 +86,59 @@ class FusedForward:
         """Compute the logits of the next token of each row, [rows, vocabulary], and store the keys
         and values of the given tokens. `ids` and `positions` are [rows]. Call `begin` of the cache
         first."""
-        cos, sin = self._angles(positions, cache.width)
+        angles = self._angles(positions, cache.length)
         mask = cache.mask()
         hidden = functional.embedding(ids, self._embedding)
         for index, layer in enumerate(self._layers):
-            hidden = self._attend(index, layer, hidden, cos, sin, mask, cache)
-            gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(
-                2, dim=-1
-            )
-            hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down_transposed)
+            queries, keys, values = self._project(layer, hidden, angles)
+            attended = self._attend(index, queries, cache.store(index, keys, values), mask, cache)
+            hidden = self._after_attention(layer, hidden, attended)
         return functional.linear(self._norm(hidden, self._final_norm), self._head)
 
-    def _attend(
-        self,
-        index: int,
-        layer: _Layer,
-        hidden: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        mask: Tensor,
-        cache: KvCache,
-    ) -> Tensor:
-        rows, dim = len(hidden), self._head_dim
+    def prefill(self, ids: Tensor, begin: int, known: CachedPrefix) -> None:
+        """Store the keys and values of a part of several prompts, [prompts, tokens], which begins
+        at the position `begin`. `known` has room for all of them: [layers, prompts, heads, tokens,
+        head dim] each."""
+        num_prompts, num_tokens = ids.shape
+        end = begin + num_tokens
+        positions = torch.arange(begin, end, device=ids.device).repeat(num_prompts)
+        angles = self._angles(positions, end)
+        # Without a mask, torch skips the half that is hidden. It assumes that no token was before.
+        mask = (
+            torch.ones(num_tokens, end, dtype=torch.bool, device=ids.device).tril_(begin)
+            if begin
+            else None
+        )
+        hidden = functional.embedding(ids.flatten(), self._embedding)
+        for index, layer in enumerate(self._layers):
+            projected = self._project(layer, hidden, angles)
+            queries, keys, values = (
+                part.view(num_prompts, num_tokens, -1, self._head_dim).transpose(1, 2)
+                for part in projected
+            )
+            known.keys[index, :, :, begin:end] = keys
+            known.values[index, :, :, begin:end] = values
+            if layer is self._layers[-1]:
+                return  # Nothing reads its output.
+            attended = functional.scaled_dot_product_attention(
+                queries,
+                known.keys[index, :, :, :end],
+                known.values[index, :, :, :end],
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=self._scaling,
+                enable_gqa=True,
+            )
+            hidden = self._after_attention(layer, hidden, attended.transpose(1, 2))
+
+    def _project(
+        self, layer: _Layer, hidden: Tensor, angles: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries, rotated keys, and values, [tokens, heads, head dim] each."""
+        dim, num_heads, num_kv_heads = self._head_dim, self._num_heads, self._num_kv_heads
         joined = functional.linear(
             self._norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias
-        ).view(rows, -1, dim)
-        num_heads, num_kv_heads = self._num_heads, self._num_kv_heads
+        ).view(len(hidden), -1, dim)
         rotated, values = joined.split([num_heads + num_kv_heads, num_kv_heads], dim=1)
         if layer.head_norms is not None:
             rotated = functional.rms_norm(rotated, (dim,), None, self._eps)
@@ -115,33 +146,57 @@ class FusedForward:
                 rotated.split([num_heads, num_kv_heads], dim=1), layer.head_norms, strict=True
             ):
                 part.mul_(weight)
+        cos, sin = angles
         # The signs of the rotation are in the table of sines.
         rotated = torch.addcmul(rotated * cos, rotated.roll(dim // 2, -1), sin)
         queries, keys = rotated.split([num_heads, num_kv_heads], dim=1)
-        all_keys, all_values = cache.store(index, keys, values)
-        attended = functional.scaled_dot_product_attention(
-            queries[:, :, None],
-            all_keys,
-            all_values,
-            attn_mask=mask,
-            scale=self._scaling,
-            enable_gqa=True,
+        return queries, keys, values
+
+    def _attend(
+        self,
+        index: int,
+        queries: Tensor,
+        own: tuple[Tensor, Tensor],
+        mask: Tensor,
+        cache: KvCache,
+    ) -> Tensor:
+        if cache.shared_rows:
+            return shared_attention.attend(
+                queries, *own, mask, cache.shared_rows, index, self._scaling
+            )
+        # Query heads that share a key head are seen as several tokens, so that it is read once.
+        grouped = queries.reshape(len(queries), self._num_kv_heads, -1, self._head_dim)
+        return functional.scaled_dot_product_attention(
+            grouped, *own, attn_mask=mask, scale=self._scaling
         )
-        return torch.addmm(hidden, attended.reshape(rows, -1), layer.out_transposed)
+
+    def _after_attention(self, layer: _Layer, hidden: Tensor, attended: Tensor) -> Tensor:
+        """Return the output of a layer from its input and what its heads have attended to."""
+        hidden = torch.addmm(hidden, attended.reshape(len(hidden), -1), layer.out_transposed)
+        gate, up = functional.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up).chunk(
+            2, dim=-1
+        )
+        return torch.addmm(hidden, functional.silu(gate).mul_(up), layer.down_transposed)
 
     def _norm(self, hidden: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(hidden, weight.shape, weight, self._eps)
 
-    def _angles(self, positions: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines of the positions, [rows, 1, head dim] each. `width` is
+    def reserve_angles(self, length: int) -> None:
+        """Compute the rotary angles of the positions below `length`, if they are not known yet."""
+        if length <= len(self._cos):
+            return
+        length = max(MIN_ANGLES, 1 << (length - 1).bit_length())
+        # The model's own module computes the angles, so that its settings hold.
+        positions = torch.arange(length, device=self._embedding.device)
+        cos, sin = self._network.rotary_emb(self._embedding, positions[None])
+        half = self._head_dim // 2
+        self._cos = cos[0]
+        self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+
+    def _angles(self, positions: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and signed sines of the positions, [tokens, 1, head dim] each. `length` is
         more than the largest position."""
-        if width > len(self._cos):
-            length = max(MIN_ANGLES, 1 << (width - 1).bit_length())
-            # The model's own module computes the angles, so that its settings hold.
-            cos, sin = self._network.rotary_emb(self._embedding, torch.arange(length)[None])
-            half = self._head_dim // 2
-            self._cos = cos[0]
-            self._sin = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
+        self.reserve_angles(length)
         return self._cos[positions][:, None], self._sin[positions][:, None]
 
     def _fuse(self, layer: Any) -> _Layer:
@@ -173,9 +228,13 @@ def fused_forward(model: PreTrainedModel) -> FusedForward | None:
 def is_fusible(model: PreTrainedModel) -> bool:
     """Return whether the model has a fused forward pass."""
     config: Any = model.config
-    if type(model).__name__ not in FUSED_MODELS or model.device.type != "cpu":
+    if type(model).__name__ not in FUSED_MODELS or adapters_of(model):
         return False
-    if {model.dtype, autocast.compute_dtype(model)} != {torch.float32} or adapters_of(model):
+    dtypes = {model.dtype, autocast.compute_dtype(model)}
+    if model.device.type == "cpu":
+        if dtypes != {torch.float32}:
+            return False
+    elif model.device.type != "cuda" or len(dtypes) > 1:
         return False
     # A wrapped forward pass computes something else, such as in another dtype.
     if any("forward" in vars(module) for module in model.modules()):

@@ -7,10 +7,15 @@ a row takes one copy per tensor. Before a forward pass, the decoder sets the pos
 new token. Each layer then stores the keys and values of the new tokens at these positions, and
 reads all positions up to the end of the longest row. Positions beyond a row's own length contain
 garbage, which the attention mask hides.
+
+Rows with the same prompt may share the keys and values of this prompt (SharedPrefix). The tensors
+then hold only the tokens of each row that follow. Attention must read both parts
+(`shared_attention`), so only the fused forward pass can decode such rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,6 +49,31 @@ class CachedPrefix(NamedTuple):
         return CachedPrefix(self.keys.clone(), self.values.clone())
 
 
+def joined(parts: Sequence[CachedPrefix]) -> CachedPrefix:
+    """Return a copy of consecutive parts as one."""
+    return CachedPrefix(
+        torch.cat([part.keys for part in parts], 2), torch.cat([part.values for part in parts], 2)
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrefix:
+    """Keys and values of a prompt that several rows read where they lie."""
+
+    key: bytes
+    """The `prefix_key` of the requests of these rows."""
+    prefix: CachedPrefix
+
+
+class SharedRows(NamedTuple):
+    """The rows that share a prefix."""
+
+    shared: SharedPrefix
+    rows: slice | Tensor
+    """Indices of the rows: a slice if they are consecutive."""
+    num_rows: int
+
+
 @dataclass(frozen=True, slots=True)
 class CacheShape:
     """The sizes, dtype and device of the keys and values that a model caches for one token."""
@@ -66,17 +96,35 @@ class KvCache(Cache):
     """A KV cache of up to `max_rows` rows (running requests) with up to `max_length` tokens each.
     Its buffers grow by doubling."""
 
-    def __init__(self, shape: CacheShape, max_rows: int, max_length: int, max_cells: int) -> None:
+    def __init__(
+        self,
+        shape: CacheShape,
+        max_rows: int,
+        max_length: int,
+        max_cells: int,
+        *,
+        has_static_width: bool = False,
+    ) -> None:
+        """Create an empty cache. With `has_static_width`, attention reads the buffers to their end,
+        so that its shapes change only when the buffers grow."""
         super().__init__(layers=[_KvCacheLayer(self, index) for index in range(shape.num_layers)])
         self.shape = shape
         self.max_rows = max_rows
         self.max_length = max_length
         self.max_cells = max_cells
         """Maximum number of rows times positions. A single row may exceed this maximum."""
+        self._has_static_width = has_static_width
         self.num_rows = 0
         self.width = 0
-        self.positions = torch.zeros(0, dtype=torch.long, device=shape.device)
-        self.cells = self.positions
+        self.length = 0
+        """Number of tokens of the longest row, shared prefix included."""
+        self._shared: list[SharedPrefix | None] = []
+        """The shared prefix of each row."""
+        self._shared_rows: list[SharedRows] | None = None
+        """None after the rows have changed."""
+        self.own_positions = torch.zeros(0, dtype=torch.long, device=shape.device)
+        """Position of each row's new token after its shared prefix."""
+        self.cells = self.own_positions
         """Index of each new token's keys in the buffer of a layer, [rows * heads], if this buffer
         is seen as one list over slots, heads and positions."""
         self.keys, self.values = self._buffers(0, 0)
@@ -100,9 +148,9 @@ class KvCache(Cache):
         self.keys[:, : self.num_rows, :, :kept] = old_keys[:, : self.num_rows, :, :kept]
         self.values[:, : self.num_rows, :, :kept] = old_values[:, : self.num_rows, :, :kept]
 
-    def add_row(self, *parts: CachedPrefix) -> None:
-        """Append a row that holds the keys and values of the parts, one after another. The row is
-        empty if there are no parts."""
+    def add_row(self, *parts: CachedPrefix, shared: SharedPrefix | None = None) -> None:
+        """Append a row that holds the keys and values of the shared prefix and of the parts, one
+        after another. The row is empty if there are none."""
         self.reserve(self.num_rows + 1, sum(part.num_tokens for part in parts) + 1)
         begin = 0
         for part in parts:
@@ -111,6 +159,8 @@ class KvCache(Cache):
             self.values[:, self.num_rows, :, begin:end] = part.values
             begin = end
         self.num_rows += 1
+        self._shared.append(shared)
+        self._shared_rows = None
 
     def drop_row(self, row: int) -> None:
         """Remove a row. The last row takes the index of the removed row."""
@@ -119,23 +169,70 @@ class KvCache(Cache):
             self.keys[:, row, :, : self.width] = self.keys[:, last, :, : self.width]
             self.values[:, row, :, : self.width] = self.values[:, last, :, : self.width]
         self.num_rows = last
+        self._shared[row] = self._shared[last]
+        self._shared.pop()
+        self._shared_rows = None
         if last == 0:
             self._release()
 
+    def copy_of(self, row: int, begin: int, end: int) -> CachedPrefix:
+        """Return a copy of the keys and values of a row's tokens from `begin` to `end`."""
+        shared, parts = self._shared[row], list[CachedPrefix]()
+        if shared is not None:
+            parts.append(shared.prefix.part(begin, end))
+        offset = self._offset(row)
+        own = CachedPrefix(self.keys[:, row], self.values[:, row])
+        parts.append(own.part(max(begin - offset, 0), max(end - offset, 0)))
+        return joined(parts)
+
     def begin(self, positions: list[int]) -> Tensor:
         """Prepare a forward pass of one new token per row. `positions` has the position of each
-        row's new token. Store the positions, and return them as a tensor, [rows]."""
+        row's new token. Return the positions as a tensor, [rows]."""
         assert len(positions) == self.num_rows, "one position per row"
-        longest = max(positions) + 1
+        own = [position - self._offset(row) for row, position in enumerate(positions)]
+        self.length = max(positions) + 1
+        longest = max(own) + 1
         self.reserve(self.num_rows, longest)
-        self.width = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, self.keys.shape[3])
-        self.positions = torch.tensor(positions, device=self.shape.device)
+        capacity = self.keys.shape[3]
+        rounded = min(-(-longest // WIDTH_STEP) * WIDTH_STEP, capacity)
+        self.width = capacity if self._has_static_width else rounded
+        device = self.shape.device
+        self.own_positions = torch.tensor(own, device=device)
         heads = (
-            torch.arange(self.num_rows * self.shape.num_heads, device=self.shape.device)
-            * self.keys.shape[3]
+            torch.arange(self.num_rows * self.shape.num_heads, device=device) * self.keys.shape[3]
         )
-        self.cells = (heads.view(self.num_rows, -1) + self.positions[:, None]).view(-1)
-        return self.positions
+        self.cells = (heads.view(self.num_rows, -1) + self.own_positions[:, None]).view(-1)
+        return self.own_positions if own == positions else torch.tensor(positions, device=device)
+
+    def shared_prefix(self, key: bytes) -> SharedPrefix | None:
+        """Return the prefix with this key that rows share, if there is one."""
+        for shared in self._shared:
+            if shared is not None and shared.key == key:
+                return shared
+        return None
+
+    @property
+    def shared_rows(self) -> list[SharedRows]:
+        """The rows that share prefixes, by prefix."""
+        if self._shared_rows is None:
+            by_prefix: dict[SharedPrefix, list[int]] = {}
+            for row, shared in enumerate(self._shared):
+                if shared is not None:
+                    by_prefix.setdefault(shared, []).append(row)
+            self._shared_rows = [
+                SharedRows(shared, self._indices(rows), len(rows))
+                for shared, rows in by_prefix.items()
+            ]
+        return self._shared_rows
+
+    def _indices(self, rows: list[int]) -> slice | Tensor:
+        if rows == list(range(rows[0], rows[-1] + 1)):
+            return slice(rows[0], rows[-1] + 1)
+        return torch.tensor(rows, device=self.shape.device)
+
+    def _offset(self, row: int) -> int:
+        shared = self._shared[row]
+        return 0 if shared is None else shared.prefix.num_tokens
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of one new token per row, [rows, heads, head dim] each. Return
@@ -154,9 +251,10 @@ class KvCache(Cache):
 
     def mask(self) -> Tensor:
         """Return the additive attention mask, [rows, 1, 1, width], where width is the rounded
-        length of the longest row. The mask hides the positions beyond each row's own length."""
+        length of the longest row. The mask hides the positions beyond each row's own length. Shared
+        prefixes are not part of it."""
         dtype = self.shape.dtype
-        hidden = torch.arange(self.width, device=self.shape.device) > self.positions[:, None]
+        hidden = torch.arange(self.width, device=self.shape.device) > self.own_positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=self.shape.device)
         return mask.masked_fill_(hidden, torch.finfo(dtype).min)[:, None, None]
 

@@ -1,12 +1,12 @@
-"""A cache of the keys and values of prompts. Prompts that begin alike share what they have in
-common: siblings, the turns of a session, and requests with the same system prompt. A new prompt is
-computed only from where it differs. What was used least recently is evicted first.
+"""A cache of the keys and values of prompts and their answers. Prompts that begin alike share what
+they have in common: siblings, the turns of a session, and requests with the same system prompt. A
+new prompt is computed only from where it differs. What was used least recently is evicted first.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
 from fakevllm_server.backends.embedded.decode.radix_tree import RadixTree
@@ -55,9 +55,20 @@ class PrefixCache:
         return taken
 
     def put(self, ids: Sequence[int], prefix: CachedPrefix) -> None:
-        """Keep the keys and values of `ids`."""
+        """Keep the keys and values of a prompt."""
         key = array("i", ids)
         self._tree.insert(key, lambda begin, end: prefix.part(begin, end).copy(), self._salt(key))
+
+    def put_answered(self, ids: Sequence[int], copy: Callable[[int, int], CachedPrefix]) -> None:
+        """Keep the keys and values of a prompt and its answer, for the next turn of the session.
+        `copy(begin, end)` returns those of ids[begin:end], and is called only for what is not in
+        the cache yet.
+
+        With `whole_prompts` nothing is kept, because the keys and values of sampled tokens differ
+        in their last bits from those of a prompt.
+        """
+        if not self._whole_prompts:
+            self._tree.insert(array("i", ids), copy)
 
     def clear(self) -> None:
         self._tree.clear()

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
+from functools import partial
 
 from transformers import PreTrainedModel
 
 from fakevllm_server.backends.embedded.decode.decoder import Decoder, Prefill
+from fakevllm_server.backends.embedded.decode.forward_choice import ForwardChoice
 from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
 from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
@@ -41,12 +43,11 @@ class SamplingState:
         cache: KvCache,
         eos_ids: frozenset[int],
         prefixes: PrefixCache | None = None,
-        *,
-        may_fuse: bool = True,
+        forward: ForwardChoice = ForwardChoice(),
     ) -> None:
         self.model = model
         self.version = 0
-        self.decoder = Decoder(model, cache, eos_ids, may_fuse=may_fuse)
+        self.decoder = Decoder(model, cache, eos_ids, forward)
         self.scheduler = Scheduler(cache.max_rows, MAX_PREFILL_TOKENS)
         self.prefixes = prefixes or PrefixCache(MAX_PREFIX_TOKENS)
         self._prefill: Prefill | None = None
@@ -62,12 +63,23 @@ class SamplingState:
 
     def run_iteration(self) -> list[DecodeRequest]:
         """Run one decode iteration, and return the requests that got a token."""
-        self.decoder.drop_cancelled()
+        self._remove_ended()
         self.scheduler.put_back(self.decoder.drop_for_memory())
         if self._is_admitting:
             self._admit()
             self._advance_prefill()
-        return self.decoder.advance(self.version) if self.decoder.rows else []
+        advanced = self.decoder.advance(self.version) if self.decoder.rows else []
+        self._remove_ended()
+        return advanced
+
+    def _remove_ended(self) -> None:
+        """Remove the rows whose requests have finished or were cancelled. Their keys and values are
+        kept for the next turns of their sessions."""
+        rows = self.decoder.rows
+        ended = [at for at, row in enumerate(rows) if row.finished or row.cancelled]
+        for at in ended:
+            self.prefixes.put_answered(rows[at].prefix, partial(self.decoder.cache.copy_of, at))
+        self.decoder.drop(ended)
 
     def publish(
         self, load: Callable[[], PreTrainedModel], version: int, drain_bound_s: float
@@ -126,11 +138,14 @@ class SamplingState:
             self.prefixes.num_cached,
             lambda rows, length: self.decoder.cache.fits(rows, max(length, longest)),
         )
+        by_key: dict[bytes, list[DecodeRequest]] = {}
         for request in output.joining:
-            self.decoder.join(request, *self.prefixes.get(request.prefix))
+            by_key.setdefault(request.prefix_key, []).append(request)
+        for requests in by_key.values():
+            self.decoder.join(requests, self.prefixes.get(requests[0].prefix))
         if output.prefill:
             known = [self.prefixes.get(ids) for ids in output.prefill.values()]
-            self._prefill = Prefill(self.model, output.prefill, known)
+            self._prefill = self.decoder.start_prefill(output.prefill, known)
 
     def _advance_prefill(self) -> None:
         if self._prefill is None:
@@ -142,9 +157,9 @@ class SamplingState:
         self._prefill = None
         for key, requests in self.scheduler.prefilled().items():
             self.prefixes.put(requests[0].prefix, prefixes[key])
-            for request in requests:
-                if not request.cancelled:
-                    self.decoder.join(request, prefixes[key])
+            waiting = [request for request in requests if not request.cancelled]
+            if waiting:
+                self.decoder.join(waiting, [prefixes[key]])
 
 
 def check_same_architecture(source: PreTrainedModel, target: PreTrainedModel) -> None:

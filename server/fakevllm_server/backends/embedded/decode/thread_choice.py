@@ -55,7 +55,8 @@ def _iteration_s(model: PreTrainedModel, max_model_len: int) -> float:
     decoder = Decoder(model, cache, frozenset())
     for index in range(NUM_ROWS):
         sampling = Sampling(ignore_eos=True)
-        decoder.join(DecodeRequest([index], 1 << 30, sampling, random.Random(index), stream=None))
+        request = DecodeRequest([index], 1 << 30, sampling, random.Random(index), stream=None)
+        decoder.join([request], [])
     times: list[float] = []
     for _ in range(min(ITERATIONS, max_model_len - 1)):
         started = time.perf_counter()

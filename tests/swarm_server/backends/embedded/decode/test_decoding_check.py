@@ -26,7 +26,7 @@ def without(model: PreTrainedModel, argument: str) -> PreTrainedModel:
 
 def test_models_that_decode_correctly_pass(tiny_folder: Path, demo_folder: Path) -> None:
     check_decoding(load(tiny_folder), 256)
-    assert check_decoding(load(demo_folder), 512)
+    assert check_decoding(load(demo_folder), 512).is_fused
 
 
 def test_a_model_that_the_fused_forward_pass_computes_wrongly_uses_its_own(
@@ -35,7 +35,7 @@ def test_a_model_that_the_fused_forward_pass_computes_wrongly_uses_its_own(
     model: Any = load(demo_folder)
     model.config.rms_norm_eps = 1.0  # only the fused pass reads it after the model was made
 
-    assert not check_decoding(model, 512)
+    assert not check_decoding(model, 512).is_fused
 
     assert "the fused forward pass decodes this model wrongly" in capsys.readouterr().err
 
@@ -55,7 +55,7 @@ def test_a_model_on_which_the_fused_forward_pass_fails_uses_its_own(
     model: Any = load(demo_folder)
     model.config.num_key_value_heads *= 3  # only the fused pass reads it after the model was made
 
-    assert not check_decoding(model, 512)
+    assert not check_decoding(model, 512).is_fused
 
     assert "the fused forward pass cannot decode this model (" in capsys.readouterr().err
 

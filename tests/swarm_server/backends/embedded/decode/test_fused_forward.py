@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm_server.backends.embedded.engine_helpers import load, plain_logprobs
+from swarm_server.backends.embedded.engine_helpers import decode_request, load, plain_logprobs
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
@@ -20,10 +20,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from fakevllm_server.backends.embedded.decode.decoder import cache_shape
+from fakevllm_server.backends.embedded.decode.decoder import Decoder, cache_shape
 from fakevllm_server.backends.embedded.decode.fused_forward import fused_forward
-from fakevllm_server.backends.embedded.decode.kv_cache import KvCache
+from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, KvCache
+from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.weights import copy_weights
+from fakevllm_server.types.sampling import Sampling
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -131,6 +133,67 @@ def test_positions_beyond_the_first_table_of_angles_are_right() -> None:
     logprobs = decoded_logprobs(model, fused_forward(model), [ids])
 
     torch.testing.assert_close(logprobs, plain_logprobs(model, ids)[-1:], atol=2e-5, rtol=2e-5)
+
+
+@torch.inference_mode()
+def logprobs_of_rows(decoder: Decoder) -> torch.Tensor:
+    return torch.log_softmax(decoder.logits(), dim=-1)
+
+
+def check_rows(decoder: Decoder, model: PreTrainedModel) -> None:
+    """Compare the log-probabilities after each row with the model's own, in two iterations between
+    which the rows get different tokens."""
+    for _ in range(2):
+        expected = torch.stack([plain_logprobs(model, row.ids)[-1] for row in decoder.rows])
+        torch.testing.assert_close(logprobs_of_rows(decoder), expected, atol=1e-5, rtol=1e-5)
+        for index, row in enumerate(decoder.rows):
+            row.ids.append(11 + index)
+
+
+@torch.inference_mode()
+def prefilled(
+    decoder: Decoder, requests: list[DecodeRequest], piece: int
+) -> dict[bytes, CachedPrefix]:
+    prefill = decoder.start_prefill({one.prefix_key: one.prefix for one in requests})
+    while not prefill.advance(piece):
+        pass
+    return prefill.result()
+
+
+@pytest.mark.parametrize("piece", [1, 6, 1000])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prefill_in_pieces_gives_the_models_own_logprobs(name: str, piece: int) -> None:
+    model = make_model(name)
+    cache = KvCache(cache_shape(model), 4, max_length=1024, max_cells=1 << 20)
+    decoder = Decoder(model, cache, frozenset())
+    requests = [decode_request(range(begin, begin + 13), 9, Sampling()) for begin in (3, 20)]
+    requests.append(decode_request([5, 6, 8], 9, Sampling()))
+
+    for key, prefix in prefilled(decoder, requests, piece).items():
+        with torch.inference_mode():
+            decoder.join([one for one in requests if one.prefix_key == key], [prefix])
+
+    check_rows(decoder, model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_that_share_a_prompt_have_the_models_own_logprobs(name: str) -> None:
+    model = make_model(name)
+    cache = KvCache(cache_shape(model), 8, max_length=1024, max_cells=1 << 20)
+    decoder = Decoder(model, cache, frozenset())
+    prompts = [[number % 64 for number in range(length)] for length in (140, 160)]
+    requests = [decode_request(prompts[index % 2], 9, Sampling()) for index in range(5)]
+    requests.append(decode_request([5, 6, 8], 9, Sampling()))
+
+    for key, prefix in prefilled(decoder, requests, 50).items():
+        with torch.inference_mode():
+            decoder.join([one for one in requests if one.prefix_key == key], [prefix])
+
+    assert [one.num_rows for one in cache.shared_rows] == [3, 2]
+    check_rows(decoder, model)
+    with torch.inference_mode():
+        decoder.drop([0])
+    check_rows(decoder, model)
 
 
 def test_other_models_are_not_fused(tiny_folder: Path) -> None:

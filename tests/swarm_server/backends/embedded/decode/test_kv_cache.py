@@ -4,7 +4,13 @@ import random
 
 import torch
 
-from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix, CacheShape, KvCache
+from fakevllm_server.backends.embedded.decode.kv_cache import (
+    CachedPrefix,
+    CacheShape,
+    KvCache,
+    SharedPrefix,
+    joined,
+)
 
 SHAPE = CacheShape(
     num_layers=2,
@@ -110,3 +116,24 @@ def test_the_memory_of_a_long_row_is_freed_when_it_leaves() -> None:
     cache.drop_row(0)
 
     assert cache.keys.numel() == 0
+
+
+def test_a_copy_of_a_row_with_a_shared_prefix_has_both_parts() -> None:
+    cache = make_cache()
+    shared = SharedPrefix(b"key", prefix_of(1.0, 20))
+    for value in (2.0, 3.0):
+        cache.add_row(prefix_of(value, 5), shared=shared)
+    cache.add_row(prefix_of(4.0, 7))
+    cache.begin([25, 25, 7])
+
+    cache.drop_row(0)
+
+    whole = cache.copy_of(1, 0, 25)
+    expected = joined([prefix_of(1.0, 20), prefix_of(3.0, 5)])
+    for begin, end in ((0, 25), (3, 12), (15, 22), (21, 25)):
+        part, copied = expected.part(begin, end), cache.copy_of(1, begin, end)
+        torch.testing.assert_close(copied.keys, part.keys)
+        torch.testing.assert_close(copied.values, part.values)
+    assert whole.num_tokens == 25 and cache.shared_prefix(b"key") is shared
+    cache.drop_row(1)
+    assert cache.shared_prefix(b"key") is None and cache.shared_rows == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fakevllm_server.backends.embedded.decode.kv_cache import CachedPrefix
@@ -77,6 +78,31 @@ def test_whole_prompts_are_reused_only_for_equal_prompts() -> None:
 
     assert kept(cache, long) == long
     assert kept(cache, long[:64]) == [] and kept(cache, [*long, 1]) == []
+
+
+def test_only_the_part_that_is_not_cached_is_copied_of_an_answer() -> None:
+    cache = PrefixCache(max_tokens=1000)
+    put(cache, list(range(40)))
+    copied: list[tuple[int, int]] = []
+
+    def copy(begin: int, end: int) -> CachedPrefix:
+        copied.append((begin, end))
+        marks = torch.arange(begin, end, dtype=torch.float32)[None, None, :, None]
+        return CachedPrefix(marks, -marks)
+
+    cache.put_answered(list(range(70)), copy)
+    cache.put_answered(list(range(70)), copy)
+
+    assert copied == [(40, 70)]
+    assert kept(cache, list(range(70))) == list(range(70))
+
+
+def test_with_whole_prompts_no_answer_is_kept() -> None:
+    cache = PrefixCache(max_tokens=1000, whole_prompts=True)
+
+    cache.put_answered([1, 2, 3], lambda begin, end: pytest.fail("nothing is copied"))
+
+    assert cache.num_tokens == 0
 
 
 def test_a_cleared_prefix_cache_is_empty() -> None:

@@ -15,6 +15,8 @@ from swarm_server.backends.embedded.engine_helpers import (
 )
 from transformers import PreTrainedModel
 
+from fakevllm_server.backends.embedded.decode import decoder
+from fakevllm_server.backends.embedded.decode.decoder import MIN_SHARED_TOKENS, Prefill
 from fakevllm_server.backends.embedded.decode.prefix_cache import PrefixCache
 from fakevllm_server.backends.embedded.decode.request import DecodeRequest
 from fakevllm_server.backends.embedded.decode.sampling_state import SamplingState
@@ -166,16 +168,13 @@ def test_siblings_prefill_once_even_if_some_arrive_later(
     model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
-    from fakevllm_server.backends.embedded.decode import sampling_state as module
 
-    class Counted(module.Prefill):
-        def __init__(
-            self, model: PreTrainedModel, prompts: dict[bytes, list[int]], *known: Any
-        ) -> None:
-            started.append(len(prompts))
-            super().__init__(model, prompts, *known)
+    class Counted(Prefill):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            started.append(len(self.result()))
 
-    monkeypatch.setattr(module, "Prefill", Counted)
+    monkeypatch.setattr(decoder, "Prefill", Counted)
     state = sampling_state(model)
     siblings = [
         decode_request(range(7, 40), 4, Sampling(ignore_eos=True), seed=i) for i in range(6)
@@ -205,7 +204,111 @@ def test_turns_of_a_session_compute_only_what_is_new(model: PreTrainedModel) -> 
         reused.append(state.prefixes.num_reused_tokens)
         history = [*one.ids, *range(200 + turn, 230 + turn)]
 
-    assert reused == [0, 96, 96 + 128], "whole steps of the prompt before"
+    assert reused == [0, 96, 96 + 128], "whole steps of the prompt before and its answer"
+
+
+def test_the_next_turn_reuses_the_sampled_tokens_too(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    first = decode_request(range(7, 40), 100, Sampling(ignore_eos=True))
+    state.scheduler.add(first)
+    run_dry(state)
+    second = decode_request([*first.ids, 50, 51, 52], 4, Sampling(ignore_eos=True))
+    state.scheduler.add(second)
+    run_dry(state)
+
+    assert state.prefixes.num_reused_tokens == 128, "33 tokens of the prompt, 99 of the answer"
+    check_logprobs(model, second)
+
+
+def test_a_cancelled_answer_is_reused_as_far_as_it_got(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    first = decode_request(range(7, 40), 100, Sampling(ignore_eos=True))
+    state.scheduler.add(first)
+    with torch.inference_mode():
+        for _ in range(40):
+            state.run_iteration()
+    first.cancelled = True
+    run_dry(state)
+    second = decode_request([*first.ids, 50, 51, 52], 4, Sampling(ignore_eos=True))
+    state.scheduler.add(second)
+    run_dry(state)
+
+    assert first.num_sampled == 40
+    assert state.prefixes.num_reused_tokens == 64, "whole steps of 33 + 39 tokens"
+    check_logprobs(model, second)
+
+
+def test_answers_are_not_kept_above_the_bound_of_the_prefix_cache(model: PreTrainedModel) -> None:
+    state = sampling_state(model)
+    state.prefixes = PrefixCache(max_tokens=40)
+    first = decode_request(range(7, 40), 30, Sampling(ignore_eos=True))
+    state.scheduler.add(first)
+    run_dry(state)
+
+    assert state.prefixes.num_tokens == 32, "the prompt alone"
+    assert state.prefixes.num_cached(first.ids) == 32
+
+
+def test_new_weights_drop_the_answers_of_old_weights(
+    model: PreTrainedModel, tiny_folder: Path
+) -> None:
+    state = sampling_state(model)
+    new = perturbed(tiny_folder)
+    first = decode_request(range(7, 40), 100, Sampling(ignore_eos=True))
+    state.scheduler.add(first)
+    with torch.inference_mode():
+        for _ in range(70):
+            state.run_iteration()
+    publish(state, new, version=1, bound_s=0)
+    assert state.prefixes.num_tokens == 0
+    run_dry(state)
+    second = decode_request([*first.ids, 50, 51, 52], 4, Sampling(ignore_eos=True))
+    state.scheduler.add(second)
+    run_dry(state)
+
+    assert state.prefixes.num_reused_tokens == 128
+    check_logprobs(new, second)
+
+
+def test_siblings_read_a_long_prompt_where_it_lies(model: PreTrainedModel) -> None:
+    """They end and join at different times, beside rows that share nothing or something else."""
+    state = sampling_state(model, max_rows=16, max_length=512)
+    prompts = [range(7, 7 + MIN_SHARED_TOKENS + 20), range(9, 9 + MIN_SHARED_TOKENS + 50)]
+    rows = [
+        decode_request(prompts[index % 2], 5 + index, Sampling(ignore_eos=True), seed=index)
+        for index in range(10)
+    ]
+    alone = random_requests(4)
+    with torch.inference_mode():
+        for one in [*rows[:6], *alone]:
+            state.scheduler.add(one)
+        while not rows[0].num_sampled:
+            state.run_iteration()
+        assert [one.num_rows for one in state.decoder.cache.shared_rows] == [3, 3]
+        for one in rows[6:]:
+            state.scheduler.add(one)
+        state.run_iteration()
+        assert [one.num_rows for one in state.decoder.cache.shared_rows] == [5, 5]
+    run_dry(state)
+
+    for one in [*rows, *alone]:
+        check_logprobs(model, one)
+    follower = decode_request([*rows[9].ids, 50], 3, Sampling(ignore_eos=True))
+    state.scheduler.add(follower)
+    run_dry(state)
+    check_logprobs(model, follower)
+    assert state.prefixes.num_reused_tokens > len(rows[9].ids) - 32
+
+
+def test_a_row_alone_shares_nothing(model: PreTrainedModel) -> None:
+    state = sampling_state(model, max_length=512)
+    one = decode_request(range(7, 200), 3, Sampling(ignore_eos=True))
+    state.scheduler.add(one)
+    with torch.inference_mode():
+        while not one.num_sampled:
+            state.run_iteration()
+
+    assert state.decoder.cache.shared_rows == []
 
 
 def test_prompts_that_share_a_cached_beginning_are_prefilled_together(

@@ -1,0 +1,20 @@
+"""How tokens are decoded: by which forward pass, and with graphs or without."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fakevllm_server.backends.embedded.decode.cuda_graphs import GraphMaker
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardChoice:
+    is_fused: bool = True
+    """Whether the fused forward pass is used, for models that have one."""
+    new_graph: GraphMaker | None = None
+    """Creates a graph for a fused iteration. None to decode without graphs."""
+
+    def __str__(self) -> str:
+        if not self.is_fused:
+            return "the model's own forward pass"
+        return "the fused forward pass" + (" in CUDA graphs" if self.new_graph else "")

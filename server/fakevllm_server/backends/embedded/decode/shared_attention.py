@@ -1,0 +1,56 @@
+"""Attention of one new token per row to a prefix that several rows share, and to each row's own
+tokens.
+
+The siblings of a group have the same prompt. Reading its keys and values once per row takes most of
+the time of a decode iteration with long prompts, because memory is slower than arithmetic. Here,
+the queries of all rows that share a prefix are multiplied with its keys in one matrix product. The
+results for the prefix and for the row's own tokens are then weighted by the sums of their scores,
+so the result is that of ordinary attention up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fakevllm_server.backends.embedded.decode.kv_cache import SharedRows
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    shared_rows: Sequence[SharedRows],
+    layer: int,
+    scaling: float,
+) -> Tensor:
+    """Return the attended values, [rows, heads, head dim].
+
+    `queries` is [rows, heads, head dim]. `keys` and `values` are those of each row's own tokens,
+    [rows, key heads, width, head dim], and `mask` is their additive mask, [rows, 1, 1, width].
+    """
+    num_rows, num_kv_heads = keys.shape[:2]
+    grouped = (queries * scaling).view(num_rows, num_kv_heads, -1, queries.shape[-1])
+    attended, sums = _weighted((grouped @ keys.transpose(2, 3)).add_(mask), values)
+    for one in shared_rows:
+        shared_keys, shared_values = (part[layer] for part in one.shared.prefix)
+        asking = grouped[one.rows].transpose(0, 1).reshape(num_kv_heads, -1, grouped.shape[-1])
+        found, found_sums = (
+            part.view(num_kv_heads, one.num_rows, -1, part.shape[-1]).transpose(0, 1)
+            for part in _weighted(asking @ shared_keys.transpose(1, 2), shared_values)
+        )
+        share = torch.sigmoid(found_sums - sums[one.rows])
+        attended[one.rows] = torch.lerp(attended[one.rows], found, share)
+    return attended.view(num_rows, queries.shape[1], -1)
+
+
+def _weighted(scores: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean of the values, weighted by the softmax of the scores, and the logarithm of
+    the sum of the exponentiated scores."""
+    largest = scores.amax(-1, keepdim=True)
+    weights = (scores - largest).exp_()
+    total = weights.sum(-1, keepdim=True)
+    return (weights @ values).div_(total), total.log_().add_(largest)
