@@ -91,7 +91,7 @@ class RelayExchange:
 
     def __init__(self, body: Json) -> None:
         self.body = body
-        self.streamed = _is_true(body.get("stream"))
+        self.streamed = is_true(body.get("stream"))
         self._is_over = False
         # The events themselves are not stored, because a stream may be long.
         self._has_choice = False
@@ -149,7 +149,7 @@ class RelayExchange:
         return encode(error) + DONE
 
 
-def _is_true(value: object) -> bool:
+def is_true(value: object) -> bool:
     """Return True if vLLM reads the value of a flag as true, such as the text "yes"."""
     if isinstance(value, str):
         return value.lower() in ("true", "t", "1", "yes", "y", "on")

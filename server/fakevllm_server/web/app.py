@@ -84,7 +84,8 @@ def _add_engine_routes(app: FastAPI, state: ServerState, latest_call: LatestCall
     relayed = {
         path: (list(methods), None) for path, methods in passthrough.items() if path not in formats
     }
-    for path, (methods, adapter) in (formats | relayed).items():
+    # Each route of a format is put before all others, so the first format comes last.
+    for path, (methods, adapter) in reversed((formats | relayed).items()):
         endpoint = inference.create_endpoint(state, adapter)
         if latest_call is not None and adapter is not None and adapter.name in ADAPTERS:
             endpoint = latest_call.record(endpoint, adapter.name)

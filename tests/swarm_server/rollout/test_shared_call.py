@@ -46,7 +46,9 @@ BODIES: dict[str, tuple[str, Json]] = {
 FIELDS: dict[str, Json] = {
     "plain": {},
     "logprobs": {"logprobs": 1},
+    "logprobs that null hides": {"logprobs": 1, "top_logprobs": None},
     "ids": {"return_token_ids": True, "return_weight_versions": True},
+    "no ids, as a text": {"return_token_ids": "false"},
     "stop": {"stop": ["END", "s."]},
     "cut off": {"max_tokens": 2},
     "hidden reasoning": {"include_reasoning": False},
@@ -138,7 +140,7 @@ async def test_a_choice_equals_a_call_of_its_own_with_the_seed_counted_up(
     path, base = BODIES[body]
     request = base | FIELDS[fields] | STREAMS[stream]
     if path == CHAT and "logprobs" in request:
-        request |= {"logprobs": True, "top_logprobs": 1}
+        request |= {"logprobs": True, "top_logprobs": request.get("top_logprobs", 1)}
     choices = await sample(path, request | {"seed": SEED})
     for index, choice in enumerate(choices):
         answer, capture = await single(path, request | {"seed": SEED + index})

@@ -206,7 +206,13 @@ class ChatCompletion:
         return {key: chunk[key] for key in keys[:end]} | {"usage": usage} | chunk
 
     def _reports_tokens(self) -> bool:
-        return bool(self._request.logprobs or self._request.return_token_ids)
+        return self._reports_logprobs() or bool(self._request.return_token_ids)
+
+    def _reports_logprobs(self) -> bool:
+        # vLLM prints no logprobs if the app sets `top_logprobs` to null.
+        request = self._request
+        has_null = "top_logprobs" in request.model_fields_set and request.top_logprobs is None
+        return bool(request.logprobs) and not has_null
 
     def _requested_prompt_ids(self) -> list[int] | None:
         is_requested = self._request.return_token_ids and (
@@ -215,7 +221,7 @@ class ChatCompletion:
         return self._prompt_ids if is_requested else None
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
-        if not self._request.logprobs or not tokens:
+        if not self._reports_logprobs() or not tokens:
             return None
         return {"content": [self._logprob_entry(token) for token in tokens]}
 

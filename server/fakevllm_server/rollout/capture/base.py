@@ -23,6 +23,7 @@ from typing import Any
 
 import orjson
 
+from fakevllm_adapters.formats.chat import is_true
 from fakevllm_adapters.formats.sse import DONE, encode, parse_event
 from fakevllm_server.rollout.capture.token_event import TokenEventReader
 from fakevllm_server.rollout.sampling_rules import (
@@ -75,7 +76,7 @@ class CallCapture(ABC):
             reports_allowed and self._untrainable_sampling is None and bool(truncations(sampling))
         )
         self._hides_logprobs = self._app_gets_no_logprobs(body)
-        self._hides_ids = not body.get("return_token_ids")
+        self._hides_ids = not is_true(body.get("return_token_ids"))
         self._hides_versions = not body.get("return_weight_versions")
         self._hides_usage = _adds_usage(body)
         self._prompt_ids: IdArray | None = None
