@@ -453,7 +453,7 @@ class AnyOrder(RuleBasedStateMachine):
         RunInvariants(self.process, self.records).check()
 
 
-TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder = pytest.mark.slow(AnyOrder.TestCase)
 # Failing examples are not shrunk, because the flushes of each try would exceed the time limit.
 TestAnyOrder.settings = settings(
     max_examples=40, stateful_step_count=50, phases=set(Phase) - {Phase.shrink, Phase.explain}

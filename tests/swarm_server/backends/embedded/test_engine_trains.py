@@ -135,6 +135,7 @@ async def test_a_training_failure_is_raised_to_the_caller_and_serving_continues(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{"lr": 4e-4}, {"lr": 1e-3, "lora_rank": 8}])
 async def test_training_raises_the_reward(
     make_engine: EngineMaker, demo_folder: Path, settings: dict[str, Any]

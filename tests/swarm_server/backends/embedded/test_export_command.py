@@ -26,6 +26,8 @@ from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.run.model_identity import identify
 
+pytestmark = pytest.mark.slow
+
 IDS = torch.tensor([list(range(7, 60))])
 ALL_WEIGHTS: dict[str, Any] = {"lora_rank": 0}
 

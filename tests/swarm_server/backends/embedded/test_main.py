@@ -16,6 +16,8 @@ from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.types.backend import BackendRefused, Batch
 from fakevllm_server.types.engine_spec import EngineSpec
 
+pytestmark = pytest.mark.slow
+
 MODULE = "fakevllm_server.backends.embedded"
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.e2e.processes import Processes, wait_until
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_model_of_unknown_type_leaves_the_engine_offline_with_the_reason(

@@ -120,6 +120,7 @@ def _said(tokenizer: Any, ids: list[int]) -> str:
     return tokenizer.decode(ids, skip_special_tokens=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, LossSpec("gspo", 3e-4, 4e-4, kl_loss_coef=0.1)])
 def test_ten_demo_steps_train_the_same_weights_with_and_without_the_forest(
     demo_folder: Path, spec: LossSpec
