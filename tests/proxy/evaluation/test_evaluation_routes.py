@@ -17,6 +17,7 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
 
@@ -69,7 +70,7 @@ async def test_a_row_is_sampled_scored_recorded_and_not_sent_for_training(tmp_pa
         record = proxy.ledger.group(reply["group_id"])
         assert swarm.calls[CHAT] == 3
         assert swarm.calls["/end_group"] == 0
-        assert "X-Fakevllm-Sibling" not in swarm.headers
+        assert SIBLING_HEADER not in swarm.headers[CHAT]
     sample = {"text": "It is 7.", "reward": 1.0, "failure": None}
     assert (reply["greedy"], reply["samples"]) == (sample, [sample, sample])
     assert (reply["first_version"], reply["last_version"], reply["reason"]) == (12, 12, None)
