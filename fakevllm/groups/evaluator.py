@@ -23,7 +23,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
-from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
+from fakevllm_adapters.protocol.errors import bad_request, unavailable
 
 TEMPERATURE = 1.0
 """Temperature of all samples except the greedy one. It does not depend on the job, so that
@@ -94,20 +94,16 @@ class Evaluator:
         """Sample the row of `draft` once greedily and `num_samples` times at temperature 1, score
         all samples in one call of the hook, and store them in the ledger.
 
-        The row is sampled by the weights `version`, or by those that are served. If the engine is
-        unavailable, the samples wait for it as an app's request would. A sample that gets no answer
-        has no reward. Raises WireError if the version cannot be sampled.
+        The row is sampled by the weights `version`, or by those that are served. A sample that the
+        engine refuses has no reward. If the engine is unavailable, the samples wait for it as an
+        app's request would. Raises WireError if it stays unavailable, or if the version cannot be
+        sampled. Nothing is stored then, so that the row can be repeated.
         """
         draft.num_siblings = num_samples + 1
         served = str(draft.request.body["model"])
         model = served if version is None else await self.load(version)
         first = await self._version()
-        results = await asyncio.gather(
-            *(
-                self._sample(draft.request, model, index, version)
-                for index in range(draft.num_siblings)
-            )
-        )
+        results = await self._samples(draft, model, version)
         last = await self._version()
         if version is not None:
             if model == served and (first, last) != (version, version):
@@ -131,9 +127,27 @@ class Evaluator:
         status = await self._link.fetch_status()
         return None if status is None else status.weight_version
 
+    async def _samples(
+        self, draft: GroupDraft, model: str, version: int | None
+    ) -> list[SiblingResult]:
+        """Return the samples of a row. If one of them raises WireError, cancel the others, and
+        raise the error."""
+        tasks = [
+            asyncio.create_task(self._sample(draft.request, model, index, version))
+            for index in range(draft.num_siblings)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _sample(
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
+        """Return a sample, or the error with which the engine refused its content. Raises WireError
+        for an outage."""
         temperature = TEMPERATURE if index > 0 else 0.0
         sibling_limit = self._retry_handler.sibling_limit
 
@@ -154,12 +168,7 @@ class Evaluator:
             return result
 
         app = AppResponse(_send_nothing, request.adapter, None)
-        try:
-            return await self._retry_handler.retry_until_answered(
-                request, app, attempt, is_lead=False
-            )
-        except WireError as error:
-            return SiblingResult(index, error=error)
+        return await self._retry_handler.retry_until_answered(request, app, attempt, is_lead=False)
 
 
 async def _send_nothing(_: MutableMapping[str, Any]) -> None:

@@ -17,6 +17,8 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
@@ -155,6 +157,30 @@ async def test_a_row_without_answers_is_a_failed_row_and_not_an_error(tmp_path: 
     assert [sample["reward"] for sample in reply["samples"]] == [None, None]
     assert "too long" in reply["greedy"]["failure"]
     assert record is not None and (record.state, record.status) == ("failed", 400)
+
+
+class FailingSwarm(ScriptedSwarm):
+    """A server whose engine fails while it has the second call."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path == CHAT and self.calls[CHAT] == 2:
+            headers = {REASON_HEADER: OutageReason.ENGINE_FAILED}
+            return web.json_response(unavailable("It died.").body, status=503, headers=headers)
+        return response
+
+
+async def test_a_row_is_refused_and_not_recorded_if_the_engine_fails_for_one_sample(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path, swarm=FailingSwarm()) as (_, proxy, client):
+        failed = await client.post("/fakevllm/eval", json=ROW)
+        assert (failed.status_code, failed.json()["error"]["message"]) == (503, "It died.")
+        repeated = (await client.post("/fakevllm/eval", json=ROW)).json()
+        assert await proxy.ledger.flush()
+    assert [sample["reward"] for sample in repeated["samples"]] == [1.0, 1.0]
+    with closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as db:
+        assert db.execute("SELECT COUNT(*) FROM groups").fetchall() == [(1,)]
 
 
 async def test_a_hook_that_fails_gives_a_reason_and_keeps_the_answers(tmp_path: Path) -> None:
