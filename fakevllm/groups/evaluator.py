@@ -23,11 +23,15 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.chat import NEUTRAL_SAMPLING
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
 
-TEMPERATURE = 1.0
-"""Temperature of all samples except the greedy one. It does not depend on the job, so that
-evaluations under different jobs can be compared."""
+_SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
+"""Parameters of all samples except the greedy one: those of siblings, from the model's whole
+distribution. They do not depend on the job, so that evaluations under different jobs can be
+compared, nor on the model's generation_config.json."""
+_GREEDY: Json = {"temperature": 0.0}
 _OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."
 _NOT_SERVED = (
     "Version {version} is not served any more and has no checkpoint: pause training with "
@@ -148,11 +152,11 @@ class Evaluator:
     ) -> SiblingResult:
         """Return a sample, or the error with which the engine refused its content. Raises WireError
         for an outage."""
-        temperature = TEMPERATURE if index > 0 else 0.0
+        sampling = _SAMPLING if index > 0 else _GREEDY
         sibling_limit = self._retry_handler.sibling_limit
 
         async def attempt(request: Request, _: AttemptContext) -> SiblingResult:
-            body = orjson.dumps(request.body | {"temperature": temperature, "model": model})
+            body = orjson.dumps(request.body | sampling | {"model": model})
             path = request.adapter.upstream_path
             with sibling_limit.sampling():
                 reply = await self._upstream.call(path, body, request.headers)

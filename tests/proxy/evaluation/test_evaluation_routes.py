@@ -17,6 +17,7 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
+from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
@@ -81,6 +82,33 @@ async def test_a_row_is_sampled_scored_recorded_and_not_sent_for_training(tmp_pa
     assert (record.eval_id, record.eval_version, record.task_id) == ("e1", 12, "r1")
     assert (record.session_id, record.step) == (None, None)
     assert [sibling.reward for sibling in record.siblings] == [1.0, 1.0, 1.0]
+
+
+class ListeningSwarm(ScriptedSwarm):
+    """A server that records all chat requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chats: list[dict[str, Any]] = []
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path == CHAT:
+            self.chats.append(await request.json())
+        return await super()._answer(request)
+
+
+async def test_samples_are_taken_from_the_whole_distribution_as_trained_siblings_are(
+    tmp_path: Path,
+) -> None:
+    swarm = ListeningSwarm()
+    async with open_client(tmp_path, swarm=swarm) as (_, _, client):
+        await client.post("/fakevllm/eval", json=ROW)
+    messages = [{"role": "user", "content": "2 plus 5?"}]
+    greedy, *samples = sorted(swarm.chats, key=lambda body: body["temperature"])
+    assert greedy == {"model": "fake", "messages": messages, "temperature": 0.0}
+    sibling = ADAPTERS["chat"].sibling_body({"model": "fake", "messages": messages}, 1, 1.0)
+    assert samples == [sibling, sibling]
+    assert sibling["top_p"] == sibling["repetition_penalty"] == 1.0
 
 
 async def test_a_version_is_sampled_by_the_name_that_the_server_gives_it(tmp_path: Path) -> None:
