@@ -4,6 +4,7 @@ trained, because the calls name no sibling and the server therefore does not cap
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +24,20 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
+from fakevllm.transport.retry_policy import RetrySchedule
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.chat import NEUTRAL_SAMPLING
 from fakevllm_adapters.protocol.errors import bad_request, unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 _SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
 """Parameters of all samples except the greedy one: those of siblings, from the model's whole
 distribution. They do not depend on the job, so that evaluations under different jobs can be
 compared, nor on the model's generation_config.json."""
 _GREEDY: Json = {"temperature": 0.0}
+MAX_BUSY_S = 60.0
+"""Seconds for which a sample tries again after the engine has refused it because of overload. Then
+the whole row is refused, and the command repeats it."""
 _OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."
 _NOT_SERVED = (
     "Version {version} is not served any more and has no checkpoint: pause training with "
@@ -151,7 +157,29 @@ class Evaluator:
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
         """Return a sample, or the error with which the engine refused its content. Raises WireError
-        for an outage."""
+        for an outage.
+
+        If the engine is busy, the sample backs off and tries again. It does not wait in the queue
+        of refused leads, because apps' groups get no siblings while this queue is not empty.
+        """
+        schedule: RetrySchedule | None = None
+        while True:
+            result = await self._attempt(request, model, index, version)
+            error = result.upstream_error
+            if error is None or not result.is_busy:
+                return result
+            now_s = time.monotonic()
+            schedule = schedule or RetrySchedule(MAX_BUSY_S, now_s)
+            pause_s = schedule.pause(OutageReason.ENGINE_BUSY, now_s)
+            if pause_s is None:
+                raise error
+            await asyncio.sleep(pause_s)
+
+    async def _attempt(
+        self, request: Request, model: str, index: int, version: int | None
+    ) -> SiblingResult:
+        """Return a sample, or the error with which the engine refused it. Raises WireError for an
+        outage."""
         sampling = _SAMPLING if index > 0 else _GREEDY
         sibling_limit = self._retry_handler.sibling_limit
 
@@ -165,9 +193,7 @@ class Evaluator:
                     await self.load(version)
                     reply = await self._upstream.call(path, body, request.headers)
             result = SiblingResult(index, reply, read_answer(request, reply))
-            if (error := result.outage) is not None or (
-                result.is_busy and (error := result.upstream_error) is not None
-            ):
+            if (error := result.outage) is not None and not result.is_busy:
                 raise error
             return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
+from fakevllm.transport.sibling_limit import Grant
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from fakevllm_adapters.formats.registry import ADAPTERS
@@ -209,6 +211,34 @@ async def test_a_row_is_refused_and_not_recorded_if_the_engine_fails_for_one_sam
     assert [sample["reward"] for sample in repeated["samples"]] == [1.0, 1.0]
     with closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as db:
         assert db.execute("SELECT COUNT(*) FROM groups").fetchall() == [(1,)]
+
+
+class BusySwarm(ScriptedSwarm):
+    """A server that samples one call until `is_free` is set, and refuses all others until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path != CHAT or self.is_free.is_set():
+            return response
+        if self.calls[CHAT] > 1:
+            return web.Response(status=429)
+        await self.is_free.wait()
+        return response
+
+
+async def test_refused_samples_try_again_while_apps_get_all_their_siblings(tmp_path: Path) -> None:
+    swarm = BusySwarm()
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, client):
+        row = asyncio.create_task(client.post("/fakevllm/eval", json=ROW))
+        await until(lambda: swarm.calls[CHAT] > 3)
+        assert proxy.retry_handler.sibling_limit.acquire(2) == Grant(2)
+        swarm.is_free.set()
+        samples = (await row).json()["samples"]
+    assert [sample["reward"] for sample in samples] == [1.0, 1.0]
 
 
 async def test_a_hook_that_fails_gives_a_reason_and_keeps_the_answers(tmp_path: Path) -> None:
