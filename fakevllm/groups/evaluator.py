@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
 from fakevllm.transport.retry_policy import RetrySchedule
 from fakevllm_adapters.formats.base import Json
 from fakevllm_adapters.formats.chat import NEUTRAL_SAMPLING
-from fakevllm_adapters.protocol.errors import bad_request, unavailable
+from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 _SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
@@ -43,6 +43,17 @@ _NOT_SERVED = (
     "Version {version} is not served any more and has no checkpoint: pause training with "
     "`fakevllm pause`, or name a version that has a checkpoint."
 )
+_UNKNOWN = "The server has not reported which version it serves."
+_LOST = "The engine does not hold version {version} any more."
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """The samples of one row, before they are scored."""
+
+    results: Sequence[SiblingResult]
+    first_version: int | None
+    last_version: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,28 +121,53 @@ class Evaluator:
         sampled. Nothing is stored then, so that the row can be repeated.
         """
         draft.num_siblings = num_samples + 1
-        served = str(draft.request.body["model"])
-        model = served if version is None else await self.load(version)
-        first = await self._version()
-        results = await self._samples(draft, model, version)
-        last = await self._version()
-        if version is not None:
-            if model == served and (first, last) != (version, version):
-                raise bad_request(_NOT_SERVED.format(version=version))
-            first = last = version
+        sampled = await self._sampled(draft, version)
+        if sampled is None:
+            sampled = await self._sampled_again(draft, version)
+        results, first, last = sampled.results, sampled.first_version, sampled.last_version
         answered = [result for result in results if result.answer is not None]
         if answered:
             outcome = await score(self._hooks, draft, answered, self._failure_floor)
         else:
             outcome = RewardOutcome(None, failure_reason_of(results[0]))
-        version = first if first == last else None
-        group = draft.evaluated(results, answered, outcome, eval_id, version)
+        single = first if first == last else None
+        group = draft.evaluated(results, answered, outcome, eval_id, single)
         self._ledger.record(group)
         has_rewards = any(sibling.reward is not None for sibling in group.siblings)
         reason = None if has_rewards else outcome.reason or "the hook gave no reward"
         if not answered:
             reason = f"{reason}: {group.siblings[0].error}"
         return EvaluatedRow(group, first, last, reason)
+
+    async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
+        """Return the samples of a row. Return None if other weights than those of the requested
+        version may have been served meanwhile. Raises WireError as `evaluate` does."""
+        served = str(draft.request.body["model"])
+        model = served if version is None else await self.load(version)
+        first = await self._version()
+        results = await self._samples(draft, model, version)
+        last = await self._version()
+        if version is None:
+            return _Sampled(results, first, last)
+        if model == served:
+            if first is None or last is None:
+                raise unavailable(_UNKNOWN, OutageReason.SERVER_UNREACHABLE)
+            if (first, last) != (version, version):
+                return None
+        return _Sampled(results, version, version)
+
+    async def _sampled_again(self, draft: GroupDraft, version: int | None) -> _Sampled:
+        """Sample a row again after its version was served no longer, because the version may have a
+        checkpoint. Raises WireError (400) that says what to do if it has none."""
+        try:
+            sampled = await self._sampled(draft, version)
+        except WireError as error:  # translates the server's refusal
+            if error.status != 400:
+                raise
+            sampled = None
+        if sampled is None:
+            raise bad_request(_NOT_SERVED.format(version=version))
+        return sampled
 
     async def _version(self) -> int | None:
         status = await self._link.fetch_status()
@@ -192,6 +228,10 @@ class Evaluator:
                     # The engine was started again after the version was loaded.
                     await self.load(version)
                     reply = await self._upstream.call(path, body, request.headers)
+                    if reply.status == 404:
+                        raise unavailable(
+                            _LOST.format(version=version), OutageReason.ENGINE_NOT_READY
+                        )
             result = SiblingResult(index, reply, read_answer(request, reply))
             if (error := result.outage) is not None and not result.is_busy:
                 raise error

@@ -176,6 +176,43 @@ async def test_a_served_version_without_a_checkpoint_must_stay_served(tmp_path: 
         assert "Version 3 is not served any more" in refused.json()["error"]["message"]
 
 
+class SteppingSwarm(ScriptedSwarm):
+    """A server that publishes version 4 while version 3 is sampled for the first time."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path == CHAT and self.calls[CHAT] == 0:
+            self.answers["/get_engine_status"] = ROLLING.model_copy(update={"weight_version": 4})
+            self.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        return await super()._answer(request)
+
+
+async def test_a_row_is_sampled_again_by_the_checkpoint_if_a_step_was_published_meanwhile(
+    tmp_path: Path,
+) -> None:
+    swarm = SteppingSwarm()
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "fake"}
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"weight_version": 3})
+        reply = (await client.post("/fakevllm/eval", json=ROW | {"version": 3})).json()
+        assert await proxy.ledger.flush()
+        record = proxy.ledger.group(reply["group_id"])
+        assert swarm.bodies[CHAT]["model"] == "policy-3"
+        assert (swarm.calls[CHAT], swarm.calls["/load_policy"]) == (6, 2)
+    assert record is not None and record.eval_version == 3
+
+
+async def test_a_served_version_is_not_judged_while_the_server_does_not_report_its_version(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "fake"}
+        swarm.answers["/get_engine_status"] = 503
+        refused = await client.post("/fakevllm/eval", json=ROW | {"version": 3})
+        assert refused.status_code == 503, refused.text
+        assert await proxy.ledger.flush()
+        assert proxy.ledger.untrained() == {}
+
+
 async def test_a_row_without_answers_is_a_failed_row_and_not_an_error(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (swarm, proxy, client):
         swarm.answers[CHAT] = {"error": {"message": "too long", "code": 400}}
