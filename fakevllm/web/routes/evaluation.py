@@ -57,8 +57,9 @@ def router(proxy: ProxyComponents) -> APIRouter:
         except ClientDisconnected:
             return Response()
         trained = await asyncio.to_thread(_trained_rows, proxy, rows.texts)
-        if proxy.evaluator is None:
-            return CheckReply(has_hooks=False, trained=trained)
+        if proxy.evaluator is None or trained:
+            # The command ends, so no version is needed.
+            return CheckReply(has_hooks=proxy.evaluator is not None, trained=trained)
         try:
             for version in rows.versions:
                 await proxy.evaluator.load(version)

@@ -308,6 +308,16 @@ async def test_the_check_names_rows_whose_question_or_task_was_trained(tmp_path:
     assert reply == {"has_hooks": True, "trained": [1, 3], "refusal": None}
 
 
+async def test_no_version_is_loaded_for_rows_that_were_trained(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        proxy.ledger.record(replace(group("g1", state="trained"), question="first"))
+        assert await proxy.ledger.flush()
+        body = {"texts": ["first"], "versions": [3]}
+        check = (await client.post("/fakevllm/eval/check", json=body)).json()
+        assert swarm.calls["/load_policy"] == 0
+    assert check == {"has_hooks": True, "trained": [0], "refusal": None}
+
+
 async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
     async with open_client(tmp_path, hook=None) as (swarm, _, client):
         check = (await client.post("/fakevllm/eval/check", json={"texts": []})).json()
