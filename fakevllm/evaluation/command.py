@@ -78,9 +78,9 @@ async def _evaluate(settings: EvalSettings) -> EvalReport:
     if len(versions) > MAX_VERSIONS or len(set(versions)) < len(versions):
         raise ConfigError(f"--version takes up to {MAX_VERSIONS} different versions.")
     async with ProxyRequests(checked_url(settings.url), settings.key) as proxy:
-        with Console(stderr=True).status("checking the rows, and loading versions"):
-            check = await proxy.check([task.main_query for task in tasks], versions)
         try:
+            with Console(stderr=True).status("checking the rows, and loading versions"):
+                check = await proxy.check([task.main_query for task in tasks], versions)
             if not check.has_hooks:
                 raise ConfigError(_NO_HOOKS)
             if check.refusal is not None:

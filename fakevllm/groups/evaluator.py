@@ -4,8 +4,10 @@ trained, because the calls name no sibling and the server therefore does not cap
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import time
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Generator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ import aiohttp
 import orjson
 
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
+from fakevllm.groups.loaded_versions import LoadedVersions
 from fakevllm.groups.scoring import score
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
@@ -30,6 +33,8 @@ from fakevllm_adapters.formats.chat import NEUTRAL_SAMPLING
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
+log = logging.getLogger("fakevllm.groups.evaluator")
+
 _SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
 """Parameters of all samples except the greedy one: those of siblings, from the model's whole
 distribution. They do not depend on the job, so that evaluations under different jobs can be
@@ -38,6 +43,7 @@ _GREEDY: Json = {"temperature": 0.0}
 MAX_BUSY_S = 60.0
 """Seconds for which a sample tries again after the engine has refused it because of overload. Then
 the whole row is refused, and the command repeats it."""
+_CHECK_IDLE_EVERY_S = 30.0
 _OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."
 _NOT_SERVED = (
     "Version {version} is not served any more and has no checkpoint: pause training with "
@@ -89,6 +95,26 @@ class Evaluator:
         self._ledger = ledger
         self._link = link
         self._failure_floor = failure_floor
+        self._loaded = LoadedVersions()
+
+    async def run(self) -> None:
+        """Unload versions of evaluations that have ended without saying so, until this task is
+        cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_IDLE_EVERY_S)
+            await self.unload_idle(time.monotonic())
+
+    async def unload_idle(self, now_s: float) -> None:
+        """Unload the versions that no evaluation has used for a long time."""
+        for version in self._loaded.take_idle(now_s):
+            log.info("unloading version %d, which no evaluation uses any more", version)
+            await self._link.unload_policy(version)
+
+    async def load_all(self, versions: Sequence[int]) -> None:
+        """Load the versions of an evaluation. Raises WireError if one cannot be sampled."""
+        with self._using(versions):
+            for version in versions:
+                await self.load(version)
 
     async def load(self, version: int) -> str:
         """Let the server make a version of the weights available. Return the model's name by which
@@ -107,6 +133,7 @@ class Evaluator:
 
     async def unload(self, version: int) -> None:
         """Tell the server that a version need not be available any more."""
+        self._loaded.forget(version)
         await self._link.unload_policy(version)
 
     async def evaluate(
@@ -121,9 +148,10 @@ class Evaluator:
         sampled. Nothing is stored then, so that the row can be repeated.
         """
         draft.num_siblings = num_samples + 1
-        sampled = await self._sampled(draft, version)
-        if sampled is None:
-            sampled = await self._sampled_again(draft, version)
+        with self._using([] if version is None else [version]):
+            sampled = await self._sampled(draft, version)
+            if sampled is None:
+                sampled = await self._sampled_again(draft, version)
         results, first, last = sampled.results, sampled.first_version, sampled.last_version
         answered = [result for result in results if result.answer is not None]
         if answered:
@@ -138,6 +166,15 @@ class Evaluator:
         if not answered:
             reason = f"{reason}: {group.siblings[0].error}"
         return EvaluatedRow(group, first, last, reason)
+
+    @contextlib.contextmanager
+    def _using(self, versions: Sequence[int]) -> Generator[None]:
+        """Keep versions from being unloaded as idle while the block runs."""
+        self._loaded.begin(versions)
+        try:
+            yield
+        finally:
+            self._loaded.end(versions, time.monotonic())
 
     async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
         """Return the samples of a row. Return None if other weights than those of the requested

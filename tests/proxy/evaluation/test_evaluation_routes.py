@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from aiohttp import web
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
+from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH
+from fakevllm.groups.loaded_versions import IDLE_S
 from fakevllm.transport.sibling_limit import Grant
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
@@ -24,7 +28,7 @@ from fakevllm_adapters.protocol.errors import unavailable
 from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
 from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
+from tests.proxy.scripted_swarm import ROLLING, TIMEOUT_S, ScriptedSwarm, until
 
 HOOK = """
 def on_compute_relative_reward(siblings, answers):
@@ -325,6 +329,86 @@ async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
         assert swarm.calls[CHAT] == 0
     assert check == {"has_hooks": False, "trained": [], "refusal": None}
     assert refused.status_code == 400 and "--hooks" in refused.json()["error"]["message"]
+
+
+class SlowSwarm(ScriptedSwarm):
+    """A server that does not answer requests for `path` until `is_free` is set."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.is_free = asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path == self.path:
+            await self.is_free.wait()
+        return response
+
+
+async def post_and_leave(proxy: ProxyComponents, swarm: SlowSwarm, path: str, body: Any) -> None:
+    """Send a request to the proxy, and disconnect when the server has its part of the request."""
+    parts = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        if parts:
+            return parts.pop()
+        await until(lambda: swarm.calls[swarm.path] > 0)
+        return {"type": "http.disconnect"}
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        pass
+
+    headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await create_app(proxy)(scope, receive, send)
+    finally:
+        swarm.is_free.set()
+
+
+async def test_no_further_version_is_loaded_after_the_command_has_disconnected(
+    tmp_path: Path,
+) -> None:
+    swarm = SlowSwarm("/load_policy")
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, _):
+        await post_and_leave(proxy, swarm, CHECK_PATH, {"texts": [], "versions": [3, 4]})
+        assert (swarm.calls["/load_policy"], swarm.bodies["/load_policy"]) == (1, {"version": 3})
+
+
+async def test_a_row_whose_command_has_disconnected_ends_and_is_not_recorded(
+    tmp_path: Path,
+) -> None:
+    swarm = SlowSwarm(CHAT)
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, _):
+        await post_and_leave(proxy, swarm, ROW_PATH, ROW)
+        assert proxy.retry_handler.slots.num_open == 0
+        assert await proxy.ledger.flush()
+        assert proxy.ledger.untrained() == {}
+
+
+async def test_versions_of_an_evaluation_that_was_killed_are_unloaded(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        await client.post(CHECK_PATH, json={"texts": [], "versions": [3]})
+        assert proxy.evaluator is not None
+        await proxy.evaluator.unload_idle(time.monotonic())
+        assert swarm.calls["/unload_policy"] == 0
+        await proxy.evaluator.unload_idle(time.monotonic() + IDLE_S)
+        assert swarm.bodies["/unload_policy"] == {"version": 3}
 
 
 async def test_an_invalid_request_is_refused(tmp_path: Path) -> None:
