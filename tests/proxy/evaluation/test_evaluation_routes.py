@@ -411,6 +411,16 @@ async def test_versions_of_an_evaluation_that_was_killed_are_unloaded(tmp_path: 
         assert swarm.bodies["/unload_policy"] == {"version": 3}
 
 
+async def test_a_program_that_is_no_server_does_not_end_the_unloading(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        swarm.answers["/unload_policy"] = "<html>"
+        await client.post(CHECK_PATH, json={"texts": [], "versions": [3, 4]})
+        assert proxy.evaluator is not None
+        await proxy.evaluator.unload_idle(time.monotonic() + IDLE_S)
+        assert swarm.calls["/unload_policy"] == 2
+
+
 async def test_an_invalid_request_is_refused(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (swarm, _, client):
         for change in ({"num_samples": 0}, {"num_samples": 65}, {"eval_id": ""}, {"task": 1}):
