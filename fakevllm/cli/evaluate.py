@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -77,8 +78,8 @@ def evaluate(
                 "No rows are named: pass --dataset FILE, or set release.eval_dataset."
             )
         low, high = reward_range
-        if not low < high:
-            raise ConfigError("--reward-range needs the smaller number first.")
+        if not -math.inf < low < high < math.inf:
+            raise ConfigError("--reward-range needs two finite numbers, the smaller number first.")
         passed = run_eval(
             EvalSettings(
                 dataset=file,

@@ -55,7 +55,7 @@ class EvalSettings:
 
 def run_eval(settings: EvalSettings, console: Console | None = None) -> bool:
     """Evaluate the rows, print the table, and write the JSON file. Return False if a mean reward is
-    below `settings.fail_below`.
+    below `settings.fail_below`, or if a version has no reward at all.
 
     Raises UserError for mistakes that the user can fix.
     """
@@ -64,8 +64,8 @@ def run_eval(settings: EvalSettings, console: Console | None = None) -> bool:
     if settings.json_file is not None:
         _write(settings.json_file, report)
     limit = settings.fail_below
-    means = [summary.mean.mean for summary in report.summaries if summary.mean is not None]
-    return limit is None or all(mean >= limit for mean in means)
+    means = [summary.mean for summary in report.summaries]
+    return limit is None or all(mean is not None and mean.mean >= limit for mean in means)
 
 
 async def _evaluate(settings: EvalSettings) -> EvalReport:
@@ -78,9 +78,9 @@ async def _evaluate(settings: EvalSettings) -> EvalReport:
     if len(versions) > MAX_VERSIONS or len(set(versions)) < len(versions):
         raise ConfigError(f"--version takes up to {MAX_VERSIONS} different versions.")
     async with ProxyRequests(checked_url(settings.url), settings.key) as proxy:
-        with Console(stderr=True).status("checking the rows, and loading versions"):
-            check = await proxy.check([task.main_query for task in tasks], versions)
         try:
+            with Console(stderr=True).status("checking the rows, and loading versions"):
+                check = await proxy.check([task.main_query for task in tasks], versions)
             if not check.has_hooks:
                 raise ConfigError(_NO_HOOKS)
             if check.refusal is not None:
@@ -120,7 +120,7 @@ async def _run_rows(
         async for result in _results(settings, proxy, tasks):
             results.append(result)
             bar.update(bar_task, advance=1)
-            if not result.is_scored:
+            if not result.has_rewards:
                 reasons[result.reason] += 1
             is_last = len(results) == len(tasks)
             if reasons.total() == len(results) and (is_last or len(results) >= NUM_UNSCORED):

@@ -21,7 +21,8 @@ class CheckRequest(BaseModel):
     texts: list[str]
     """The texts of the rows."""
     versions: list[int] = Field(default=[], max_length=MAX_VERSIONS)
-    """Versions of the weights to load. If there are none, the served weights are evaluated."""
+    """Versions of the weights to load, unless the rows cannot be evaluated. If there are none, the
+    served weights are evaluated."""
 
 
 class CheckReply(BaseModel):

@@ -31,6 +31,9 @@ RETRY_FOR_S = 120.0
 """Seconds for which a request is repeated while the proxy or the engine cannot be reached."""
 MAX_PAUSE_S = 2.0
 """Longest pause between two attempts, in seconds."""
+END_TIMEOUT_S = 10.0
+"""Seconds that the command waits at its end until its versions are unloaded. After Ctrl-C, the
+server may be loading a version, and unloads it only then."""
 _MAY_SUCCEED_LATER = (429, 502, 503, 504)
 
 M = TypeVar("M", bound=BaseModel)
@@ -61,9 +64,10 @@ class ProxyRequests:
 
     async def end(self, versions: list[int]) -> None:
         """Say that these versions need not be available any more. A failure has no consequences for
-        the user, because the server unloads versions when it needs room."""
-        with contextlib.suppress(ConfigError):
-            await self._post(END_PATH, EndRequest(versions=versions), EndReply)
+        the user, because the proxy unloads versions that no evaluation uses any more."""
+        with contextlib.suppress(ConfigError, TimeoutError):
+            async with asyncio.timeout(END_TIMEOUT_S):
+                await self._post(END_PATH, EndRequest(versions=versions), EndReply)
 
     async def evaluate(self, row: RowRequest) -> RowReply:
         """Let the proxy sample and score one row. While the proxy or its engine is unavailable, the

@@ -39,6 +39,11 @@ class RowResult:
         )
 
     @property
+    def has_rewards(self) -> bool:
+        """Whether any version has a reward for the row."""
+        return any(_scores(reply) is not None for reply in self.replies)
+
+    @property
     def is_scored(self) -> bool:
         """Whether all versions have a reward for the row."""
         return all(_scores(reply) is not None for reply in self.replies)

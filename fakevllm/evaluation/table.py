@@ -63,7 +63,10 @@ def _remarks(report: EvalReport) -> Text:
     if unscored := report.unscored:
         reasons = Counter(row.reason for row in unscored)
         reason, _ = reasons.most_common(1)[0]
-        lines.append(f"{len(unscored)} rows have no reward and do not count ({reason})")
+        effect = "and do not count"
+        if len(report.labels) > 1:
+            effect = "with at least one version, and do not count there"
+        lines.append(f"{len(unscored)} rows have no reward {effect} ({reason})")
     if (rewards := report.rewards) != report.declared_range:
         lines.append(
             f"rewards from {rewards.low:g} to {rewards.high:g} were seen, and the interval assumes "

@@ -4,7 +4,10 @@ trained, because the calls name no sibling and the server therefore does not cap
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+import contextlib
+import logging
+import time
+from collections.abc import Generator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +15,7 @@ import aiohttp
 import orjson
 
 from fakevllm.groups.group_record import GroupDraft, failure_reason_of
+from fakevllm.groups.loaded_versions import LoadedVersions
 from fakevllm.groups.scoring import score
 from fakevllm.hooks.hook_runner import HookWorker
 from fakevllm.hooks.results import RewardOutcome
@@ -23,16 +27,39 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
+from fakevllm.transport.retry_policy import RetrySchedule
+from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.chat import NEUTRAL_SAMPLING
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
-TEMPERATURE = 1.0
-"""Temperature of all samples except the greedy one. It does not depend on the job, so that
-evaluations under different jobs can be compared."""
+log = logging.getLogger("fakevllm.groups.evaluator")
+
+_SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
+"""Parameters of all samples except the greedy one: those of siblings, from the model's whole
+distribution. They do not depend on the job, so that evaluations under different jobs can be
+compared, nor on the model's generation_config.json."""
+_GREEDY: Json = {"temperature": 0.0}
+MAX_BUSY_S = 60.0
+"""Seconds for which a sample tries again after the engine has refused it because of overload. Then
+the whole row is refused, and the command repeats it."""
+_CHECK_IDLE_EVERY_S = 30.0
 _OLD_SERVER = "The server does not know policies: update fakevllm-server, or leave --version out."
 _NOT_SERVED = (
     "Version {version} is not served any more and has no checkpoint: pause training with "
     "`fakevllm pause`, or name a version that has a checkpoint."
 )
+_UNKNOWN = "The server has not reported which version it serves."
+_LOST = "The engine does not hold version {version} any more."
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """The samples of one row, before they are scored."""
+
+    results: Sequence[SiblingResult]
+    first_version: int | None
+    last_version: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +95,26 @@ class Evaluator:
         self._ledger = ledger
         self._link = link
         self._failure_floor = failure_floor
+        self._loaded = LoadedVersions()
+
+    async def run(self) -> None:
+        """Unload versions of evaluations that have ended without saying so, until this task is
+        cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_IDLE_EVERY_S)
+            await self.unload_idle(time.monotonic())
+
+    async def unload_idle(self, now_s: float) -> None:
+        """Unload the versions that no evaluation has used for a long time."""
+        for version in self._loaded.take_idle(now_s):
+            log.info("unloading version %d, which no evaluation uses any more", version)
+            await self._link.unload_policy(version)
+
+    async def load_all(self, versions: Sequence[int]) -> None:
+        """Load the versions of an evaluation. Raises WireError if one cannot be sampled."""
+        with self._using(versions):
+            for version in versions:
+                await self.load(version)
 
     async def load(self, version: int) -> str:
         """Let the server make a version of the weights available. Return the model's name by which
@@ -86,6 +133,7 @@ class Evaluator:
 
     async def unload(self, version: int) -> None:
         """Tell the server that a version need not be available any more."""
+        self._loaded.forget(version)
         await self._link.unload_policy(version)
 
     async def evaluate(
@@ -94,32 +142,24 @@ class Evaluator:
         """Sample the row of `draft` once greedily and `num_samples` times at temperature 1, score
         all samples in one call of the hook, and store them in the ledger.
 
-        The row is sampled by the weights `version`, or by those that are served. If the engine is
-        unavailable, the samples wait for it as an app's request would. A sample that gets no answer
-        has no reward. Raises WireError if the version cannot be sampled.
+        The row is sampled by the weights `version`, or by those that are served. A sample that the
+        engine refuses has no reward. If the engine is unavailable, the samples wait for it as an
+        app's request would. Raises WireError if it stays unavailable, or if the version cannot be
+        sampled. Nothing is stored then, so that the row can be repeated.
         """
         draft.num_siblings = num_samples + 1
-        served = str(draft.request.body["model"])
-        model = served if version is None else await self.load(version)
-        first = await self._version()
-        results = await asyncio.gather(
-            *(
-                self._sample(draft.request, model, index, version)
-                for index in range(draft.num_siblings)
-            )
-        )
-        last = await self._version()
-        if version is not None:
-            if model == served and (first, last) != (version, version):
-                raise bad_request(_NOT_SERVED.format(version=version))
-            first = last = version
+        with self._using([] if version is None else [version]):
+            sampled = await self._sampled(draft, version)
+            if sampled is None:
+                sampled = await self._sampled_again(draft, version)
+        results, first, last = sampled.results, sampled.first_version, sampled.last_version
         answered = [result for result in results if result.answer is not None]
         if answered:
             outcome = await score(self._hooks, draft, answered, self._failure_floor)
         else:
             outcome = RewardOutcome(None, failure_reason_of(results[0]))
-        version = first if first == last else None
-        group = draft.evaluated(results, answered, outcome, eval_id, version)
+        single = first if first == last else None
+        group = draft.evaluated(results, answered, outcome, eval_id, single)
         self._ledger.record(group)
         has_rewards = any(sibling.reward is not None for sibling in group.siblings)
         reason = None if has_rewards else outcome.reason or "the hook gave no reward"
@@ -127,18 +167,97 @@ class Evaluator:
             reason = f"{reason}: {group.siblings[0].error}"
         return EvaluatedRow(group, first, last, reason)
 
+    @contextlib.contextmanager
+    def _using(self, versions: Sequence[int]) -> Generator[None]:
+        """Keep versions from being unloaded as idle while the block runs."""
+        self._loaded.begin(versions)
+        try:
+            yield
+        finally:
+            self._loaded.end(versions, time.monotonic())
+
+    async def _sampled(self, draft: GroupDraft, version: int | None) -> _Sampled | None:
+        """Return the samples of a row. Return None if other weights than those of the requested
+        version may have been served meanwhile. Raises WireError as `evaluate` does."""
+        served = str(draft.request.body["model"])
+        model = served if version is None else await self.load(version)
+        first = await self._version()
+        results = await self._samples(draft, model, version)
+        last = await self._version()
+        if version is None:
+            return _Sampled(results, first, last)
+        if model == served:
+            if first is None or last is None:
+                raise unavailable(_UNKNOWN, OutageReason.SERVER_UNREACHABLE)
+            if (first, last) != (version, version):
+                return None
+        return _Sampled(results, version, version)
+
+    async def _sampled_again(self, draft: GroupDraft, version: int | None) -> _Sampled:
+        """Sample a row again after its version was served no longer, because the version may have a
+        checkpoint. Raises WireError (400) that says what to do if it has none."""
+        try:
+            sampled = await self._sampled(draft, version)
+        except WireError as error:  # translates the server's refusal
+            if error.status != 400:
+                raise
+            sampled = None
+        if sampled is None:
+            raise bad_request(_NOT_SERVED.format(version=version))
+        return sampled
+
     async def _version(self) -> int | None:
         status = await self._link.fetch_status()
         return None if status is None else status.weight_version
 
+    async def _samples(
+        self, draft: GroupDraft, model: str, version: int | None
+    ) -> list[SiblingResult]:
+        """Return the samples of a row. If one of them raises WireError, cancel the others, and
+        raise the error."""
+        tasks = [
+            asyncio.create_task(self._sample(draft.request, model, index, version))
+            for index in range(draft.num_siblings)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _sample(
         self, request: Request, model: str, index: int, version: int | None
     ) -> SiblingResult:
-        temperature = TEMPERATURE if index > 0 else 0.0
+        """Return a sample, or the error with which the engine refused its content. Raises WireError
+        for an outage.
+
+        If the engine is busy, the sample backs off and tries again. It does not wait in the queue
+        of refused leads, because apps' groups get no siblings while this queue is not empty.
+        """
+        schedule: RetrySchedule | None = None
+        while True:
+            result = await self._attempt(request, model, index, version)
+            error = result.upstream_error
+            if error is None or not result.is_busy:
+                return result
+            now_s = time.monotonic()
+            schedule = schedule or RetrySchedule(MAX_BUSY_S, now_s)
+            pause_s = schedule.pause(OutageReason.ENGINE_BUSY, now_s)
+            if pause_s is None:
+                raise error
+            await asyncio.sleep(pause_s)
+
+    async def _attempt(
+        self, request: Request, model: str, index: int, version: int | None
+    ) -> SiblingResult:
+        """Return a sample, or the error with which the engine refused it. Raises WireError for an
+        outage."""
+        sampling = _SAMPLING if index > 0 else _GREEDY
         sibling_limit = self._retry_handler.sibling_limit
 
         async def attempt(request: Request, _: AttemptContext) -> SiblingResult:
-            body = orjson.dumps(request.body | {"temperature": temperature, "model": model})
+            body = orjson.dumps(request.body | sampling | {"model": model})
             path = request.adapter.upstream_path
             with sibling_limit.sampling():
                 reply = await self._upstream.call(path, body, request.headers)
@@ -146,20 +265,17 @@ class Evaluator:
                     # The engine was started again after the version was loaded.
                     await self.load(version)
                     reply = await self._upstream.call(path, body, request.headers)
+                    if reply.status == 404:
+                        raise unavailable(
+                            _LOST.format(version=version), OutageReason.ENGINE_NOT_READY
+                        )
             result = SiblingResult(index, reply, read_answer(request, reply))
-            if (error := result.outage) is not None or (
-                result.is_busy and (error := result.upstream_error) is not None
-            ):
+            if (error := result.outage) is not None and not result.is_busy:
                 raise error
             return result
 
         app = AppResponse(_send_nothing, request.adapter, None)
-        try:
-            return await self._retry_handler.retry_until_answered(
-                request, app, attempt, is_lead=False
-            )
-        except WireError as error:
-            return SiblingResult(index, error=error)
+        return await self._retry_handler.retry_until_answered(request, app, attempt, is_lead=False)
 
 
 async def _send_nothing(_: MutableMapping[str, Any]) -> None:

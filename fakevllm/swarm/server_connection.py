@@ -271,7 +271,7 @@ class SwarmLink:
         try:
             request = LoadPolicyRequest(version=version)
             await self._post("/unload_policy", request, SuccessReply)
-        except NETWORK_ERRORS as error:
+        except (*NETWORK_ERRORS, ValueError) as error:
             log.debug("version %d stays loaded: the server %s", version, describe_error(error))
 
     async def close(self) -> None:

@@ -169,6 +169,8 @@ async def open_proxy(
         if hooks is not None:
             floor = config.reward.failure_floor
             evaluator = Evaluator(upstream, retry_handler, hooks, ledger, link, floor)
+            unloading = asyncio.create_task(evaluator.run())
+            stack.push_async_callback(_cancel, unloading)
         metrics.gauge(
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )

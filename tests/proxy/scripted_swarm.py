@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+from multidict import CIMultiDict
 from pydantic import BaseModel
 
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, LogReply
@@ -38,7 +39,8 @@ class ScriptedSwarm:
         self.calls: Counter[str] = Counter()
         self.bodies: dict[str, Any] = {}
         """The latest request body by path."""
-        self.headers: dict[str, str] = {}
+        self.headers: dict[str, CIMultiDict[str]] = {}
+        """The headers of the latest request by path."""
         self.url = ""
 
     async def __aenter__(self) -> Self:
@@ -61,7 +63,7 @@ class ScriptedSwarm:
         await self._runner.cleanup()
 
     async def _answer(self, request: web.Request) -> web.Response:
-        self.headers = dict(request.headers)
+        self.headers[request.path] = CIMultiDict(request.headers)
         self.calls[request.path] += 1
         if request.can_read_body:
             self.bodies[request.path] = await request.json()

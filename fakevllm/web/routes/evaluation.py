@@ -26,6 +26,7 @@ from fakevllm.evaluation.messages import (
 from fakevllm.groups.evaluator import EvaluatedRow
 from fakevllm.groups.group_record import GroupDraft
 from fakevllm.ledger.records import SiblingRecord
+from fakevllm.runtime.disconnect import CancelOnDisconnect
 from fakevllm.transport.request import Request as ModelRequest
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
@@ -52,19 +53,12 @@ def router(proxy: ProxyComponents) -> APIRouter:
     async def check(request: Request) -> CheckReply | Response:
         try:
             rows = await _read(proxy, request, CheckRequest)
+            async with CancelOnDisconnect(request.receive):
+                return await _check(proxy, rows)
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
             return Response()
-        trained = await asyncio.to_thread(_trained_rows, proxy, rows.texts)
-        if proxy.evaluator is None:
-            return CheckReply(has_hooks=False, trained=trained)
-        try:
-            for version in rows.versions:
-                await proxy.evaluator.load(version)
-        except WireError as error:
-            return CheckReply(has_hooks=True, trained=trained, refusal=error.message)
-        return CheckReply(has_hooks=True, trained=trained)
 
     @routes.post(END_PATH, response_model=EndReply)
     async def end(request: Request) -> EndReply | Response:
@@ -83,7 +77,8 @@ def router(proxy: ProxyComponents) -> APIRouter:
     async def evaluate(request: Request) -> RowReply | Response:
         try:
             row = await _read(proxy, request, RowRequest)
-            return await _evaluate(proxy, row, api_key_of(header_map(request.scope)))
+            async with CancelOnDisconnect(request.receive):
+                return await _evaluate(proxy, row, api_key_of(header_map(request.scope)))
         except WireError as error:
             return error_response(error)
         except ClientDisconnected:
@@ -99,6 +94,19 @@ async def _read(proxy: ProxyComponents, request: Request, model: type[M]) -> M:
         return model.model_validate(parse_json(raw))
     except ValidationError as error:
         raise schema_error([dict(problem) for problem in error.errors(include_url=False)]) from None
+
+
+async def _check(proxy: ProxyComponents, rows: CheckRequest) -> CheckReply:
+    """Check the rows, and load the versions if the rows can be evaluated."""
+    trained = await asyncio.to_thread(_trained_rows, proxy, rows.texts)
+    if proxy.evaluator is None or trained:
+        # The command ends, so no version is needed.
+        return CheckReply(has_hooks=proxy.evaluator is not None, trained=trained)
+    try:
+        await proxy.evaluator.load_all(rows.versions)
+    except WireError as error:
+        return CheckReply(has_hooks=True, trained=trained, refusal=error.message)
+    return CheckReply(has_hooks=True, trained=trained)
 
 
 def _trained_rows(proxy: ProxyComponents, texts: list[str]) -> list[int]:

@@ -66,15 +66,16 @@ class PolicyLoader:
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
             if name not in loaded:
                 checkpoint = self._checkpoint_of(version)
-                is_kept = checkpoint is not None and endpoint.holds_policies
-                if version == self._served_version() and not is_kept:
+                is_kept = checkpoint is not None or version == 0
+                can_hold = is_kept and endpoint.holds_policies
+                if version == self._served_version() and not can_hold:
                     return endpoint.model_name
                 if not endpoint.holds_policies:
                     raise PolicyRefused(
                         "The engine holds one set of weights, so only the version that it serves, "
                         f"{self._served_version()}, can be sampled."
                     )
-                if checkpoint is None and version != 0:
+                if not is_kept:
                     raise PolicyRefused(self._unknown(version))
                 await self._make_room(list(loaded))
                 await self._load(name, version, checkpoint)

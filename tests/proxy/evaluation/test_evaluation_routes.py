@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, MutableMapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 from aiohttp import web
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
+from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH
+from fakevllm.groups.loaded_versions import IDLE_S
+from fakevllm.transport.sibling_limit import Grant
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
+from fakevllm_adapters.formats.registry import ADAPTERS
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.outage_reasons import REASON_HEADER, OutageReason
+from fakevllm_adapters.protocol.swarm import SIBLING_HEADER
 from tests.proxy.ledger.ledger_cases import group
-from tests.proxy.scripted_swarm import ROLLING, ScriptedSwarm, until
+from tests.proxy.scripted_swarm import ROLLING, TIMEOUT_S, ScriptedSwarm, until
 
 HOOK = """
 def on_compute_relative_reward(siblings, answers):
@@ -69,7 +79,7 @@ async def test_a_row_is_sampled_scored_recorded_and_not_sent_for_training(tmp_pa
         record = proxy.ledger.group(reply["group_id"])
         assert swarm.calls[CHAT] == 3
         assert swarm.calls["/end_group"] == 0
-        assert "X-Fakevllm-Sibling" not in swarm.headers
+        assert SIBLING_HEADER not in swarm.headers[CHAT]
     sample = {"text": "It is 7.", "reward": 1.0, "failure": None}
     assert (reply["greedy"], reply["samples"]) == (sample, [sample, sample])
     assert (reply["first_version"], reply["last_version"], reply["reason"]) == (12, 12, None)
@@ -78,6 +88,33 @@ async def test_a_row_is_sampled_scored_recorded_and_not_sent_for_training(tmp_pa
     assert (record.eval_id, record.eval_version, record.task_id) == ("e1", 12, "r1")
     assert (record.session_id, record.step) == (None, None)
     assert [sibling.reward for sibling in record.siblings] == [1.0, 1.0, 1.0]
+
+
+class ListeningSwarm(ScriptedSwarm):
+    """A server that records all chat requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chats: list[dict[str, Any]] = []
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path == CHAT:
+            self.chats.append(await request.json())
+        return await super()._answer(request)
+
+
+async def test_samples_are_taken_from_the_whole_distribution_as_trained_siblings_are(
+    tmp_path: Path,
+) -> None:
+    swarm = ListeningSwarm()
+    async with open_client(tmp_path, swarm=swarm) as (_, _, client):
+        await client.post("/fakevllm/eval", json=ROW)
+    messages = [{"role": "user", "content": "2 plus 5?"}]
+    greedy, *samples = sorted(swarm.chats, key=lambda body: body["temperature"])
+    assert greedy == {"model": "fake", "messages": messages, "temperature": 0.0}
+    sibling = ADAPTERS["chat"].sibling_body({"model": "fake", "messages": messages}, 1, 1.0)
+    assert samples == [sibling, sibling]
+    assert sibling["top_p"] == sibling["repetition_penalty"] == 1.0
 
 
 async def test_a_version_is_sampled_by_the_name_that_the_server_gives_it(tmp_path: Path) -> None:
@@ -143,6 +180,43 @@ async def test_a_served_version_without_a_checkpoint_must_stay_served(tmp_path: 
         assert "Version 3 is not served any more" in refused.json()["error"]["message"]
 
 
+class SteppingSwarm(ScriptedSwarm):
+    """A server that publishes version 4 while version 3 is sampled for the first time."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        if request.path == CHAT and self.calls[CHAT] == 0:
+            self.answers["/get_engine_status"] = ROLLING.model_copy(update={"weight_version": 4})
+            self.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        return await super()._answer(request)
+
+
+async def test_a_row_is_sampled_again_by_the_checkpoint_if_a_step_was_published_meanwhile(
+    tmp_path: Path,
+) -> None:
+    swarm = SteppingSwarm()
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "fake"}
+        swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"weight_version": 3})
+        reply = (await client.post("/fakevllm/eval", json=ROW | {"version": 3})).json()
+        assert await proxy.ledger.flush()
+        record = proxy.ledger.group(reply["group_id"])
+        assert swarm.bodies[CHAT]["model"] == "policy-3"
+        assert (swarm.calls[CHAT], swarm.calls["/load_policy"]) == (6, 2)
+    assert record is not None and record.eval_version == 3
+
+
+async def test_a_served_version_is_not_judged_while_the_server_does_not_report_its_version(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "fake"}
+        swarm.answers["/get_engine_status"] = 503
+        refused = await client.post("/fakevllm/eval", json=ROW | {"version": 3})
+        assert refused.status_code == 503, refused.text
+        assert await proxy.ledger.flush()
+        assert proxy.ledger.untrained() == {}
+
+
 async def test_a_row_without_answers_is_a_failed_row_and_not_an_error(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (swarm, proxy, client):
         swarm.answers[CHAT] = {"error": {"message": "too long", "code": 400}}
@@ -154,6 +228,58 @@ async def test_a_row_without_answers_is_a_failed_row_and_not_an_error(tmp_path: 
     assert [sample["reward"] for sample in reply["samples"]] == [None, None]
     assert "too long" in reply["greedy"]["failure"]
     assert record is not None and (record.state, record.status) == ("failed", 400)
+
+
+class FailingSwarm(ScriptedSwarm):
+    """A server whose engine fails while it has the second call."""
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path == CHAT and self.calls[CHAT] == 2:
+            headers = {REASON_HEADER: OutageReason.ENGINE_FAILED}
+            return web.json_response(unavailable("It died.").body, status=503, headers=headers)
+        return response
+
+
+async def test_a_row_is_refused_and_not_recorded_if_the_engine_fails_for_one_sample(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path, swarm=FailingSwarm()) as (_, proxy, client):
+        failed = await client.post("/fakevllm/eval", json=ROW)
+        assert (failed.status_code, failed.json()["error"]["message"]) == (503, "It died.")
+        repeated = (await client.post("/fakevllm/eval", json=ROW)).json()
+        assert await proxy.ledger.flush()
+    assert [sample["reward"] for sample in repeated["samples"]] == [1.0, 1.0]
+    with closing(sqlite3.connect(tmp_path / "run" / "ledger.sqlite")) as db:
+        assert db.execute("SELECT COUNT(*) FROM groups").fetchall() == [(1,)]
+
+
+class BusySwarm(ScriptedSwarm):
+    """A server that samples one call until `is_free` is set, and refuses all others until then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path != CHAT or self.is_free.is_set():
+            return response
+        if self.calls[CHAT] > 1:
+            return web.Response(status=429)
+        await self.is_free.wait()
+        return response
+
+
+async def test_refused_samples_try_again_while_apps_get_all_their_siblings(tmp_path: Path) -> None:
+    swarm = BusySwarm()
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, client):
+        row = asyncio.create_task(client.post("/fakevllm/eval", json=ROW))
+        await until(lambda: swarm.calls[CHAT] > 3)
+        assert proxy.retry_handler.sibling_limit.acquire(2) == Grant(2)
+        swarm.is_free.set()
+        samples = (await row).json()["samples"]
+    assert [sample["reward"] for sample in samples] == [1.0, 1.0]
 
 
 async def test_a_hook_that_fails_gives_a_reason_and_keeps_the_answers(tmp_path: Path) -> None:
@@ -186,6 +312,16 @@ async def test_the_check_names_rows_whose_question_or_task_was_trained(tmp_path:
     assert reply == {"has_hooks": True, "trained": [1, 3], "refusal": None}
 
 
+async def test_no_version_is_loaded_for_rows_that_were_trained(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        proxy.ledger.record(replace(group("g1", state="trained"), question="first"))
+        assert await proxy.ledger.flush()
+        body = {"texts": ["first"], "versions": [3]}
+        check = (await client.post("/fakevllm/eval/check", json=body)).json()
+        assert swarm.calls["/load_policy"] == 0
+    assert check == {"has_hooks": True, "trained": [0], "refusal": None}
+
+
 async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
     async with open_client(tmp_path, hook=None) as (swarm, _, client):
         check = (await client.post("/fakevllm/eval/check", json={"texts": []})).json()
@@ -193,6 +329,96 @@ async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
         assert swarm.calls[CHAT] == 0
     assert check == {"has_hooks": False, "trained": [], "refusal": None}
     assert refused.status_code == 400 and "--hooks" in refused.json()["error"]["message"]
+
+
+class SlowSwarm(ScriptedSwarm):
+    """A server that does not answer requests for `path` until `is_free` is set."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+        self.is_free = asyncio.Event()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        response = await super()._answer(request)
+        if request.path == self.path:
+            await self.is_free.wait()
+        return response
+
+
+async def post_and_leave(proxy: ProxyComponents, swarm: SlowSwarm, path: str, body: Any) -> None:
+    """Send a request to the proxy, and disconnect when the server has its part of the request."""
+    parts = [{"type": "http.request", "body": orjson.dumps(body), "more_body": False}]
+
+    async def receive() -> MutableMapping[str, Any]:
+        if parts:
+            return parts.pop()
+        await until(lambda: swarm.calls[swarm.path] > 0)
+        return {"type": "http.disconnect"}
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        pass
+
+    headers = [(b"host", b"127.0.0.1:8000"), (b"content-type", b"application/json")]
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": headers,
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 8000),
+    }
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            await create_app(proxy)(scope, receive, send)
+    finally:
+        swarm.is_free.set()
+
+
+async def test_no_further_version_is_loaded_after_the_command_has_disconnected(
+    tmp_path: Path,
+) -> None:
+    swarm = SlowSwarm("/load_policy")
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, _):
+        await post_and_leave(proxy, swarm, CHECK_PATH, {"texts": [], "versions": [3, 4]})
+        assert (swarm.calls["/load_policy"], swarm.bodies["/load_policy"]) == (1, {"version": 3})
+
+
+async def test_a_row_whose_command_has_disconnected_ends_and_is_not_recorded(
+    tmp_path: Path,
+) -> None:
+    swarm = SlowSwarm(CHAT)
+    async with open_client(tmp_path, swarm=swarm) as (_, proxy, _):
+        await post_and_leave(proxy, swarm, ROW_PATH, ROW)
+        assert proxy.retry_handler.slots.num_open == 0
+        assert await proxy.ledger.flush()
+        assert proxy.ledger.untrained() == {}
+
+
+async def test_versions_of_an_evaluation_that_was_killed_are_unloaded(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        await client.post(CHECK_PATH, json={"texts": [], "versions": [3]})
+        assert proxy.evaluator is not None
+        await proxy.evaluator.unload_idle(time.monotonic())
+        assert swarm.calls["/unload_policy"] == 0
+        await proxy.evaluator.unload_idle(time.monotonic() + IDLE_S)
+        assert swarm.bodies["/unload_policy"] == {"version": 3}
+
+
+async def test_a_program_that_is_no_server_does_not_end_the_unloading(tmp_path: Path) -> None:
+    async with open_client(tmp_path) as (swarm, proxy, client):
+        swarm.answers["/load_policy"] = {"success": True, "model": "policy-3"}
+        swarm.answers["/unload_policy"] = "<html>"
+        await client.post(CHECK_PATH, json={"texts": [], "versions": [3, 4]})
+        assert proxy.evaluator is not None
+        await proxy.evaluator.unload_idle(time.monotonic() + IDLE_S)
+        assert swarm.calls["/unload_policy"] == 2
 
 
 async def test_an_invalid_request_is_refused(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ async def test_a_refused_row_ends_the_evaluation_with_one_line(answer: Any, mess
         async with ProxyRequests(server.url, "sk-1", retry_for_s=0) as proxy:
             with pytest.raises(ConfigError, match=message):
                 await proxy.evaluate(ROW)
-        assert server.headers["Authorization"] == "Bearer sk-1"
+        assert server.headers[ROW_PATH]["Authorization"] == "Bearer sk-1"
 
 
 async def test_a_proxy_that_is_not_there_is_named() -> None:

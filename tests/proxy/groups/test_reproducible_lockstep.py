@@ -243,7 +243,7 @@ async def test_a_replay_in_lockstep_needs_a_proxy_in_lockstep(
             await require_lockstep(f"{proxy.url}/v1", "sk-1")
         proxy.answers["/fakevllm/engine"] = ROLLING.model_copy(update={"lockstep": True})
         await require_lockstep(f"{proxy.url}/v1", "sk-1")
-        assert proxy.headers["Authorization"] == "Bearer sk-1"
+        assert proxy.headers["/fakevllm/engine"]["Authorization"] == "Bearer sk-1"
     with pytest.raises(ConfigError, match="No fakevllm proxy answers"):
         await require_lockstep("http://127.0.0.1:9/v1")
 

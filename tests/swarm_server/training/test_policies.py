@@ -40,6 +40,7 @@ class Policies:
     """A loader with a rollout engine and a journal."""
 
     def __init__(self, folder: Path) -> None:
+        self.served_version = SERVED
         self.rollout = LocalRollout()
         self.journal = Journal(folder / "journal.sqlite")
         self.folder = folder / "checkpoints"
@@ -49,7 +50,7 @@ class Policies:
             EngineSpec("fake", folder, None, "fake"),
             self.folders,
             self.journal,
-            lambda: SERVED,
+            lambda: self.served_version,
         )
         self.endpoint = Endpoint(None, "http://engine", "fake", 100, holds_policies=True)
 
@@ -95,6 +96,13 @@ async def test_the_served_version_without_a_checkpoint_has_the_models_name(
 ) -> None:
     assert await policies.load(SERVED) == "fake"
     assert await policies.rollout.policies() == {}
+
+
+async def test_version_0_has_a_name_of_its_own_while_it_is_served(policies: Policies) -> None:
+    policies.served_version = 0
+    assert await policies.load(0) == "policy-0"
+    policies.endpoint = replace(policies.endpoint, holds_policies=False)
+    assert await policies.load(0) == "fake"
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ from fakevllm_server.backends.embedded.decode.vocabulary import (
 )
 from fakevllm_server.backends.embedded.device_and_dtype import resolve_device, resolve_dtype
 from fakevllm_server.backends.embedded.engine_thread import EngineThread
-from fakevllm_server.backends.embedded.model_folder import open_model_folder
+from fakevllm_server.backends.embedded.model_folder import load_weights, open_model_folder
 from fakevllm_server.backends.embedded.train import checkpoint
 from fakevllm_server.backends.embedded.train.trainer import PolicyTrainer
 from fakevllm_server.backends.http.policies import PolicyNames, PolicyView
@@ -269,7 +269,9 @@ class EmbeddedEngine:
             return
 
         def load() -> SamplingState:
-            model = open_model_folder(folder).load_weights(self._dtype, self._device)
+            # Tokenizer and chat template of a policy are the engine's own, so the folder's are not
+            # read. Running streams wait while the weights are read.
+            model = load_weights(folder, self._dtype, self._device)
             use_grouped_attention(model)
             check_same_architecture(model, self._state.model)
             state = self._sampling_state(model, POLICY_MEMORY_SHARE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Coroutine
@@ -184,6 +185,21 @@ async def test_prompts_that_cannot_be_continued_are_a_400(
         await collect(engine.generate(prompt, Sampling()))
 
     assert caught.value.status == 400
+
+
+async def test_a_policy_is_loaded_without_the_tokenizer_of_its_folder(
+    make_engine: EngineMaker, tiny_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_folder / name, tmp_path / name)
+    engine = make_engine()
+    await engine.load_policy("policy-3", tmp_path, 3)
+    policy = engine.policy("policy-3")
+    assert policy is not None
+    prompt, sampling = policy.render(ask("Hello")), Sampling(temperature=0, max_tokens=5)
+    tokens = await collect(policy.generate(prompt, sampling))
+    expected = await collect(engine.generate(prompt, sampling))
+    assert [token.id for token in tokens] == [token.id for token in expected]
 
 
 async def test_a_closed_engine_fails_running_requests(make_engine: EngineMaker) -> None:
