@@ -37,8 +37,9 @@ from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback_server import Fallback
 from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import unavailable, unknown_model
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.policy_names import is_policy_name
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 
@@ -69,6 +70,18 @@ class ModelNames:
         if self._link.model is None:
             raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
         return self._link.model
+
+    def refuse_policy(self, name: str) -> None:
+        """Raise WireError if an app's request names a policy, which only evaluations may sample.
+
+        The status is 404, as for an unknown model. It is 503 if the server has not reported its
+        model yet, because the served model may have such a name.
+        """
+        if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
+            return
+        if self._link.model is None:
+            raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
+        raise unknown_model(name, self._link.model)
 
 
 @dataclass(frozen=True, slots=True)

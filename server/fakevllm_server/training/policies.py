@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.journal import reads
@@ -62,7 +63,7 @@ class PolicyLoader:
         the version cannot be sampled, and BackendError if an engine fails.
         """
         async with self._lock:
-            name = f"policy-{version}"
+            name = policy_name(version)
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
             if name not in loaded:
                 checkpoint = self._checkpoint_of(version)
@@ -84,7 +85,7 @@ class PolicyLoader:
     async def unload(self, version: int) -> None:
         """Unload the policy of a version, if it is loaded."""
         async with self._lock:
-            await self._backend.rollout.unload_policy(f"policy-{version}")
+            await self._backend.rollout.unload_policy(policy_name(version))
 
     def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
         known = self._journal.read(reads.checkpoints)

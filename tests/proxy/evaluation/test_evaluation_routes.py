@@ -265,3 +265,43 @@ async def test_the_ledger_answers_which_versions_were_evaluated(tmp_path: Path) 
             WHERE kind = 'eval' AND "index" > 0 GROUP BY 1, 2
         """
         assert db.execute(query).fetchall() == [("e1", 0, 1.0)]
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_app_that_names_a_policy_gets_the_404_of_an_unknown_model(
+    tmp_path: Path, path: str
+) -> None:
+    async with open_client(tmp_path) as (swarm, _, client):
+        reply = await client.post(path, json=BODIES[path] | {"model": "policy-15"})
+        assert reply.status_code == 404
+        assert "The model `policy-15` does not exist." in reply.json()["error"]["message"]
+        assert swarm.calls[CHAT] == swarm.calls[path] == 0
+
+
+async def test_an_alias_and_the_served_model_may_have_the_name_of_a_policy(tmp_path: Path) -> None:
+    swarm = ScriptedSwarm()
+    swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"model": "policy-7"})
+    models = {"aliases": ["policy-15"]}
+    async with open_client(tmp_path, swarm=swarm, models=models) as (_, _, client):
+        for name in ("policy-7", "policy-15"):
+            reply = await client.post(CHAT, json=BODIES[CHAT] | {"model": name})
+            assert reply.status_code == 200
+            assert swarm.bodies[CHAT]["model"] == "policy-7"
+
+
+async def test_the_models_that_apps_see_contain_no_policy(tmp_path: Path) -> None:
+    cards = [{"id": name} for name in ("fake", "policy-15", "lora")]
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/v1/models"] = {"object": "list", "data": cards}
+        listing = (await client.get("/v1/models")).json()
+        assert [card["id"] for card in listing["data"]] == ["fake", "lora"]
+        assert (await client.get("/v1/models/policy-15")).status_code == 404
+        assert (await client.get("/v1/models/lora")).status_code == 200
