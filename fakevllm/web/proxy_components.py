@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from fakevllm.admission.dataset import read_tasks
-from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.admission.held_out import NUM_SAFE_CHARS, HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
@@ -42,6 +43,8 @@ from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
+
+log = logging.getLogger("fakevllm.web.proxy_components")
 
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
 
@@ -276,6 +279,15 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
             f"{len(overlap)} rows of the dataset {config.dataset.file} are held out by "
             f"release.eval_dataset {file} (the first: {overlap[0].main_query[:60]!r}): take them "
             "out of one of the two files."
+        )
+    if short := held_out.short:
+        log.warning(
+            "%d rows of the held-out dataset %s have less than %d characters (the first: %r): no "
+            "request that contains such a text is trained, so write longer rows",
+            len(short),
+            file,
+            NUM_SAFE_CHARS,
+            short[0],
         )
     return held_out
 

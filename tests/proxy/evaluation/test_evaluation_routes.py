@@ -255,6 +255,17 @@ async def test_held_out_rows_that_cannot_be_used_are_refused_at_the_start(
             pass
 
 
+async def test_short_held_out_rows_are_reported_in_one_line_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "held_out.jsonl"
+    file.write_text('{"question": "hi"}\n{"question": "yes"}\n{"question": "What is 2 plus 5?"}\n')
+    async with open_client(tmp_path, release={"eval_dataset": file}):
+        pass
+    (line,) = [record.message for record in caplog.records if "held-out" in record.message]
+    assert line.startswith("2 rows of the held-out dataset") and "'hi'" in line
+
+
 async def test_the_ledger_answers_which_versions_were_evaluated(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (_, proxy, client):
         await client.post("/fakevllm/eval", json=ROW)
