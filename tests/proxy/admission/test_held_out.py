@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,25 @@ def test_a_row_within_a_longer_word_or_number_is_not_quoted(
     row: str, text: str, is_quoted: bool
 ) -> None:
     assert rows(row).are_quoted(text) == is_quoted
+
+
+class CountedText(str):
+    """A text that counts how often it is read."""
+
+    num_reads = 0
+
+    def split(self, *arguments: Any, **named: Any) -> list[str]:
+        CountedText.num_reads += 1
+        return super().split(*arguments, **named)
+
+
+def test_each_distinct_text_is_read_once_and_none_without_held_out_rows() -> None:
+    CountedText.num_reads = 0
+    texts = [CountedText("What is 2 plus 3?") for _ in range(3)]
+    assert not rows().are_quoted(*texts)
+    assert CountedText.num_reads == 0
+    assert not rows("What is 2 plus 5?").are_quoted(*texts)
+    assert CountedText.num_reads == 1
 
 
 def test_rows_that_may_stand_in_unrelated_texts_are_known() -> None:
