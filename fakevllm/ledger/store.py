@@ -281,7 +281,8 @@ class Ledger:
         return self._numbers("failure")
 
     def sampled_tokens(self) -> int:
-        """Return the total number of tokens in all sampled answers, as the engine counted them."""
+        """Return the total number of tokens in all answers that were sampled for requests of apps,
+        as the engine counted them."""
         return self._numbers("tokens").get("sampled", 0)
 
     def num_bytes(self) -> int:
