@@ -61,10 +61,8 @@ LATEST = f"""
     ORDER BY received_at DESC LIMIT 1
 """
 TRAINED = """
-    SELECT DISTINCT question, task_id FROM group_rows
-    WHERE state IN ('trained', 'pooled', 'scored') AND (
-        trim(question) IN (SELECT trim(value) FROM json_each(?1))
-        OR task_id IN (SELECT value FROM json_each(?2)))
+    SELECT question, task_id FROM group_rows WHERE state IN ('trained', 'pooled', 'scored')
+    OR group_id IN (SELECT group_id FROM feedback WHERE state IN ('trained', 'pooled'))
 """
 
 

@@ -22,6 +22,7 @@ import orjson
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
+from fakevllm.admission.task_index import normalised
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
@@ -319,15 +320,20 @@ class Ledger:
     def trained(
         self, questions: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[set[str], set[str]]:
-        """Return the questions and the ids of tasks of groups (requests with their sampled answers)
-        that were trained, or wait to be trained. Only groups with one of these questions or task
-        ids are considered. The result may contain others of the same groups. The method reads all
-        trained groups."""
-        arguments = (orjson.dumps(list(questions)).decode(), orjson.dumps(list(task_ids)).decode())
+        """Return those of the questions and of the ids of tasks whose groups (requests with their
+        sampled answers) were trained, or wait to be trained. A group counts too if only its served
+        answer was trained, by feedback that arrived late. Questions are compared without case and
+        white space, and returned as they are in the ledger. The method reads all trained groups.
+        """
+        texts, ids = set(map(normalised, questions)), set(task_ids)
+        found_questions, found_ids = set[str](), set[str]()
         with self._read_engine.connect() as db:
-            rows = db.exec_driver_sql(reads.TRAINED, arguments).all()
-        known = set(task_ids)
-        return {row[0] for row in rows}, {row[1] for row in rows if row[1] in known}
+            for question, task_id in db.exec_driver_sql(reads.TRAINED):
+                if normalised(question) in texts:
+                    found_questions.add(question)
+                if task_id in ids:
+                    found_ids.add(task_id)
+        return found_questions, found_ids
 
     def latest_group(self) -> RecordedGroup | None:
         """Return the newest request with at least two sampled answers, in the form in which the

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
+from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
 from tests.proxy.ledger.ledger_cases import group
@@ -184,6 +185,33 @@ async def test_the_check_names_rows_whose_question_or_task_was_trained(tmp_path:
         texts = {"texts": ["zeroth", "first", "second", "third"]}
         reply = (await client.post("/fakevllm/eval/check", json=texts)).json()
     assert reply == {"has_hooks": True, "trained": [1, 3], "refusal": None}
+
+
+@pytest.mark.parametrize("question", ["what is 2 plus 5?\n", "What is  2\tPLUS 5?"])
+async def test_the_check_finds_a_trained_question_with_other_case_and_white_space(
+    tmp_path: Path, question: str
+) -> None:
+    async with open_client(tmp_path) as (_, proxy, client):
+        proxy.ledger.record(replace(group("g1", state="trained"), question=question))
+        assert await proxy.ledger.flush()
+        texts = {"texts": ["What is 2 plus 5?"]}
+        reply = (await client.post("/fakevllm/eval/check", json=texts)).json()
+    assert reply["trained"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("state", "trained"), [("pooled", [0]), ("trained", [0]), ("dropped", []), ("kept", [])]
+)
+async def test_the_check_finds_a_question_whose_answer_was_trained_by_late_feedback(
+    tmp_path: Path, state: str, trained: list[int]
+) -> None:
+    async with open_client(tmp_path) as (_, proxy, client):
+        proxy.ledger.record(replace(group("g1", state="dropped"), question="first"))
+        late = FeedbackRecord(group_id="g1", feedback_id="f1", received_at=1.0, state=state)
+        proxy.ledger.feedback.record(late)
+        assert await proxy.ledger.flush()
+        reply = (await client.post("/fakevllm/eval/check", json={"texts": ["First"]})).json()
+    assert reply["trained"] == trained
 
 
 async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
