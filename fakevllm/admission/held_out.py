@@ -32,6 +32,9 @@ class HeldOutRows:
         texts = (normalised(task.main_query) for task in tasks)
         self._texts = list(dict.fromkeys(filter(None, texts)))
 
+    def __bool__(self) -> bool:
+        return bool(self._texts)
+
     @property
     def short(self) -> list[str]:
         """The rows that are so short that they may stand in unrelated texts."""

@@ -26,7 +26,7 @@ from fakevllm.admission.task_index import normalised
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
-from fakevllm.ledger.conversation_history import recorded_messages
+from fakevllm.ledger.conversation_history import recorded_messages, recorded_user_texts
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
@@ -343,16 +343,29 @@ class Ledger:
         group = None if group_id is None else self.group(group_id)
         return None if group is None else self._recorded(group)
 
-    def _recorded(self, group: GroupRecord) -> RecordedGroup:
+    def user_texts(self, group_id: str) -> list[str]:
+        """Return the texts of a group by which its dataset row can be recognised: its question, the
+        text of its task, and the first and the last user message of its conversation. The list is
+        empty if the ledger does not have the group."""
+        group = self.group(group_id)
+        if group is None:
+            return []
+        find_request = partial(self.answered_request, app_key=group.app_key)
+        messages = recorded_user_texts(group.route, group.request_json, find_request)
+        return [group.question, self._task_of(group).main_query, *messages]
+
+    def _task_of(self, group: GroupRecord) -> Task:
         with self._read_engine.connect() as db:
             query = select(TASKS).where(TASKS.c.task_id == group.task_id)
             row = db.execute(query).mappings().one_or_none()
-        task = Task(task_id=group.task_id or "") if row is None else _task(row)
+        return Task(task_id=group.task_id or "") if row is None else _task(row)
+
+    def _recorded(self, group: GroupRecord) -> RecordedGroup:
         answers = [sibling for sibling in group.siblings if sibling.message_json is not None]
         find_request = partial(self.answered_request, app_key=group.app_key)
         return RecordedGroup(
             request_id=group.group_id,
-            task=task,
+            task=self._task_of(group),
             question=group.question,
             answers=[_message(sibling) for sibling in answers],
             usages=[_usage(sibling) for sibling in answers],

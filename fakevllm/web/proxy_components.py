@@ -29,6 +29,7 @@ from fakevllm.metrics import Metrics
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.feedback_service import FeedbackService
+from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.swarm.load_probe import LoadProbe
@@ -143,8 +144,11 @@ async def open_proxy(
         sibling_limit = SiblingLimit(min(configured, max_siblings))
         link = _start_link(config, ledger, sibling_limit, stack)
         model_names = ModelNames(config.models.aliases, link)
-        late = LateSamples(config.feedback, ledger, link)
-        delivery = Delivery(ledger, link, config.feedback.window_s, late.group_settled)
+        held_out_groups = HeldOutGroups(held_out, ledger)
+        late = LateSamples(config.feedback, ledger, link, held_out_groups)
+        delivery = Delivery(
+            ledger, link, config.feedback.window_s, late.group_settled, held_out=held_out_groups
+        )
         stack.push_async_callback(delivery.close)
         fallback = Fallback.from_settings(config.fallback)
         if fallback is not None:
