@@ -132,6 +132,15 @@ async def test_a_version_that_cannot_be_sampled_is_refused_with_the_servers_word
         assert swarm.calls[CHAT] == 0
 
 
+async def test_a_proxy_whose_key_is_not_an_admins_says_that_it_cannot_load_versions(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/load_policy"] = 403
+        check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
+        assert "an admin's key with --swarm-key" in check.json()["refusal"]
+
+
 async def test_a_served_version_without_a_checkpoint_must_stay_served(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (swarm, _, client):
         swarm.answers["/load_policy"] = {"success": True, "model": "fake"}
