@@ -110,11 +110,13 @@ def policy_means(proxy: Process) -> list[float]:
 
 
 def call_means(ledger: Path) -> list[float]:
-    """Return the mean reward of each group whose last message is the user's, oldest first."""
+    """Return the mean reward of each group whose last message is the user's, oldest first. Rows of
+    evaluations are left out."""
     with closing(connect(ledger)) as open_ledger:
         rows = open_ledger.execute(
             "select avg(reward) from groups join siblings using (group_id) "
             "where json_extract(request_json, '$.messages[#-1].role') = 'user' "
+            "and kind is not 'eval' "
             "group by group_id having avg(reward) is not null order by min(received_at)"
         )
         return [mean for (mean,) in rows]

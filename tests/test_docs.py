@@ -158,6 +158,16 @@ def test_the_shown_ledger_queries_run(tmp_path: Path) -> None:
     assert len(queries) >= 3
 
 
+def test_the_shown_query_for_reasons_leaves_out_rows_of_evaluations(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.sqlite"
+    Ledger.open(file).close()
+    query = blocks((ROOT / "docs/ledger.md").read_text(), "sql")[0].split(";\n")[0]
+    with closing(sqlite3.connect(file)) as database:
+        insert(database, "group_rows", group_id="app", state="dropped", reason="stale", kind="new")
+        insert(database, "group_rows", group_id="row", state="served", kind="eval")
+        assert database.execute(query).fetchall() == [("dropped", "stale", 1)]
+
+
 @pytest.mark.parametrize(("last_step", "num_rows"), [(1, 1), (4, 4), (12, 6), (150, 5), (151, 6)])
 def test_the_shown_learning_query_has_several_rows_also_for_a_short_run(
     last_step: int, num_rows: int, tmp_path: Path

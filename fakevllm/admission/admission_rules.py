@@ -5,7 +5,7 @@ is only served is sampled once. This module does no I/O."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -151,7 +151,7 @@ class AdmissionRules:
         subject: str,
         *,
         is_paused: bool = False,
-        is_held_out: bool = False,
+        is_held_out: Callable[[], bool] = lambda: False,
     ) -> Ruling:
         """Decide whether a main call (a request of the user or the agent) is trained, and return
         the decision.
@@ -159,15 +159,16 @@ class AdmissionRules:
         `subject`: id of the request's session (conversation), or id of the request if it has no
         session. If only a fraction of the traffic is trained, this fraction is chosen by subject.
         Either all requests of a session belong to the fraction, or none. `is_paused`: whether the
-        kill switch is on, which stops training on all requests. `is_held_out`: whether the request
-        quotes a row of the held-out dataset.
+        kill switch is on, which stops training on all requests. `is_held_out`: function that
+        returns whether the request quotes a row of the held-out dataset. The function reads the
+        whole request, so it is called only if no cheaper rule decides.
         """
         if is_paused:
             return ServeOnly(ServeOnlyReason.PAUSED)
         for number, skip in enumerate(self.settings.skip, start=1):
             if _matches(skip, facts):
                 return ServeOnly(ServeOnlyReason.SKIP_RULE, skip.name or str(number))
-        if is_held_out:
+        if is_held_out():
             return ServeOnly(ServeOnlyReason.HELD_OUT)
         if not is_sampled(subject, self.settings.sample_fraction):
             return ServeOnly(ServeOnlyReason.NOT_SAMPLED)

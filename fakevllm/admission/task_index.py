@@ -5,14 +5,12 @@ task is a dataset row: a query with metadata such as the reference answer. This 
 from __future__ import annotations
 
 import hmac
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from fakevllm_adapters.protocol.keys import KeyRing, fingerprint, task_id_of, task_key
 from fakevllm_adapters.protocol.swarm import Task
 
-_WHITE_SPACE = re.compile(r"\s+")
 _NUM_PREFIX_CHARS = 16
 """Number of characters at the beginning of a row by which the row is looked up. Few rows of a
 dataset begin with the same 16 characters."""
@@ -247,7 +245,7 @@ def normalised(text: str) -> str:
     >>> normalised("  What is\\n1 plus 2? ")
     'what is 1 plus 2?'
     """
-    return _WHITE_SPACE.sub(" ", text).strip().lower()
+    return " ".join(text.split()).lower()  # three times as fast as a pattern
 
 
 def _are_equal(mac: str, expected: str) -> bool:

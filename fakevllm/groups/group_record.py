@@ -15,7 +15,7 @@ from fakevllm.admission.admission_rules import ServeOnly
 from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
 from fakevllm.groups.sibling_selection import Selection, failure_of, is_broken_off
 from fakevllm.hooks.results import RewardOutcome
-from fakevllm.ledger.records import GroupRecord, KeptAnswer, SiblingRecord
+from fakevllm.ledger.records import EVAL_KIND, GroupRecord, KeptAnswer, SiblingRecord
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.sessions.types import Place
 from fakevllm.transport.app_response import AppResponse
@@ -28,8 +28,6 @@ from fakevllm_adapters.protocol.swarm import Task
 if TYPE_CHECKING:
     from fakevllm.transport.engine_client import EngineResponse
 
-EVAL_KIND = "eval"
-"""Value of the column `kind` for rows that were sampled for an evaluation."""
 NOT_SHOWN = "not_told_in_the_apps_format"
 """Reason slug for an answer that cannot be translated into the app's API format. An example is a
 tool call that was cut off, if the app uses the Messages API."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from fakevllm.admission.admission_rules import (
     AdmissionRules,
@@ -81,7 +82,7 @@ class TrafficGate:
             facts,
             subject,
             is_paused=self.pause.is_on,
-            is_held_out=self._held_out.are_quoted(*texts),
+            is_held_out=partial(self._held_out.are_quoted, *texts),
         )
 
     def _session(self, placement: Placement) -> SessionSummary | None:

@@ -50,12 +50,28 @@ def prior_exchanges(adapter: Adapter, body: Json, find_request: FindRequest) -> 
 def recorded_messages(route: str, request_json: str, find_request: FindRequest) -> list[Json]:
     """Return the messages of a recorded request, including the earlier conversation, in the form in
     which the user's hooks get them."""
+    opened = _open(route, request_json, find_request)
+    return [] if opened is None else messages_of(opened[1])
+
+
+def recorded_user_texts(route: str, request_json: str, find_request: FindRequest) -> list[str]:
+    """Return the texts of the first and the last user message of a recorded request, including the
+    earlier conversation. The list is empty if the request cannot be translated."""
+    opened = _open(route, request_json, find_request)
+    if opened is None:
+        return []
+    adapter, body = opened
+    return [adapter.opening(body), adapter.question(body)]
+
+
+def _open(route: str, request_json: str, find_request: FindRequest) -> tuple[Adapter, Json] | None:
+    """Return the adapter of a recorded request, and its body in the engine's format."""
     body: Json = orjson.loads(request_json)
     adapter = next((adapter for adapter in ADAPTERS.values() if adapter.path == route), None)
     if adapter is None:
-        return []
+        return None
     try:
         exchange = adapter.open(body, EngineInfo(), prior_exchanges(adapter, body, find_request))
     except NotTranslated:
-        return []
-    return messages_of(exchange.body)
+        return None
+    return adapter, exchange.body

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import orjson
 from sqlalchemy import Connection
 
+from fakevllm.ledger.records import EVAL_KIND
 from fakevllm_runtime.contents import dbapi_connection
 
 _CONTRIBUTIONS = """
@@ -269,7 +270,8 @@ class Deltas:
         self.numbers["state", group.state] += sign
         if group.reason is not None:
             self.numbers["untrained", group.reason.partition(":")[0]] += sign
-        self.numbers["tokens", "sampled"] += sign * group.num_tokens
+        if group.kind != EVAL_KIND:
+            self.numbers["tokens", "sampled"] += sign * group.num_tokens
         for failure in (group.failures or "").split(","):
             if failure:
                 self.numbers["failure", failure] += sign

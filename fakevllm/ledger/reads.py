@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from sqlalchemy import Engine, Row, select
 
+from fakevllm.ledger.records import EVAL_KIND
 from fakevllm.ledger.tables import CALLS
 from fakevllm_adapters.protocol.swarm import CapturedCall
 
@@ -53,17 +54,15 @@ ANSWERED = """
                     AND r.owner = COALESCE(g.app_key, '') AND r.deleted_at >= g.received_at)
     ORDER BY g.received_at DESC LIMIT 1
 """
-LATEST = """
+LATEST = f"""
     SELECT group_id FROM groups AS g
-    WHERE 2 <= (SELECT COUNT(*) FROM siblings AS s
+    WHERE kind IS NOT '{EVAL_KIND}' AND 2 <= (SELECT COUNT(*) FROM siblings AS s
                 WHERE s.group_id = g.group_id AND s.message_json IS NOT NULL)
     ORDER BY received_at DESC LIMIT 1
 """
 TRAINED = """
-    SELECT DISTINCT question, task_id FROM group_rows
-    WHERE state IN ('trained', 'pooled', 'scored') AND (
-        trim(question) IN (SELECT trim(value) FROM json_each(?1))
-        OR task_id IN (SELECT value FROM json_each(?2)))
+    SELECT question, task_id FROM group_rows WHERE state IN ('trained', 'pooled', 'scored')
+    OR group_id IN (SELECT group_id FROM feedback WHERE state IN ('trained', 'pooled'))
 """
 
 

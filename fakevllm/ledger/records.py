@@ -19,6 +19,9 @@ INDEXED = {"index": True}
 """Metadata of a field whose column has an index of its own."""
 NOT_A_COLUMN = {"is_column": False}
 """Metadata of a field that has no column, because its value is stored in rows of another table."""
+EVAL_KIND = "eval"
+"""Value of the column `kind` for rows that were sampled for an evaluation. They are no requests of
+apps, so what describes the traffic leaves them out."""
 
 
 class State(StrEnum):

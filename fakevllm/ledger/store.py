@@ -22,10 +22,11 @@ import orjson
 from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, select
 from sqlalchemy.exc import DatabaseError
 
+from fakevllm.admission.task_index import normalised
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
-from fakevllm.ledger.conversation_history import recorded_messages
+from fakevllm.ledger.conversation_history import recorded_messages, recorded_user_texts
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
 from fakevllm.ledger.feedback_rows import FeedbackRows
@@ -281,7 +282,8 @@ class Ledger:
         return self._numbers("failure")
 
     def sampled_tokens(self) -> int:
-        """Return the total number of tokens in all sampled answers, as the engine counted them."""
+        """Return the total number of tokens in all answers that were sampled for requests of apps,
+        as the engine counted them."""
         return self._numbers("tokens").get("sampled", 0)
 
     def num_bytes(self) -> int:
@@ -318,15 +320,20 @@ class Ledger:
     def trained(
         self, questions: Sequence[str], task_ids: Sequence[str]
     ) -> tuple[set[str], set[str]]:
-        """Return the questions and the ids of tasks of groups (requests with their sampled answers)
-        that were trained, or wait to be trained. Only groups with one of these questions or task
-        ids are considered. The result may contain others of the same groups. The method reads all
-        trained groups."""
-        arguments = (orjson.dumps(list(questions)).decode(), orjson.dumps(list(task_ids)).decode())
+        """Return those of the questions and of the ids of tasks whose groups (requests with their
+        sampled answers) were trained, or wait to be trained. A group counts too if only its served
+        answer was trained, by feedback that arrived late. Questions are compared without case and
+        white space, and returned as they are in the ledger. The method reads all trained groups.
+        """
+        texts, ids = set(map(normalised, questions)), set(task_ids)
+        found_questions, found_ids = set[str](), set[str]()
         with self._read_engine.connect() as db:
-            rows = db.exec_driver_sql(reads.TRAINED, arguments).all()
-        known = set(task_ids)
-        return {row[0] for row in rows}, {row[1] for row in rows if row[1] in known}
+            for question, task_id in db.exec_driver_sql(reads.TRAINED):
+                if normalised(question) in texts:
+                    found_questions.add(question)
+                if task_id in ids:
+                    found_ids.add(task_id)
+        return found_questions, found_ids
 
     def latest_group(self) -> RecordedGroup | None:
         """Return the newest request with at least two sampled answers, in the form in which the
@@ -336,16 +343,29 @@ class Ledger:
         group = None if group_id is None else self.group(group_id)
         return None if group is None else self._recorded(group)
 
-    def _recorded(self, group: GroupRecord) -> RecordedGroup:
+    def user_texts(self, group_id: str) -> list[str]:
+        """Return the texts of a group by which its dataset row can be recognised: its question, the
+        text of its task, and the first and the last user message of its conversation. The list is
+        empty if the ledger does not have the group."""
+        group = self.group(group_id)
+        if group is None:
+            return []
+        find_request = partial(self.answered_request, app_key=group.app_key)
+        messages = recorded_user_texts(group.route, group.request_json, find_request)
+        return [group.question, self._task_of(group).main_query, *messages]
+
+    def _task_of(self, group: GroupRecord) -> Task:
         with self._read_engine.connect() as db:
             query = select(TASKS).where(TASKS.c.task_id == group.task_id)
             row = db.execute(query).mappings().one_or_none()
-        task = Task(task_id=group.task_id or "") if row is None else _task(row)
+        return Task(task_id=group.task_id or "") if row is None else _task(row)
+
+    def _recorded(self, group: GroupRecord) -> RecordedGroup:
         answers = [sibling for sibling in group.siblings if sibling.message_json is not None]
         find_request = partial(self.answered_request, app_key=group.app_key)
         return RecordedGroup(
             request_id=group.group_id,
-            task=task,
+            task=self._task_of(group),
             question=group.question,
             answers=[_message(sibling) for sibling in answers],
             usages=[_usage(sibling) for sibling in answers],

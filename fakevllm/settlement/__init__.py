@@ -5,7 +5,8 @@ after the app has been answered.
 rewards to the swarm server. `pending_groups` holds groups that wait for feedback.
 `feedback_service` accepts feedback, asks the `on_feedback` hook for its value, and adds the value
 to the group's reward. Feedback that arrives after its group was sent to the server becomes a
-training sample of its own (`late_feedback`).
+training sample of its own (`late_feedback`). `held_out_groups` finds recorded groups that quote a
+held-out row, which must not be trained later.
 
 A group or sample is in the ledger before the server can train on it. If a stop or a crash prevents
 rewards or feedback from being sent, the next proxy process sends them. The server accepts each

@@ -17,6 +17,7 @@ from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
 from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
+from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
 from fakevllm.settlement.reward_delivery import reason_of
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
@@ -32,8 +33,16 @@ class LateSamples:
     """The background task that sends late feedback (feedback that arrived after the group of its
     answer was sent) to the server as training samples."""
 
-    def __init__(self, settings: FeedbackSection, ledger: Ledger, link: SwarmLink) -> None:
+    def __init__(
+        self,
+        settings: FeedbackSection,
+        ledger: Ledger,
+        link: SwarmLink,
+        held_out: HeldOutGroups,
+    ) -> None:
+        """Create the background task. `held_out` are the groups that must not be trained."""
         self._settings = settings
+        self._held_out = held_out
         self._ledger = ledger
         self._link = link
         self._woken = asyncio.Event()
@@ -113,6 +122,8 @@ class LateSamples:
             return
         served = await asyncio.to_thread(rows.served_calls, group_id)
         reason = _untrainable_reason(served)
+        if reason is None and await self._held_out.contains(group_id):
+            reason = HELD_OUT
         if reason is not None:
             rows.set_outcome(row, FeedbackState.KEPT, reason)
             return

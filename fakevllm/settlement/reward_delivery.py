@@ -19,11 +19,13 @@ from dataclasses import replace
 
 import aiohttp
 
+from fakevllm.errors import LedgerError
 from fakevllm.ledger.records import GroupRecord, ScoredGroup
 from fakevllm.ledger.store import Ledger
 from fakevllm.ledger.writer import WriteReceipt
 from fakevllm.runtime.task_set import TaskSet
 from fakevllm.sessions.types import Place
+from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
 from fakevllm.settlement.pending_groups import PendingGroups
 from fakevllm.swarm.errors import describe_error, is_transient
 from fakevllm.swarm.server_connection import SwarmLink
@@ -49,10 +51,14 @@ class Delivery:
         link: SwarmLink,
         window_s: float = 0.0,
         on_settled: Callable[[str], None] = lambda group_id: None,
+        *,
+        held_out: HeldOutGroups | None = None,
     ) -> None:
         """Create the delivery. `window_s` is the number of seconds for which a scored group is held
         for feedback about its answer. `on_settled` is called with a group's id when the group's
-        outcome is known and its write to the ledger is queued."""
+        outcome is known and its write to the ledger is queued. `held_out` are the groups that must
+        not be sent again."""
+        self._held_out = held_out
         self._ledger = ledger
         self._link = link
         self._pending = PendingGroups(window_s)
@@ -176,7 +182,25 @@ class Delivery:
     async def _resend(self, groups: Sequence[ScoredGroup]) -> None:
         for group in groups:
             await self._link.reached.wait()
-            await self._send(await self._with_feedback(group))
+            try:
+                is_held_out = await self._is_held_out(group.group_id)
+            except LedgerError as error:  # isolates: one damaged row must not hold up the others
+                log.warning("group %s is not sent: %s", group.group_id, error)
+                continue
+            if is_held_out:
+                await self._drop_held_out(group.group_id)
+            else:
+                await self._send(await self._with_feedback(group))
+
+    async def _is_held_out(self, group_id: str) -> bool:
+        return self._held_out is not None and await self._held_out.contains(group_id)
+
+    async def _drop_held_out(self, group_id: str) -> None:
+        """Drop a group that an earlier proxy process has scored before its row was held out."""
+        self.forget(group_id)
+        self._ledger.settle(group_id, "dropped", HELD_OUT, None, [])
+        self._on_settled(group_id)
+        await self._link.abort_group(group_id)
 
     async def _send(self, group: ScoredGroup) -> None:
         """Send a group, and retry for as long as the server is unreachable. If the proxy stops

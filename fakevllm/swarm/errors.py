@@ -13,6 +13,10 @@ NEEDS_ADMIN_KEY = (
     "the proxy's key may not start the engine: have an admin start it, or give an admin's key with "
     "--swarm-key and restart the proxy"
 )
+VERSIONS_NEED_ADMIN_KEY = (
+    "The proxy's key may not load versions: give an admin's key with --swarm-key and restart the "
+    "proxy, or leave --version out."
+)
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 MAX_LINE_CHARS = 300
 

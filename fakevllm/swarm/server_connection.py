@@ -19,6 +19,7 @@ from fakevllm.swarm.errors import (
     CALL_TIMEOUT_S,
     NEEDS_ADMIN_KEY,
     NETWORK_ERRORS,
+    VERSIONS_NEED_ADMIN_KEY,
     describe_error,
     is_transient,
     one_line,
@@ -260,10 +261,15 @@ class SwarmLink:
 
     async def load_policy(self, version: int) -> LoadPolicyReply:
         """Ask the server to make a version of the weights available for sampling, and return its
-        reply, which says under which model name. Raises one of NETWORK_ERRORS if the request
-        fails."""
-        request = LoadPolicyRequest(version=version)
-        return await self._post("/load_policy", request, LoadPolicyReply, timeout_s=LOAD_TIMEOUT_S)
+        reply, which says under which model name. The reply is a refusal if the proxy's key is not
+        an admin's. Raises one of NETWORK_ERRORS if the request fails."""
+        request, path = LoadPolicyRequest(version=version), "/load_policy"
+        try:
+            return await self._post(path, request, LoadPolicyReply, timeout_s=LOAD_TIMEOUT_S)
+        except aiohttp.ClientResponseError as error:  # translated
+            if error.status != 403:
+                raise
+            return LoadPolicyReply(success=False, failure_reason=VERSIONS_NEED_ADMIN_KEY)
 
     async def unload_policy(self, version: int) -> None:
         """Tell the server that a version need not be available any more. If the request fails, the

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from fakevllm.admission.dataset import read_tasks
-from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.admission.held_out import NUM_SAFE_CHARS, HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch, pause_file
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
@@ -28,6 +29,7 @@ from fakevllm.metrics import Metrics
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.feedback_service import FeedbackService
+from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.swarm.load_probe import LoadProbe
@@ -37,10 +39,13 @@ from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback_server import Fallback
 from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
-from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.errors import unavailable, unknown_model
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.policy_names import is_policy_name
 from fakevllm_adapters.protocol.swarm import Task
 from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
+
+log = logging.getLogger("fakevllm.web.proxy_components")
 
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
 
@@ -69,6 +74,18 @@ class ModelNames:
         if self._link.model is None:
             raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
         return self._link.model
+
+    def refuse_policy(self, name: str) -> None:
+        """Raise WireError if an app's request names a policy, which only evaluations may sample.
+
+        The status is 404, as for an unknown model. It is 503 if the server has not reported its
+        model yet, because the served model may have such a name.
+        """
+        if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
+            return
+        if self._link.model is None:
+            raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
+        raise unknown_model(name, self._link.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +144,11 @@ async def open_proxy(
         sibling_limit = SiblingLimit(min(configured, max_siblings))
         link = _start_link(config, ledger, sibling_limit, stack)
         model_names = ModelNames(config.models.aliases, link)
-        late = LateSamples(config.feedback, ledger, link)
-        delivery = Delivery(ledger, link, config.feedback.window_s, late.group_settled)
+        held_out_groups = HeldOutGroups(held_out, ledger)
+        late = LateSamples(config.feedback, ledger, link, held_out_groups)
+        delivery = Delivery(
+            ledger, link, config.feedback.window_s, late.group_settled, held_out=held_out_groups
+        )
         stack.push_async_callback(delivery.close)
         fallback = Fallback.from_settings(config.fallback)
         if fallback is not None:
@@ -265,6 +285,15 @@ def _held_out_rows(config: Config, rows: list[Task]) -> HeldOutRows:
             f"{len(overlap)} rows of the dataset {config.dataset.file} are held out by "
             f"release.eval_dataset {file} (the first: {overlap[0].main_query[:60]!r}): take them "
             "out of one of the two files."
+        )
+    if short := held_out.short:
+        log.warning(
+            "%d rows of the held-out dataset %s have less than %d characters (the first: %r): no "
+            "request that contains such a text is trained, so write longer rows",
+            len(short),
+            file,
+            NUM_SAFE_CHARS,
+            short[0],
         )
     return held_out
 

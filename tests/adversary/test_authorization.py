@@ -76,6 +76,8 @@ SERVER_ROUTES: dict[str, Access] = {
     "/stop_engine": ADMIN,
     "/pause_claims": ADMIN,
     "/resume_claims": ADMIN,
+    "/load_policy": ADMIN,
+    "/unload_policy": ADMIN,
     "/replay_latest_llm_call": ADMIN,
     "/get_episode_tokens": ADMIN,
     **dict.fromkeys(
@@ -85,7 +87,6 @@ SERVER_ROUTES: dict[str, Access] = {
             *("/end_episode", "/abort_episode", "/end_group", "/abort_group", "/add_sample"),
             *("/get_episode_buffer", "/get_current_batch_rollout_pool_information"),
             *("/agree_sync_weight", "/push_verbose_log", "/get_verbose_logs"),
-            *("/load_policy", "/unload_policy"),
             *("/get_server_experiment_dir", "/register_episode", "/is_episode_claimed"),
             *("/update_engine_status", "/update_current_batch_rollout_pool_information"),
             "/update_current_batch_rollout_pool_information_and_fetch_instruction",

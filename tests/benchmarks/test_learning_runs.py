@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import demo_learning, gsm8k_format, learning_runs, opencode_sessions
+from fakevllm.ledger.records import EVAL_KIND
+from fakevllm.ledger.store import Ledger
+from tests.proxy.ledger.ledger_cases import group
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +97,13 @@ def test_the_table_of_the_demo_shows_both_probes_and_the_lowest_of_the_last_step
         "steps": "52",
         "groups by state": "90 dropped, 1200 trained",
     }
+
+
+def test_rows_of_evaluations_are_not_among_the_calls_of_a_run(tmp_path: Path) -> None:
+    request = '{"messages":[{"role":"user","content":"hi"}]}'
+    ledger = Ledger.open(tmp_path / "ledger.sqlite")
+    ledger.record(replace(group("app", [0.0, 1.0]), request_json=request))
+    ledger.record(replace(group("row", [1.0, 1.0]), request_json=request, kind=EVAL_KIND))
+    assert ledger.drain()
+    ledger.close()
+    assert opencode_sessions.call_means(tmp_path / "ledger.sqlite") == [0.5]

@@ -140,15 +140,17 @@ async def _decode(
     """Return the decoded request. Its field `exchange`, the parsed body, is None if the body is not
     valid JSON or cannot be translated into the engine's format.
 
-    Raises WireError (4xx) if the request continues a response that only the ledger has, and cannot
-    be translated. Such a request must not be relayed to the engine untranslated: the engine may
-    have a response with the same id that belongs to another key.
+    Raises WireError in two cases. First, the request names a policy. Second, the request continues
+    a response that only the ledger has, and cannot be translated. Such a request must not be
+    relayed to the engine untranslated: the engine may have a response with the same id that belongs
+    to another key.
     """
     raw, body = checked.raw, checked.body
     if checked.removed:
         log.info("removed fields from a request: %s", ", ".join(checked.removed))
     model: object = body.get("model") if body is not None else None
     requested_model = model if isinstance(model, str) else ""
+    proxy.model_names.refuse_policy(requested_model)
     alias = requested_model if proxy.model_names.is_alias(requested_model) else None
     served_model = None if alias is None else proxy.link.model
     request_id = new_id()

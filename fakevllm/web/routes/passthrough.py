@@ -32,6 +32,7 @@ from fakevllm_adapters.http.model_cards import (
 )
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, PASSTHROUGH, path_with_query
 from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.policy_names import is_policy_name
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
@@ -113,7 +114,7 @@ def error_response(error: WireError) -> Response:
 
 def _models_route(proxy: ProxyComponents) -> APIRouter:
     """Return the routes GET /v1/models and GET /v1/models/ID. They list the engine's own model, and
-    each alias as a further model."""
+    each alias as a further model. Policies are left out, because apps may not sample them."""
     routes = APIRouter()
 
     async def attempt() -> Response:
@@ -130,10 +131,10 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
     @routes.get("/v1/models")
     async def models(request: Request) -> Response:
         listing = await engine_listing(request)
-        aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
-        if listing.status_code != 200 or not aliases:
+        if listing.status_code != 200:
             return listing
-        content = _with_aliases(bytes(listing.body), aliases)
+        aliases = [alias for alias in proxy.config.models.aliases if alias != "*"]
+        content = _with_aliases(_without_policies(bytes(listing.body)), aliases)
         return Response(content, media_type="application/json")
 
     async def model(request: Request) -> Response:
@@ -141,7 +142,7 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
         if listing.status_code != 200:
             return listing
         model_id = model_id_of(request.scope["path"])
-        content = bytes(listing.body)
+        content = _without_policies(bytes(listing.body))
         if proxy.model_names.is_alias(model_id):
             content = _with_aliases(content, [model_id])
         try:
@@ -154,7 +155,18 @@ def _models_route(proxy: ProxyComponents) -> APIRouter:
     return routes
 
 
+def _without_policies(body: bytes) -> bytes:
+    """Return the engine's list of models without policies. The first model is the served one, which
+    stays whatever its name is. If there are no policies, the list is returned unchanged."""
+    listing: dict[str, Any] = orjson.loads(body)
+    cards: list[dict[str, Any]] = listing["data"]
+    shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]
+    return body if len(shown) == len(cards) else orjson.dumps(listing | {"data": shown})
+
+
 def _with_aliases(body: bytes, aliases: list[str]) -> bytes:
+    if not aliases:
+        return body
     listing: dict[str, Any] = orjson.loads(body)
     cards: list[dict[str, Any]] = listing["data"]
     listing["data"] = [*cards, *(cards[0] | {"id": alias} for alias in aliases)]

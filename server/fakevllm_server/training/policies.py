@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from fakevllm_adapters.protocol.policy_names import policy_name
 from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.process.child_engine import ChildEngine
 from fakevllm_server.journal import reads
@@ -25,6 +28,10 @@ from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
 log = logging.getLogger("fakevllm.server")
+
+IN_USE_S = 600.0
+"""Seconds after the last request for a version in which it is not unloaded for room. An evaluation
+requests its versions before each row."""
 
 
 class PolicyRefused(Exception):
@@ -41,28 +48,31 @@ class PolicyLoader:
         folders: CheckpointFolders,
         journal: Journal,
         served_version: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Create the loader. `trainer` is the specification of the backend's trainer, and
         `served_version` returns the version that the engine serves."""
+        self._clock = clock
         self._backend = backend
         self._trainer = trainer
         self._folders = folders
         self._journal = journal
         self._served_version = served_version
         self._lock = asyncio.Lock()
-        self._last_used: list[str] = []
-        """Names of policies, the least recently requested first."""
+        self._requested_at: dict[str, float] = {}
+        """When each policy was last requested, by its name."""
 
     async def load(self, version: int, endpoint: Endpoint) -> str:
         """Return the model's name with which calls are sampled by this version. Load the weights,
         if the engine does not hold them. If it holds as many policies as it can, the one that was
-        not requested for the longest time is unloaded.
+        not requested for the longest time is unloaded, unless it was requested within IN_USE_S.
 
         A served version that cannot be held has the served model's name. Raises PolicyRefused if
-        the version cannot be sampled, and BackendError if an engine fails.
+        the version cannot be sampled, or if all policies are in use. Raises BackendError if an
+        engine fails.
         """
         async with self._lock:
-            name = f"policy-{version}"
+            name = policy_name(version)
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
             if name not in loaded:
                 checkpoint = self._checkpoint_of(version)
@@ -79,13 +89,13 @@ class PolicyLoader:
                     raise PolicyRefused(self._unknown(version))
                 await self._make_room(list(loaded))
                 await self._load(name, version, checkpoint)
-            self._last_used = [*(each for each in self._last_used if each != name), name]
+            self._requested_at[name] = self._clock()
             return name
 
     async def unload(self, version: int) -> None:
         """Unload the policy of a version, if it is loaded."""
         async with self._lock:
-            await self._backend.rollout.unload_policy(f"policy-{version}")
+            await self._backend.rollout.unload_policy(policy_name(version))
 
     def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
         known = self._journal.read(reads.checkpoints)
@@ -101,12 +111,18 @@ class PolicyLoader:
         return f"Version {version} {cause}. These versions can be sampled: {known}."
 
     async def _make_room(self, loaded: list[str]) -> None:
-        loaded.sort(key=lambda name: self._rank(name))
+        loaded.sort(key=self._last_request)
         while len(loaded) >= MAX_POLICIES:
+            if self._clock() - self._last_request(loaded[0]) < IN_USE_S:
+                raise PolicyRefused(
+                    f"The engine holds {len(loaded)} versions beside the served weights, which is "
+                    f"the maximum, and all of them are in use ({', '.join(loaded)}): wait until "
+                    "the other evaluations have ended, or compare fewer versions."
+                )
             await self._backend.rollout.unload_policy(loaded.pop(0))
 
-    def _rank(self, name: str) -> int:
-        return self._last_used.index(name) if name in self._last_used else -1
+    def _last_request(self, name: str) -> float:
+        return self._requested_at.get(name, -math.inf)
 
     async def _load(self, name: str, version: int, checkpoint: SavedCheckpoint | None) -> None:
         log.info("loading version %d as %s", version, name)

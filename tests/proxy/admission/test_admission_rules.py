@@ -180,3 +180,23 @@ def test_a_name_in_n_that_resembles_a_route_is_logged(
     TrafficGate(settings, KillSwitch(tmp_path / "paused"))
     (message,) = [record.getMessage() for record in caplog.records]
     assert "'chta' is not a route and is used as a model name; did you mean route chat?" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "paused", "num_scans"),
+    [({}, True, 0), ({"skip": [{"model": "big"}]}, False, 0), ({}, False, 1)],
+)
+def test_a_request_is_searched_for_held_out_rows_only_if_no_cheaper_rule_decides(
+    settings: dict[str, Any], paused: bool, num_scans: int
+) -> None:
+    scans: list[str] = []
+
+    def scan() -> bool:
+        scans.append("scan")
+        return True
+
+    rules = AdmissionRules(PolicySection.model_validate(settings))
+    ruling = rules.decide(facts(), "s", is_paused=paused, is_held_out=scan)
+    assert len(scans) == num_scans
+    assert isinstance(ruling, ServeOnly)
+    assert (ruling.reason is ServeOnlyReason.HELD_OUT) == bool(num_scans)

@@ -1,9 +1,11 @@
 """Look-up of a request's task by key and by text."""
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fakevllm.admission.task_index import TaskIndex, TextIndex
+from fakevllm.admission.task_index import TaskIndex, TextIndex, normalised
 from fakevllm_adapters.protocol.keys import KeyRing, fingerprint, named_key, task_key
 from fakevllm_adapters.protocol.swarm import Task
 
@@ -44,6 +46,11 @@ def test_without_a_text_index_nothing_is_looked_up_or_counted() -> None:
     tasks.add([Task(task_id="0", main_query="hello")])
     assert tasks.find("sk-app", "hello") is None
     assert not tasks.counts
+
+
+@given(st.text(st.characters() | st.sampled_from(" \t\n\x1c\x85\u2003")))
+def test_normalising_replaces_each_run_of_white_space_by_a_space(text: str) -> None:
+    assert normalised(text) == re.sub(r"\s+", " ", text).strip().lower()
 
 
 LETTERS = st.text("ab ", min_size=1, max_size=40)

@@ -20,6 +20,7 @@ from fakevllm.config.model import load
 from fakevllm.errors import ConfigError
 from fakevllm.evaluation.messages import CHECK_PATH, ROW_PATH
 from fakevllm.groups.loaded_versions import IDLE_S
+from fakevllm.ledger.records import FeedbackRecord
 from fakevllm.transport.sibling_limit import Grant
 from fakevllm.web.app import create_app
 from fakevllm.web.proxy_components import ProxyComponents, open_proxy
@@ -166,6 +167,15 @@ async def test_a_version_that_cannot_be_sampled_is_refused_with_the_servers_word
         check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
         assert "update fakevllm-server" in check.json()["refusal"]
         assert swarm.calls[CHAT] == 0
+
+
+async def test_a_proxy_whose_key_is_not_an_admins_says_that_it_cannot_load_versions(
+    tmp_path: Path,
+) -> None:
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/load_policy"] = 403
+        check = await client.post("/fakevllm/eval/check", json={"texts": [], "versions": [3]})
+        assert "an admin's key with --swarm-key" in check.json()["refusal"]
 
 
 async def test_a_served_version_without_a_checkpoint_must_stay_served(tmp_path: Path) -> None:
@@ -320,6 +330,33 @@ async def test_no_version_is_loaded_for_rows_that_were_trained(tmp_path: Path) -
         check = (await client.post("/fakevllm/eval/check", json=body)).json()
         assert swarm.calls["/load_policy"] == 0
     assert check == {"has_hooks": True, "trained": [0], "refusal": None}
+
+
+@pytest.mark.parametrize("question", ["what is 2 plus 5?\n", "What is  2\tPLUS 5?"])
+async def test_the_check_finds_a_trained_question_with_other_case_and_white_space(
+    tmp_path: Path, question: str
+) -> None:
+    async with open_client(tmp_path) as (_, proxy, client):
+        proxy.ledger.record(replace(group("g1", state="trained"), question=question))
+        assert await proxy.ledger.flush()
+        texts = {"texts": ["What is 2 plus 5?"]}
+        reply = (await client.post("/fakevllm/eval/check", json=texts)).json()
+    assert reply["trained"] == [0]
+
+
+@pytest.mark.parametrize(
+    ("state", "trained"), [("pooled", [0]), ("trained", [0]), ("dropped", []), ("kept", [])]
+)
+async def test_the_check_finds_a_question_whose_answer_was_trained_by_late_feedback(
+    tmp_path: Path, state: str, trained: list[int]
+) -> None:
+    async with open_client(tmp_path) as (_, proxy, client):
+        proxy.ledger.record(replace(group("g1", state="dropped"), question="first"))
+        late = FeedbackRecord(group_id="g1", feedback_id="f1", received_at=1.0, state=state)
+        proxy.ledger.feedback.record(late)
+        assert await proxy.ledger.flush()
+        reply = (await client.post("/fakevllm/eval/check", json={"texts": ["First"]})).json()
+    assert reply["trained"] == trained
 
 
 async def test_a_proxy_without_hooks_says_so(tmp_path: Path) -> None:
@@ -481,6 +518,17 @@ async def test_held_out_rows_that_cannot_be_used_are_refused_at_the_start(
             pass
 
 
+async def test_short_held_out_rows_are_reported_in_one_line_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "held_out.jsonl"
+    file.write_text('{"question": "hi"}\n{"question": "yes"}\n{"question": "What is 2 plus 5?"}\n')
+    async with open_client(tmp_path, release={"eval_dataset": file}):
+        pass
+    (line,) = [record.message for record in caplog.records if "held-out" in record.message]
+    assert line.startswith("2 rows of the held-out dataset") and "'hi'" in line
+
+
 async def test_the_ledger_answers_which_versions_were_evaluated(tmp_path: Path) -> None:
     async with open_client(tmp_path) as (_, proxy, client):
         await client.post("/fakevllm/eval", json=ROW)
@@ -491,3 +539,43 @@ async def test_the_ledger_answers_which_versions_were_evaluated(tmp_path: Path) 
             WHERE kind = 'eval' AND "index" > 0 GROUP BY 1, 2
         """
         assert db.execute(query).fetchall() == [("e1", 0, 1.0)]
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_an_app_that_names_a_policy_gets_the_404_of_an_unknown_model(
+    tmp_path: Path, path: str
+) -> None:
+    async with open_client(tmp_path) as (swarm, _, client):
+        reply = await client.post(path, json=BODIES[path] | {"model": "policy-15"})
+        assert reply.status_code == 404
+        assert "The model `policy-15` does not exist." in reply.json()["error"]["message"]
+        assert swarm.calls[CHAT] == swarm.calls[path] == 0
+
+
+async def test_an_alias_and_the_served_model_may_have_the_name_of_a_policy(tmp_path: Path) -> None:
+    swarm = ScriptedSwarm()
+    swarm.answers["/get_engine_status"] = ROLLING.model_copy(update={"model": "policy-7"})
+    models = {"aliases": ["policy-15"]}
+    async with open_client(tmp_path, swarm=swarm, models=models) as (_, _, client):
+        for name in ("policy-7", "policy-15"):
+            reply = await client.post(CHAT, json=BODIES[CHAT] | {"model": name})
+            assert reply.status_code == 200
+            assert swarm.bodies[CHAT]["model"] == "policy-7"
+
+
+async def test_the_models_that_apps_see_contain_no_policy(tmp_path: Path) -> None:
+    cards = [{"id": name} for name in ("fake", "policy-15", "lora")]
+    async with open_client(tmp_path) as (swarm, _, client):
+        swarm.answers["/v1/models"] = {"object": "list", "data": cards}
+        listing = (await client.get("/v1/models")).json()
+        assert [card["id"] for card in listing["data"]] == ["fake", "lora"]
+        assert (await client.get("/v1/models/policy-15")).status_code == 404
+        assert (await client.get("/v1/models/lora")).status_code == 200

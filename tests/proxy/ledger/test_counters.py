@@ -19,7 +19,7 @@ from sqlalchemy import create_engine
 from fakevllm.cli.status_table import status_rows
 from fakevllm.ledger.curve_reads import MIN_END_GROUPS
 from fakevllm.ledger.migrations import MIGRATIONS, fill_counters
-from fakevllm.ledger.records import FeedbackRecord, FeedbackState, GroupRecord
+from fakevllm.ledger.records import EVAL_KIND, FeedbackRecord, FeedbackState, GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_runtime.migrations import migrate
 from tests.proxy.ledger.ledger_cases import dropped, group, restored, trained
@@ -177,6 +177,13 @@ def test_a_change_that_cannot_be_written_does_not_count(ledger: Ledger, path: Pa
     assert ledger.drain() and ledger.health.dropped == 1
     assert ledger.counts() == {"scored": 1, "served": 1}
     assert ledger.sampled_tokens() == 12
+
+
+def test_tokens_of_evaluations_are_not_counted_with_those_of_apps(ledger: Ledger) -> None:
+    ledger.record(group("app"))
+    ledger.record(replace(group("row", state="served"), kind=EVAL_KIND))
+    assert ledger.drain()
+    assert ledger.sampled_tokens() == 6
 
 
 def test_a_ledger_from_before_the_counters_is_counted_once(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.ledger.records import EVAL_KIND, GroupRecord, SiblingRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import (
@@ -116,6 +116,14 @@ def test_hooks_get_the_latest_group_with_two_answers(ledger: Ledger) -> None:
     assert latest.siblings()[1].usage == {"prompt_tokens": 5, "completion_tokens": 3}
     assert latest.siblings()[0].task.metadata == {"answer": "2"}
     assert latest.answers[0]["finish_reason"] == "stop"
+
+
+def test_hooks_never_get_a_row_of_an_evaluation_as_the_latest_group(ledger: Ledger) -> None:
+    ledger.record(group("app", received_at=1.0))
+    ledger.record(replace(group("row", state="served", received_at=2.0), kind=EVAL_KIND))
+    assert ledger.drain()
+    latest = ledger.latest_group()
+    assert latest is not None and latest.request_id == "app"
 
 
 def test_tasks_are_put_once_and_read_back(ledger: Ledger) -> None:

@@ -24,7 +24,12 @@ POOLED = EndGroupReply(success=True, pooled=True, step=3)
 
 @asynccontextmanager
 async def open_feedback_proxy(
-    folder: Path, *, status: object = None, hooks: str = "", **settings: Any
+    folder: Path,
+    *,
+    status: object = None,
+    hooks: str = "",
+    eval_dataset: Path | None = None,
+    **settings: Any,
 ) -> AsyncGenerator[tuple[ProxyComponents, FeedbackService, ScriptedSwarm]]:
     async with ScriptedSwarm() as swarm:
         swarm.answers["/add_sample"] = POOLED
@@ -34,6 +39,8 @@ async def open_feedback_proxy(
             "swarm": {"url": swarm.url},
             "feedback": {"num_for_baseline": 2} | settings,
         }
+        if eval_dataset is not None:
+            flags["release"] = {"eval_dataset": eval_dataset}
         if hooks:
             flags["hooks"] = {"path": write_hooks(folder / "hooks", PREFER_YES)}
             (folder / "hooks/on_feedback.py").write_text(hooks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -188,6 +189,22 @@ async def test_stored_feedback_that_was_not_processed_is_processed_after_a_resta
         assert (found.value, found.amount) == (-1.0, -1.0)
         await until(lambda: swarm.calls["/end_group"] == 1)
         assert swarm.bodies["/end_group"]["rewards"] == [-0.5, 1.0]
+
+
+async def test_late_feedback_about_a_row_that_was_held_out_later_is_kept_and_not_trained(
+    tmp_path: Path,
+) -> None:
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text('{"question": "What is 2 plus 5?"}\n')
+    async with open_feedback_proxy(tmp_path, eval_dataset=held_out) as (proxy, service, swarm):
+        record_pooled(proxy, "g2")
+        proxy.ledger.record(replace(group("g1"), question="what is 2 plus 5?"))
+        proxy.ledger.settle("g1", "pooled", None, 1, [[call()], [call()]], "r")
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
+        found, _ = await until_states(proxy, "kept", "pooled")
+        assert found.reason == "held_out"
+        assert swarm.calls["/add_sample"] == 1
 
 
 async def test_the_run_log_sets_the_state_of_samples(tmp_path: Path) -> None:

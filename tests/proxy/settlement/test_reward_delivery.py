@@ -10,15 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import orjson
 import pytest
 
+from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.ledger.store import Ledger
 from fakevllm.settlement import reward_delivery as delivery_module
+from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.reward_delivery import Delivery
 from fakevllm.swarm import server_connection
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm_adapters.job.model import TrainJob
-from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply
+from fakevllm_adapters.protocol.swarm import EndGroupReply, SuccessReply, Task
 from tests.proxy.ledger.ledger_cases import group
 from tests.proxy.scripted_swarm import ScriptedSwarm, until
 
@@ -35,10 +38,12 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 @asynccontextmanager
-async def delivering(swarm: ScriptedSwarm, ledger: Ledger) -> AsyncGenerator[Delivery]:
+async def delivering(
+    swarm: ScriptedSwarm, ledger: Ledger, held_out: HeldOutGroups | None = None
+) -> AsyncGenerator[Delivery]:
     swarm_link = SwarmLink(swarm.url, None, TrainJob(), ledger)
     following = asyncio.create_task(swarm_link.run())
-    delivery = Delivery(ledger, swarm_link)
+    delivery = Delivery(ledger, swarm_link, held_out=held_out)
     try:
         yield delivery
     finally:
@@ -80,6 +85,48 @@ async def test_groups_left_scored_by_an_earlier_process_are_sent_once_the_server
         sent = swarm.bodies["/end_group"]
     assert (sent["group_id"], sent["rewards"], sent["task_id"]) == ("old", [1.0, None, 0.0], "t")
     assert sent["metadata"] == {}, "the server does not need the prompt again"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [{"role": "user", "content": "So: what is 2 plus 5? Say it."}],
+        [
+            {"role": "user", "content": "What is 2 plus 5?"},
+            {"role": "assistant", "content": "Which base?"},
+            {"role": "user", "content": "Ten."},
+        ],
+    ],
+)
+async def test_a_group_whose_row_was_held_out_after_it_was_scored_is_not_sent_again(
+    ledger: Ledger, messages: list[dict[str, str]]
+) -> None:
+    body = orjson.dumps({"messages": messages}).decode()
+    question = messages[-1]["content"]
+    ledger.record(replace(group("row"), request_json=body, question=question))
+    ledger.record(group("other"))
+    assert ledger.drain()
+    held_out = HeldOutGroups(HeldOutRows([Task(main_query="What is 2 plus 5?")]), ledger)
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger, held_out) as delivery:
+        swarm.answers["/end_group"] = POOLED
+        swarm.answers["/abort_group"] = SuccessReply(success=True)
+        delivery.resend(ledger.scored_groups())
+        await until(lambda: outcome(ledger, "other") == ("pooled", None))
+        await until(lambda: outcome(ledger, "row") == ("dropped", "held_out"))
+        assert swarm.calls["/end_group"] == 1 and swarm.bodies["/end_group"]["group_id"] == "other"
+        await until(lambda: swarm.bodies.get("/abort_group") == {"group_id": "row"})
+
+
+async def test_a_group_of_a_task_that_was_held_out_later_is_not_sent_again(ledger: Ledger) -> None:
+    task = Task(task_id="t", main_query="What is 2 plus 5?")
+    ledger.put_tasks([task])
+    ledger.record(group("row", task_id="t"))
+    assert ledger.drain()
+    held_out = HeldOutGroups(HeldOutRows([task]), ledger)
+    async with ScriptedSwarm() as swarm, delivering(swarm, ledger, held_out) as delivery:
+        delivery.resend(ledger.scored_groups())
+        await until(lambda: outcome(ledger, "row") == ("dropped", "held_out"))
+        assert swarm.calls["/end_group"] == 0
 
 
 async def test_a_stop_while_the_server_is_unreachable_leaves_the_group_scored(

@@ -18,7 +18,7 @@ from fakevllm_server.journal import row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
-from fakevllm_server.training.policies import PolicyLoader, PolicyRefused
+from fakevllm_server.training.policies import IN_USE_S, PolicyLoader, PolicyRefused
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -51,7 +51,9 @@ class Policies:
             self.folders,
             self.journal,
             lambda: self.served_version,
+            lambda: self.now_s,
         )
+        self.now_s = 1000.0
         self.endpoint = Endpoint(None, "http://engine", "fake", 100, holds_policies=True)
 
     async def save(self, *versions: int) -> None:
@@ -138,13 +140,43 @@ async def test_an_engine_with_one_set_of_weights_samples_only_the_served_version
     assert await policies.rollout.policies() == {}
 
 
-async def test_the_policy_that_was_requested_first_makes_room(policies: Policies) -> None:
+async def test_of_the_policies_that_nobody_uses_the_one_that_was_requested_first_makes_room(
+    policies: Policies,
+) -> None:
     versions = list(range(1, MAX_POLICIES + 2))
     await policies.save(*versions)
-    for version in (*versions[:-1], 1, versions[-1]):
+    for version in (*versions[:-1], 1):
+        policies.now_s += 1
         await policies.load(version)
+    policies.now_s += IN_USE_S
+    await policies.load(versions[-1])
     loaded = await policies.rollout.policies()
     assert set(loaded.values()) == set(versions) - {2}
+
+
+async def test_a_policy_in_use_is_not_unloaded_for_another(policies: Policies) -> None:
+    *versions, other = range(1, MAX_POLICIES + 2)
+    await policies.save(*versions, other)
+    for version in versions:
+        await policies.load(version)
+    policies.now_s += IN_USE_S - 1
+    with pytest.raises(PolicyRefused, match=r"all of them are in use .* wait until the other"):
+        await policies.load(other)
+    assert set((await policies.rollout.policies()).values()) == set(versions)
+    for version in versions[1:]:
+        await policies.load(version)
+    policies.now_s += 1
+    assert await policies.load(other) == f"policy-{other}"
+    assert set((await policies.rollout.policies()).values()) == {*versions[1:], other}
+
+
+async def test_an_unloaded_policy_makes_room_at_once(policies: Policies) -> None:
+    *versions, other = range(1, MAX_POLICIES + 2)
+    await policies.save(*versions, other)
+    for version in versions:
+        await policies.load(version)
+    await policies.loader.unload(1)
+    assert await policies.load(other) == f"policy-{other}"
 
 
 async def test_a_restarted_engine_gets_its_policies_again(policies: Policies) -> None:

@@ -352,3 +352,15 @@ async def test_a_deeply_nested_body_whose_media_urls_the_server_cannot_read_is_r
             assert refused.status == 400 and not engine.bodies
             assert "nested deeper than 250 levels" in refused.json["error"]["message"]
         await state.close()
+
+
+async def test_a_call_that_is_captured_for_training_must_not_name_a_policy(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, answers_whole) as (state, _):
+        refused = await AppCall(state, {"model": "policy-3"}, headers=SIBLING).answered()
+        assert refused.status == 404
+        assert "`policy-3` does not exist" in refused.json["error"]["message"]
+        assert not any(state.pool.waiting.values())
+        call = await AppCall(state, {"model": "policy-3"}).answered()
+        assert call.status == 200

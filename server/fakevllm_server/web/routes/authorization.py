@@ -23,6 +23,8 @@ ADMIN_PATHS = frozenset(
         "/stop_engine",
         "/pause_claims",
         "/resume_claims",
+        "/load_policy",
+        "/unload_policy",
         "/replay_latest_llm_call",
         "/get_episode_tokens",
     }

@@ -37,9 +37,15 @@ from fakevllm_adapters.http.media_urls import media_refusal
 from fakevllm_adapters.http.passthrough import NEVER_WAIT, path_with_query
 from fakevllm_adapters.http.response_ids import previous_response_id_of
 from fakevllm_adapters.protocol.credentials import api_key_of
-from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
+from fakevllm_adapters.protocol.errors import (
+    WireError,
+    bad_request,
+    unavailable,
+    unknown_model,
+)
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX, fingerprint
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.policy_names import is_policy_name
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
@@ -201,6 +207,8 @@ async def _answer_call(
     job = None
     if episode is None:
         checked = CheckedBody(body, json_object(body))
+        if siblings is not None:
+            _refuse_policy(state, checked.body)
     else:
         job, model = state.job, state.attached_engine().info.model
         checked = _with_model(check_body(body, LIMITS), model)
@@ -243,6 +251,14 @@ def _check_media_urls(state: ServerState, raw: bytes, body: Json | None) -> None
         refusal = media_refusal(raw, body, state.config.media_domains)
         if refusal is not None:
             raise refusal
+
+
+def _refuse_policy(state: ServerState, body: Json | None) -> None:
+    """Raise WireError (404) if a call that is captured for training names a policy. It would be
+    trained as an answer of the served weights."""
+    name, served = (body or {}).get("model"), state.attached_engine().info.model
+    if isinstance(name, str) and is_policy_name(name) and name != served:
+        raise unknown_model(name, served or "")
 
 
 def _check_previous_response(state: ServerState, key: str, checked: CheckedBody) -> None:

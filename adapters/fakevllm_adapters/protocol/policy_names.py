@@ -1,0 +1,29 @@
+"""The model names of policies: weights of one version that the server holds beside the served ones.
+
+An evaluation samples a policy by its name. An app may not: its answers would be trained as answers
+of the served weights.
+"""
+
+from __future__ import annotations
+
+import re
+
+_POLICY = re.compile(r"policy-(0|[1-9][0-9]*)", re.ASCII)
+
+
+def policy_name(version: int) -> str:
+    """Return the model name of the policy with the weights of this version.
+
+    >>> policy_name(15)
+    'policy-15'
+    """
+    return f"policy-{version}"
+
+
+def is_policy_name(name: str) -> bool:
+    """Return True if a policy may have this name. The served model may have such a name too.
+
+    >>> [is_policy_name(name) for name in ("policy-15", "policy-015", "my-policy-1")]
+    [True, False, False]
+    """
+    return _POLICY.fullmatch(name) is not None

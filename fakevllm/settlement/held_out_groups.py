@@ -1,0 +1,30 @@
+"""Check recorded groups (requests with their sampled answers) for held-out rows. A group may have
+been recorded before its row was held out, and such a group must not be trained later."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fakevllm.admission.held_out import HeldOutRows
+from fakevllm.ledger.store import Ledger
+
+HELD_OUT = "held_out"
+"""Reason slug of groups and feedback that are not trained because of a held-out row."""
+
+
+class HeldOutGroups:
+    """The recorded groups that quote a held-out row."""
+
+    def __init__(self, rows: HeldOutRows, ledger: Ledger) -> None:
+        self._rows = rows
+        self._ledger = ledger
+
+    async def contains(self, group_id: str) -> bool:
+        """Return True if the group quotes a held-out row. Without held-out rows, nothing is read.
+        Raises LedgerError if the ledger cannot be read."""
+        return bool(self._rows) and await asyncio.to_thread(self._quotes_row, group_id)
+
+    def _quotes_row(self, group_id: str) -> bool:
+        with self._ledger.reading():
+            texts = self._ledger.user_texts(group_id)
+        return self._rows.are_quoted(*texts)
