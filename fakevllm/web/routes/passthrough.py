@@ -159,7 +159,7 @@ def _without_policies(body: bytes) -> bytes:
     """Return the engine's list of models without policies. The first model is the served one, which
     stays whatever its name is. If there are no policies, the list is returned unchanged."""
     listing: dict[str, Any] = orjson.loads(body)
-    cards: list[dict[str, Any]] = listing["data"]
+    cards: list[dict[str, Any]] = listing.get("data") or []  # an engine elsewhere may send no list
     shown = [*cards[:1], *(card for card in cards[1:] if not is_policy_name(str(card["id"])))]
     return body if len(shown) == len(cards) else orjson.dumps(listing | {"data": shown})
 
