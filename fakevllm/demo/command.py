@@ -37,7 +37,8 @@ from fakevllm.demo.view import render
 from fakevllm.errors import ConfigError, FakevllmError, UserError
 from fakevllm.replay.backpressure import follow_capacity
 from fakevllm.replay.proxy_queries import register_tasks
-from fakevllm.replay.row_runner import RETRY_FOR_S, play
+from fakevllm.replay.retry_deadline import RETRY_FOR_S
+from fakevllm.replay.row_runner import play
 from fakevllm.replay.row_senders import EndpointPlayer
 from fakevllm.runtime.local_engines import EngineChoice
 from fakevllm.runtime.supervisor import SupervisedProcess, make_run_folder, supervise

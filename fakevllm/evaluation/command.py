@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,12 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fakevllm.admission.dataset import read_tasks
 from fakevllm.errors import ConfigError, UserError
-from fakevllm.evaluation.messages import MAX_VERSIONS, RowReply, RowRequest
+from fakevllm.evaluation.messages import MAX_VERSIONS, NO_HOOKS, RowReply, RowRequest
 from fakevllm.evaluation.proxy_requests import ProxyRequests
 from fakevllm.evaluation.report import EvalReport, RowResult
 from fakevllm.evaluation.results import UNIT_RANGE
 from fakevllm.evaluation.table import render
 from fakevllm.replay.proxy_queries import checked_url
+from fakevllm.runtime.bounded_tasks import run_bounded
 from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.swarm import Task
@@ -30,7 +32,6 @@ CONCURRENCY = 4
 too."""
 NUM_UNSCORED = 10
 """Number of rows without any reward after which an evaluation in which no row was scored ends."""
-_NO_HOOKS = "The proxy has no hooks, so it cannot score rows: start it with --hooks FOLDER."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ async def _evaluate(settings: EvalSettings) -> EvalReport:
             with Console(stderr=True).status("checking the rows, and loading versions"):
                 check = await proxy.check([task.main_query for task in tasks], versions)
             if not check.has_hooks:
-                raise ConfigError(_NO_HOOKS)
+                raise ConfigError(NO_HOOKS)
             if check.refusal is not None:
                 raise ConfigError(check.refusal)
             if check.trained:
@@ -115,17 +116,20 @@ async def _run_rows(
 ) -> list[RowResult]:
     results: list[RowResult] = []
     reasons: Counter[str] = Counter()
+    attempts = (_evaluate_row(settings, proxy, task) for task in tasks)
     with _bar() as bar:
         bar_task = bar.add_task("rows", total=len(tasks))
-        async for result in _results(settings, proxy, tasks):
-            results.append(result)
-            bar.update(bar_task, advance=1)
-            if not result.has_rewards:
-                reasons[result.reason] += 1
-            is_last = len(results) == len(tasks)
-            if reasons.total() == len(results) and (is_last or len(results) >= NUM_UNSCORED):
-                reason, num = reasons.most_common(1)[0]
-                raise UserError(_nothing_scored(results, f"{num} times: {reason}"))
+        # Closed, so that no row loads a version again after the evaluation has ended.
+        async with aclosing(run_bounded(attempts, settings.concurrency)) as ended:
+            async for result in ended:
+                results.append(result)
+                bar.update(bar_task, advance=1)
+                if not result.has_rewards:
+                    reasons[result.reason] += 1
+                is_last = len(results) == len(tasks)
+                if reasons.total() == len(results) and (is_last or len(results) >= NUM_UNSCORED):
+                    reason, num = reasons.most_common(1)[0]
+                    raise UserError(_nothing_scored(results, f"{num} times: {reason}"))
     # Rows end in any order.
     order = {task.task_id: position for position, task in enumerate(tasks)}
     return sorted(results, key=lambda result: order[result.task.task_id])
@@ -140,41 +144,19 @@ def _nothing_scored(results: Sequence[RowResult], cause: str) -> str:
     )
 
 
-async def _results(
-    settings: EvalSettings, proxy: ProxyRequests, tasks: Sequence[Task]
-) -> AsyncIterator[RowResult]:
-    """Evaluate the rows, at most `settings.concurrency` at a time, and yield their results in the
-    order in which they end. When the iterator is closed, or a row fails, the others are cancelled.
-    """
-    waiting = iter(tasks)
-    running: set[asyncio.Task[RowResult]] = set()
-
-    async def evaluate(task: Task) -> RowResult:
-        replies: list[RowReply] = []
-        for version in settings.versions or (None,):
-            request = RowRequest(
-                eval_id=settings.eval_id,
-                task=task,
-                num_samples=settings.num_samples,
-                max_tokens=settings.max_tokens,
-                version=version,
-            )
-            replies.append(await proxy.evaluate(request))
-        return RowResult(task, replies)
-
-    try:
-        while True:
-            while len(running) < settings.concurrency and (task := next(waiting, None)) is not None:
-                running.add(asyncio.create_task(evaluate(task)))
-            if not running:
-                return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for ended in done:
-                yield ended.result()
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+async def _evaluate_row(settings: EvalSettings, proxy: ProxyRequests, task: Task) -> RowResult:
+    """Let the proxy evaluate one row with each version, one after another."""
+    replies: list[RowReply] = []
+    for version in settings.versions or (None,):
+        request = RowRequest(
+            eval_id=settings.eval_id,
+            task=task,
+            num_samples=settings.num_samples,
+            max_tokens=settings.max_tokens,
+            version=version,
+        )
+        replies.append(await proxy.evaluate(request))
+    return RowResult(task, replies)
 
 
 def _write(file: Path, report: EvalReport) -> None:

@@ -10,6 +10,7 @@ MAX_SAMPLES = 64
 """Maximum number of samples of one row."""
 MAX_VERSIONS = 4
 """Maximum number of versions in one evaluation. An engine holds as many further sets of weights."""
+NO_HOOKS = "The proxy has no hooks, so it cannot score rows: start it with --hooks FOLDER."
 CHECK_PATH = "/fakevllm/eval/check"
 ROW_PATH = "/fakevllm/eval"
 END_PATH = "/fakevllm/eval/end"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from typing import TypeVar
 
@@ -23,14 +22,10 @@ from fakevllm.evaluation.messages import (
     RowReply,
     RowRequest,
 )
-from fakevllm.replay.retry_deadline import RetryDeadline
+from fakevllm.replay.retry_deadline import RETRY_FOR_S, RetryDeadline
 from fakevllm.runtime.admin_client import no_proxy, not_a_proxy, proxy_root
 from fakevllm_adapters.protocol.keys import bearer_header
 
-RETRY_FOR_S = 120.0
-"""Seconds for which a request is repeated while the proxy or the engine cannot be reached."""
-MAX_PAUSE_S = 2.0
-"""Longest pause between two attempts, in seconds."""
 END_TIMEOUT_S = 10.0
 """Seconds that the command waits at its end until its versions are unloaded. After Ctrl-C, the
 server may be loading a version, and unloads it only then."""
@@ -73,15 +68,14 @@ class ProxyRequests:
         """Let the proxy sample and score one row. While the proxy or its engine is unavailable, the
         request is repeated. Raises ConfigError if the proxy refuses the request."""
         deadline = RetryDeadline(self._retry_for_s)
-        pause_s = 0.2
         while True:
             try:
                 return await self._post(ROW_PATH, row, RowReply)
             except _Unavailable:
-                if not deadline.may_retry(time.monotonic()):
+                pause_s = deadline.pause(time.monotonic())
+                if pause_s is None:
                     raise
-            await asyncio.sleep(random.uniform(0, pause_s))
-            pause_s = min(MAX_PAUSE_S, 2 * pause_s)
+            await asyncio.sleep(pause_s)
 
     async def _post(self, path: str, message: BaseModel, reply: type[M]) -> M:
         try:

@@ -8,11 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from fakevllm.admission.admission_rules import (
-    AdmissionRules,
-    RequestFacts,
-    Ruling,
-)
+from fakevllm.admission.admission_rules import AdmissionRules, RequestFacts, Ruling
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.admission.kill_switch import KillSwitch
 from fakevllm.admission.side_calls import SessionSummaries, SessionSummary

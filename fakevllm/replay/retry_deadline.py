@@ -1,8 +1,16 @@
-"""The time limit for retries of one row while the connection is broken. This module does no I/O."""
+"""The time limit for retries of one row while the connection is broken, and the pauses between
+them. This module does no I/O."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
+
+RETRY_FOR_S = 120.0
+"""Seconds for which a row is retried while the connection is broken."""
+FIRST_PAUSE_S = 0.2
+MAX_PAUSE_S = 2.0
+"""Longest pause between two attempts of a row, in seconds."""
 
 
 @dataclass(slots=True)
@@ -17,6 +25,8 @@ class RetryDeadline:
 
     limit_s: float
     _ends_at_s: float | None = None
+    _longest_pause_s: float = FIRST_PAUSE_S
+    """Upper bound of the next pause."""
 
     def may_retry(self, at_s: float) -> bool:
         """Return True if the row may be retried after a failure at `at_s` (seconds of a monotonic
@@ -24,6 +34,15 @@ class RetryDeadline:
         if self._ends_at_s is None:
             self._ends_at_s = at_s + self.limit_s
         return at_s < self._ends_at_s
+
+    def pause(self, at_s: float) -> float | None:
+        """Return the seconds to wait before the next attempt, after a failure at `at_s`. They are
+        random, and longer after each failure. Return None if the row may not be retried."""
+        if not self.may_retry(at_s):
+            return None
+        pause_s = random.uniform(0, self._longest_pause_s)
+        self._longest_pause_s = min(MAX_PAUSE_S, 2 * self._longest_pause_s)
+        return pause_s
 
     def exclude_wait(self, waited_s: float) -> None:
         """Extend the deadline by `waited_s`, the seconds for which the row waited for the

@@ -71,6 +71,11 @@ class ModelNames:
         if `name` is an alias and the server has not reported its model yet."""
         if not self.is_alias(name):
             return None
+        return self.reported()
+
+    def reported(self) -> str:
+        """Return the served model's name. Raises WireError (503) if the server has not reported it
+        yet."""
         if self._link.model is None:
             raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
         return self._link.model
@@ -83,9 +88,7 @@ class ModelNames:
         """
         if not is_policy_name(name) or name == self._link.model or self.is_alias(name):
             return
-        if self._link.model is None:
-            raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
-        raise unknown_model(name, self._link.model)
+        raise unknown_model(name, self.reported())
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from fakevllm.admission.task_index import normalised
 from fakevllm.evaluation.messages import (
     CHECK_PATH,
     END_PATH,
+    NO_HOOKS,
     ROW_PATH,
     CheckReply,
     CheckRequest,
@@ -34,15 +35,12 @@ from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.credentials import api_key_of
-from fakevllm_adapters.protocol.errors import WireError, error_body, schema_error, unavailable
+from fakevllm_adapters.protocol.errors import WireError, bad_request, schema_error
 from fakevllm_adapters.protocol.keys import fingerprint, new_id
-from fakevllm_adapters.protocol.outage_reasons import OutageReason
 
 M = TypeVar("M", bound=BaseModel)
 
-NO_HOOKS = "The proxy has no hooks, so it cannot score: start it with --hooks FOLDER."
 _HEADERS = {"Content-Type": "application/json"}
-_MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
@@ -124,10 +122,8 @@ async def _evaluate(proxy: ProxyComponents, row: RowRequest, key: str | None) ->
     """Evaluate one row, and return its scored samples. Raises WireError if the row cannot be
     sampled."""
     if proxy.evaluator is None:
-        raise WireError(400, error_body(NO_HOOKS, "BadRequestError", 400))
-    model = proxy.link.model
-    if model is None:
-        raise unavailable(_MODEL_UNKNOWN, OutageReason.ENGINE_NOT_READY)
+        raise bad_request(NO_HOOKS)
+    model = proxy.model_names.reported()
     question = row.task.main_query
     body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": question}]}
     if row.max_tokens is not None:

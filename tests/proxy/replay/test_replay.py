@@ -7,7 +7,7 @@ from fakevllm.errors import ConfigError
 from fakevllm.replay.backpressure import follow_capacity, has_capacity
 from fakevllm.replay.progress import Progress
 from fakevllm.replay.proxy_queries import first_model, register_tasks
-from fakevllm.replay.retry_deadline import RetryDeadline
+from fakevllm.replay.retry_deadline import FIRST_PAUSE_S, MAX_PAUSE_S, RetryDeadline
 from fakevllm.replay.row_runner import RowResult, play
 from fakevllm.replay.row_senders import AppPlayer, RowFailed, RowInterrupted
 from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
@@ -122,6 +122,14 @@ def test_the_deadline_starts_with_the_first_failure_and_excludes_waiting() -> No
     deadline.exclude_wait(600.0)
     assert deadline.may_retry(at_s=5_719.0)
     assert not deadline.may_retry(at_s=5_721.0)
+
+
+def test_pauses_between_attempts_are_bounded_and_end_at_the_deadline() -> None:
+    deadline = RetryDeadline(120.0)
+    pauses = [deadline.pause(5_000.0 + number) for number in range(120)]
+    assert all(pause is not None and 0 <= pause <= MAX_PAUSE_S for pause in pauses)
+    assert pauses[0] is not None and pauses[0] <= FIRST_PAUSE_S
+    assert deadline.pause(5_121.0) is None
 
 
 @pytest.mark.parametrize(
