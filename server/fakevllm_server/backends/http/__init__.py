@@ -17,5 +17,6 @@ An engine may hold further policies: sets of weights that a call selects by the 
     tool_calls.py           tool calls in an answer's text
     sampling_parameters.py  a request's sampling parameters
     tokenization.py         /tokenize and /detokenize
+    engine_wrapper.py       base class of engines that sample by way of another engine
     engine_metrics.py       Prometheus metrics with vLLM's names
 """

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from prometheus_client import (
     CollectorRegistry,
@@ -19,7 +18,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_server.backends.http.engine_wrapper import EngineWrapper
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 
@@ -111,39 +110,14 @@ class _Series:
         return generate_latest(self._registry)
 
 
-class MeasuredEngine:
+class MeasuredEngine(EngineWrapper):
     """A TokenEngine that passes requests on to another TokenEngine and records metrics about
     them."""
 
     def __init__(self, engine: TokenEngine, metrics: EngineMetrics | None = None) -> None:
         """Measure `engine`. Its requests are counted in `metrics`, or in new metrics."""
-        self._engine = engine
+        super().__init__(engine, engine.model_name)
         self.metrics = metrics or EngineMetrics(engine)
-        self.model_name = engine.model_name
-        self.max_model_len = engine.max_model_len
-        self.max_prompt_bytes = engine.max_prompt_bytes
-        self.default_sampling: dict[str, Any] = engine.default_sampling
-        self.eos_ids = engine.eos_ids
-        self.reports_allowed = engine.reports_allowed
-
-    @property
-    def num_waiting(self) -> int:
-        return self._engine.num_waiting
-
-    def render(self, request: ChatRequest) -> list[int]:
-        return self._engine.render(request)
-
-    def check(self, sampling: Sampling) -> None:
-        self._engine.check(sampling)
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._engine.encode(text, add_special_tokens)
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._engine.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        return self._engine.token_strings(ids)
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from fakevllm_adapters.vllm_compat.chat_request import ChatRequest
+from fakevllm_server.backends.http.engine_wrapper import EngineWrapper
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 
@@ -92,38 +92,13 @@ class PolicyNames:
         self.loaded.pop(name, None)
 
 
-class PolicyView:
+class PolicyView(EngineWrapper):
     """A TokenEngine that samples with one policy. Everything but the weights is that of the engine
     whose policy it is."""
 
     def __init__(self, engine: TokenEngine, name: str, generate: Generate) -> None:
-        self._engine = engine
+        super().__init__(engine, name)
         self._generate = generate
-        self.model_name = name
-        self.max_model_len = engine.max_model_len
-        self.max_prompt_bytes = engine.max_prompt_bytes
-        self.default_sampling: dict[str, Any] = engine.default_sampling
-        self.eos_ids = engine.eos_ids
-        self.reports_allowed = engine.reports_allowed
-
-    @property
-    def num_waiting(self) -> int:
-        return self._engine.num_waiting
-
-    def render(self, request: ChatRequest) -> list[int]:
-        return self._engine.render(request)
-
-    def check(self, sampling: Sampling) -> None:
-        self._engine.check(sampling)
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        return self._engine.encode(text, add_special_tokens)
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        return self._engine.decode(ids, skip_special_tokens=skip_special_tokens)
-
-    def token_strings(self, ids: Sequence[int]) -> list[str]:
-        return self._engine.token_strings(ids)
 
     def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling
