@@ -79,7 +79,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.keep or Path(temporary)
         runs = learning_runs.run_with_controls(run, folder, args.seeds, args.parallel)
-    learning_runs.print_table(runs)
+    learning_runs.print_runs(runs)
     if args.write:
         legend = (
             f"Start and end are means over {DemoRun.WINDOW} steps of 8 groups of 8 siblings. A "

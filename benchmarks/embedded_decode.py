@@ -28,11 +28,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.forest_parts.cases import random_ids
-from benchmarks.results import conditions, markdown_table, replace_section
+from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from benchmarks.rollout import make_model
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from fakevllm_server.types.sampling import Sampling
@@ -74,10 +71,7 @@ def main() -> None:
             for batch in map(int, args.batches.split(",")):
                 rows += _measure(name, path, batch, args.rounds, args.greedy)
     header = ["model", "rows", "way", "CPU tokens/s", "x hand loop", "wall tokens/s", "x hand loop"]
-    table = Table(*header, title="decoding with the embedded engine")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+    print_table(header, rows, "decoding with the embedded engine")
     if args.write:
         replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
 

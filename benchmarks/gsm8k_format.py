@@ -149,7 +149,7 @@ def main() -> None:
     run_conditions = conditions()
     with tempfile.TemporaryDirectory() as folder:
         runs = learning_runs.run_with_controls(run, Path(folder), args.seeds)
-    learning_runs.print_table(runs)
+    learning_runs.print_runs(runs)
     if args.write:
         legend = (
             f"Start and end are means over {Gsm8kRun.WINDOW} steps of {GROUPS_PER_STEP} groups of "

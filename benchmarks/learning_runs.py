@@ -12,10 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import ClassVar, TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.results import markdown_table, replace_section
+from benchmarks.results import markdown_table, print_table, replace_section
 
 CONTROLS = ("none", "frozen")
 
@@ -77,13 +74,10 @@ def run_with_controls(
         return [future.result() for future in running]
 
 
-def print_table(runs: Sequence[LearningRun]) -> None:
+def print_runs(runs: Sequence[LearningRun]) -> None:
     """Print the table of the runs to the terminal."""
     header, rows = create_table(runs)
-    table = Table(*header, title=f"mean over the first and last {runs[0].WINDOW} steps")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+    print_table(header, rows, f"mean over the first and last {runs[0].WINDOW} steps")
 
 
 def write_section(title: str, conditions: str, runs: Sequence[LearningRun], legend: str) -> None:

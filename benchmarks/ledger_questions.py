@@ -22,11 +22,9 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
-from rich.console import Console
-from rich.table import Table
 from sqlalchemy import create_engine
 
-from benchmarks.results import conditions, markdown_table, replace_section
+from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm.ledger.migrations import fill_counters
 from fakevllm.ledger.store import Ledger
 from tests.e2e.processes import Process, Processes
@@ -81,10 +79,7 @@ def main() -> None:
     text = conditions()
     with tempfile.TemporaryDirectory() as folder, Processes(Path(folder)) as started:
         rows, floor_s, status_s = _measure(started, args.groups)
-    table = Table(*HEADER)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+    print_table(HEADER, rows)
     summary = (
         f"Medians of {ROUNDS} rounds. A Python process that imports what `status` imports takes "
         f"{floor_s:.2f} s. The goal for `status` is {GOAL_S} s."

@@ -21,12 +21,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.embedded_decode import Times, model_folder
 from benchmarks.forest_parts.cases import random_ids
-from benchmarks.results import conditions, markdown_table, replace_section
+from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm_server.types.sampling import Sampling
 
 TITLE = "next_turn"
@@ -51,10 +48,7 @@ def main() -> None:
         for name in args.models.split(","):
             rows += _measure(name, model_folder(name, Path(folder) / name), args.rounds)
     header = ["model", "tokens", "engine", "CPU ms", "x cold", "wall ms", "x cold"]
-    table = Table(*header, title="first token of a session's next turn")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+    print_table(header, rows, "first token of a session's next turn")
     if args.write:
         replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
 

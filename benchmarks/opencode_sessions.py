@@ -146,7 +146,7 @@ def main() -> None:
             return run(folder, model, args.opencode, seed=seed, control=control)
 
         runs = learning_runs.run_with_controls(run_seed, Path(name), args.seeds)
-    learning_runs.print_table(runs)
+    learning_runs.print_runs(runs)
     if args.write:
         legend = (
             f"Start and end are means over {OpencodeRun.WINDOW} steps of 8 groups of 8 siblings. "

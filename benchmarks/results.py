@@ -11,6 +11,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich.console import Console
+from rich.table import Table
+
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "RESULTS.md"
 
@@ -35,6 +38,16 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def print_table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None
+) -> None:
+    """Print a table to the terminal."""
+    table = Table(*header, title=title)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=140).print(table)
 
 
 def replace_section(title: str, text: str, file: Path = RESULTS) -> None:

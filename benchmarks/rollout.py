@@ -35,11 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.results import conditions, markdown_table, replace_section
+from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from fakevllm_server.backends.embedded.demo_model import DEMO_MODEL_DIR
 from tests.e2e.processes import Process, Processes
 
@@ -98,10 +96,7 @@ def main() -> None:
             engines[engine, threads] = _start(started, engine, threads, model)
         samples = asyncio.run(_measure(engines, args.groups))
     header, rows = _table(samples)
-    table = Table(*header, title="rollout engines, directly and through proxy and server")
-    for row in rows:
-        table.add_row(*row)
-    Console(width=140).print(table)
+    print_table(header, rows, "rollout engines, directly and through proxy and server")
     if args.write:
         replace_section(TITLE, f"{text}\n{markdown_table(header, rows)}")
 

@@ -25,11 +25,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.quorum_latency import measure_quorum, write_config
-from benchmarks.results import conditions, markdown_table, replace_section
+from benchmarks.results import conditions, markdown_table, print_table, replace_section
 from benchmarks.rollout import make_model, prompts
 from tests.e2e.processes import Process, Processes
 
@@ -78,10 +76,7 @@ def main() -> None:
         quorum_table = measure_quorum(Path(folder), args.groups)
     sections = [_first_token_table(latencies), quorum_table]
     for header, rows in sections:
-        table = Table(*header)
-        for row in rows:
-            table.add_row(*row)
-        Console(width=140).print(table)
+        print_table(header, rows)
     summary = _summary(latencies)
     print(summary)
     if args.write:

@@ -153,7 +153,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(prefix="fakevllm-") as name:
         runs = learning_runs.run_with_controls(run_seed, Path(name), args.seeds)
-    learning_runs.print_table(runs)
+    learning_runs.print_runs(runs)
     header = ["updates", "change of the policy mean", "of the games won", "of the aim"]
     summary = markdown_table(header, summary_rows(runs))
     print(f"\n{summary}\n{verdict(runs)}")
