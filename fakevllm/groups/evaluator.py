@@ -22,7 +22,7 @@ from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.ledger.store import Ledger
 from fakevllm.swarm.errors import NETWORK_ERRORS, describe_error
-from fakevllm.swarm.server_connection import SwarmLink
+from fakevllm.swarm.server_connection import LOAD_TIMEOUT_S, SwarmLink
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
@@ -121,12 +121,10 @@ class Evaluator:
         calls are sampled by it. Raises WireError if the server refuses or cannot be reached."""
         try:
             reply = await self._link.load_policy(version)
-        except aiohttp.ClientResponseError as error:
-            if error.status in (404, 405):
-                raise bad_request(_OLD_SERVER) from None
-            raise unavailable(f"The server {describe_error(error)}.") from None
         except NETWORK_ERRORS as error:
-            raise unavailable(f"The server {describe_error(error)}.") from None
+            if isinstance(error, aiohttp.ClientResponseError) and error.status in (404, 405):
+                raise bad_request(_OLD_SERVER) from None
+            raise unavailable(f"The server {describe_error(error, LOAD_TIMEOUT_S)}.") from None
         if not reply.success:
             raise bad_request(reply.failure_reason)
         return reply.model

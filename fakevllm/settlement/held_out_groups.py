@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 
+from fakevllm.admission.admission_rules import ServeOnlyReason
 from fakevllm.admission.held_out import HeldOutRows
 from fakevllm.ledger.store import Ledger
 
-HELD_OUT = "held_out"
+HELD_OUT = ServeOnlyReason.HELD_OUT.value
 """Reason slug of groups and feedback that are not trained because of a held-out row."""
 
 

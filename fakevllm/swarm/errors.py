@@ -32,12 +32,15 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, NETWORK_ERRORS) and not is_refusal
 
 
-def describe_error(error: Exception) -> str:
+def describe_error(error: Exception, timeout_s: float = CALL_TIMEOUT_S) -> str:
     """Return one line that says what is wrong with the server and how to fix it. The line has no
-    subject, because the caller writes the server's URL in front of it.
+    subject, because the caller writes the server's URL in front of it. `timeout_s` is the timeout
+    of the failed request.
 
     >>> describe_error(TimeoutError())
     'does not answer within 10 s: see its log'
+    >>> describe_error(TimeoutError(), timeout_s=600.0)
+    'does not answer within 600 s: see its log'
     """
     match error:
         case aiohttp.ClientResponseError(status=401):
@@ -46,7 +49,7 @@ def describe_error(error: Exception) -> str:
             answer = one_line(f"{error.status} {error.message}".strip())
             return f"answers {answer}: see its log, or name a fakevllm-server with --swarm"
         case TimeoutError():
-            return f"does not answer within {CALL_TIMEOUT_S} s: see its log"
+            return f"does not answer within {timeout_s:g} s: see its log"
         case aiohttp.ClientError():
             return (
                 f"cannot be reached ({_cause(error)}): start it with `fakevllm-server start`, or "
