@@ -267,3 +267,13 @@ async def test_an_agreement_that_no_step_needs_is_refused_with_the_methods_that_
     async with rolling(tmp_path) as server:
         code, detail = await server.refused("/agree_sync_weight", json={"client_uuid": "me"})
         assert code == 400 and detail.endswith("Set a method that ends in agree_sync_weight.")
+
+
+@pytest.mark.parametrize("path", ["/load_policy", "/unload_policy"])
+async def test_a_version_is_refused_with_503_while_no_engine_serves(
+    tmp_path: Path, path: str
+) -> None:
+    async with rolling(tmp_path) as server:
+        status, detail = await server.refused(path, json={"version": 3})
+    assert status == 503
+    assert "engine" in detail

@@ -1,5 +1,5 @@
-"""Error responses of the swarm protocol's routes: for invalid bodies, journal failures, and reused
-idempotency keys."""
+"""Error responses of the swarm protocol's routes: for invalid bodies, an engine that does not
+serve, journal failures, and reused idempotency keys."""
 
 from __future__ import annotations
 
@@ -64,10 +64,19 @@ class StrictRoute(APIRoute):
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Register the error responses to JournalError and IdempotencyConflict. Every route that writes
-    to the journal may raise these errors."""
+    """Register the error responses to JournalError and IdempotencyConflict, which every route that
+    writes to the journal may raise, and to WireError, which routes that need the engine raise."""
+    app.add_exception_handler(WireError, _refused)
     app.add_exception_handler(JournalError, _journal_unavailable)
     app.add_exception_handler(IdempotencyConflict, _conflict)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    """Return the response to a request that needs an engine which does not serve, for example."""
+    assert isinstance(error, WireError)
+    seconds = error.retry_after_s
+    headers = None if seconds is None else {"Retry-After": str(seconds)}
+    return JSONResponse({"detail": error.message}, error.status, headers)
 
 
 def _journal_unavailable(_: Request, error: Exception) -> Response:
