@@ -192,8 +192,9 @@ class Evaluator:
         return _Sampled(results, version, version)
 
     async def _sampled_again(self, draft: GroupDraft, version: int | None) -> _Sampled:
-        """Sample a row again after its version was served no longer, because the version may have a
-        checkpoint. Raises WireError (400) that says what to do if it has none."""
+        """Sample a row once more, after new weights replaced its version in the first attempt. The
+        version is then loaded from its checkpoint. Raises WireError (400) that says what to do if
+        it has none."""
         try:
             sampled = await self._sampled(draft, version)
         except WireError as error:  # translates the server's refusal
