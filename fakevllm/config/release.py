@@ -1,5 +1,5 @@
-"""The section `[release]` of fakevllm.toml. It names the rows that are held out of training, so that
-versions of the weights can be measured with them."""
+"""The section `[release]` of fakevllm.toml. It names the rows that are held out of training, so
+that versions of the weights can be measured with them."""
 
 from __future__ import annotations
 
