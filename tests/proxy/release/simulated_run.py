@@ -1,0 +1,159 @@
+"""A simulated run: sessions of apps, training steps, a gate, and a server with its history."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fakevllm.release.controller import (
+    Decide,
+    Evaluate,
+    GateController,
+    GateRules,
+    ScoredPair,
+    ScoredSession,
+)
+from fakevllm.statistics.confidence_sequence import RewardRange
+from fakevllm_adapters.protocol.releases import GATE, Decision, ReleaseRecord, ReleasesReply
+
+RULES = GateRules(RewardRange(0.0, 1.0))
+CANARY_SHARE = 0.2
+NUM_SIBLINGS = 4
+BATCH_SIZE = 4
+"""Sessions of the training arm that make a training step."""
+SPREAD = 0.2
+"""Distance of the mean rewards of easy and hard rows from the mean."""
+
+
+@dataclass
+class SimulatedServer:
+    """The server's half: it keeps the history, and restores the released version after a
+    rejection."""
+
+    means: list[float]
+    """True mean reward of each version."""
+    records: list[ReleaseRecord] = field(default_factory=list[ReleaseRecord])
+    rejected: set[int] = field(default_factory=set[int])
+    released: int = 0
+    candidate: int | None = None
+    is_held: bool = False
+
+    @property
+    def newest(self) -> int:
+        return len(self.means) - 1
+
+    def history(self) -> ReleasesReply:
+        return ReleasesReply(
+            records=list(self.records),
+            released=self.released,
+            candidate=self.candidate,
+            rejected=sorted(self.rejected),
+            is_held=self.is_held,
+        )
+
+    def decide(self, id: str, decision: Decision, version: int | None, by: str = GATE) -> None:
+        """Carry out a decision, unless a request with this id was carried out before."""
+        if any(record.id == id for record in self.records):
+            return
+        if decision is Decision.CANDIDATE:
+            self.candidate = version = self.newest
+        elif decision is Decision.RELEASED:
+            assert version is not None
+            self.released = version
+        elif decision is Decision.REJECTED:
+            assert version is not None and version > self.released
+            self.rejected |= set(range(version, self.newest + 1))
+            self.means.append(self.means[self.released])
+            self.candidate = None
+        elif decision in (Decision.HOLD, Decision.RESUME):
+            self.is_held = decision is Decision.HOLD
+        if decision is not Decision.CANDIDATE and version == self.candidate:
+            self.candidate = None
+        number = len(self.records) + 1
+        self.records.append(
+            ReleaseRecord(
+                number=number,
+                id=id,
+                decision=decision,
+                version=version,
+                parent=None,
+                time_s=float(number),
+                decided_by=by,
+            )
+        )
+
+
+class SimulatedRun:
+    """One run. `next_mean` returns the true mean reward of the next version, given that of the
+    version before."""
+
+    def __init__(
+        self,
+        seed: int,
+        mean: float,
+        next_mean: Callable[[float], float] = lambda mean: mean,
+        rules: GateRules = RULES,
+    ) -> None:
+        self.random = random.Random(seed)
+        self.rules = rules
+        self.server = SimulatedServer([mean])
+        self.gate = GateController(rules)
+        self.gate.history_read(self.server.history())
+        self.next_mean = next_mean
+        self.num_sessions = 0
+        self.num_bad = 0
+        """Number of sessions that a version answered whose mean is below the run's first mean by
+        more than the margin."""
+        self._num_waiting = 0
+        self._lowest_good = mean - rules.margin
+
+    def session(self) -> None:
+        """Let one app have a session, then let the gate do what is due, and evaluate at most one
+        row."""
+        self.num_sessions += 1
+        is_training = self.random.random() < CANARY_SHARE
+        server = self.server
+        version = server.newest if is_training else server.released
+        mean = server.means[version]
+        self.num_bad += mean < self._lowest_good - 1e-9
+        rewards = self._rewards(mean, self._spread(), NUM_SIBLINGS)
+        outcome = ScoredSession(version if is_training else None, sum(rewards) / NUM_SIBLINGS)
+        self.gate.session_scored(outcome)
+        if is_training:
+            self._train()
+        self._let_gate_act()
+
+    def _train(self) -> None:
+        self._num_waiting += 1
+        if self._num_waiting == BATCH_SIZE:
+            self._num_waiting = 0
+            self.server.means.append(self.next_mean(self.server.means[-1]))
+            self.gate.version_published(self.server.newest)
+
+    def _let_gate_act(self) -> None:
+        action = self.gate.next_action()
+        if isinstance(action, Evaluate):
+            spread = self._spread()
+            pair = ScoredPair(
+                *(
+                    self._rewards(self.server.means[version], spread, self.rules.num_samples)
+                    for version in (action.released, action.candidate)
+                )
+            )
+            self.gate.pair_scored(action.candidate, action.released, action.draw, pair)
+            action = self.gate.next_action()
+        if isinstance(action, Decide):
+            self.server.decide(action.id, action.decision, action.version)
+            self.gate.history_read(self.server.history())
+            self.gate.version_published(self.server.newest)
+
+    def _spread(self) -> float:
+        return self.random.choice((-SPREAD, SPREAD))
+
+    def _rewards(self, mean: float, spread: float, num: int) -> list[float]:
+        return [float(self.random.random() < mean + spread) for _ in range(num)]
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [record.decision for record in self.server.records]

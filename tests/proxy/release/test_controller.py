@@ -1,0 +1,293 @@
+"""The gate's decisions follow from the history, the scored pairs and the scored sessions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm.release.controller import (
+    Action,
+    Decide,
+    Evaluate,
+    GateController,
+    GateRules,
+    ScoredPair,
+    ScoredSession,
+    Wait,
+)
+from fakevllm.release.held_out_draws import HeldOutDraws
+from fakevllm.statistics.confidence_sequence import RewardRange
+from fakevllm_adapters.protocol.releases import Decision
+from tests.proxy.release.simulated_run import RULES, SimulatedRun, SimulatedServer
+
+BETTER = ScoredPair([0.0, 0.0], [1.0, 1.0])
+WORSE = ScoredPair([1.0, 1.0], [0.0, 0.0])
+UNSCORED = ScoredPair([1.0, 1.0], [])
+
+
+class Gate:
+    """A gate with a simulated server that has published some versions."""
+
+    def __init__(self, num_versions: int = 20, rules: GateRules = RULES) -> None:
+        self.server = SimulatedServer([0.5] * (num_versions + 1))
+        self.controller = GateController(rules)
+        self.read()
+
+    def read(self) -> None:
+        self.controller.version_published(self.server.newest)
+        self.controller.history_read(self.server.history())
+
+    def operator(self, decision: Decision, version: int | None = None) -> None:
+        number = len(self.server.records)
+        self.server.decide(f"operator-{number}", decision, version, by="anna")
+        self.read()
+
+    def send(self) -> Decide:
+        """Send the decision that is due to the server, and read its history."""
+        action = self.controller.next_action()
+        assert isinstance(action, Decide)
+        self.server.decide(action.id, action.decision, action.version)
+        self.read()
+        return action
+
+    def score(self, pair: ScoredPair, most: int = 10_000) -> int:
+        """Add pairs until there is a verdict, but not more than `most`. Return their number."""
+        for num in range(most):
+            action = self.controller.next_action()
+            if not isinstance(action, Evaluate):
+                return num
+            self.controller.pair_scored(action.candidate, action.released, action.draw, pair)
+        return most
+
+    @property
+    def next(self) -> Action:
+        return self.controller.next_action()
+
+
+def evaluating(num_versions: int = 20, rules: GateRules = RULES) -> Gate:
+    gate = Gate(num_versions, rules)
+    assert gate.send().decision is Decision.CANDIDATE
+    return gate
+
+
+def test_nothing_is_due_before_the_history_is_known() -> None:
+    controller = GateController(RULES)
+    controller.version_published(100)
+    assert controller.next_action() == Wait()
+
+
+def test_the_newest_version_becomes_a_candidate_after_evaluate_every_versions() -> None:
+    gate = Gate(num_versions=19)
+    assert gate.next == Wait()
+    gate.server.means.append(0.5)
+    gate.read()
+    assert gate.next == Decide("gate-20-candidate-0", Decision.CANDIDATE, None)
+    gate.send()
+    assert gate.next == Evaluate(candidate=20, released=0, draw=0)
+
+
+def test_a_better_candidate_is_released_with_its_evidence() -> None:
+    gate = evaluating()
+    num_pairs = gate.score(BETTER)
+    action = gate.send()
+    assert (action.decision, action.version) == (Decision.RELEASED, 20)
+    assert action.evidence["pairs"] == num_pairs < 20
+    assert action.evidence["low"] > -RULES.margin
+    assert action.evidence["released"] == 0
+    assert gate.server.released == 20
+    assert gate.next == Wait()
+
+
+def test_a_worse_candidate_is_rejected() -> None:
+    gate = evaluating()
+    gate.score(WORSE)
+    action = gate.send()
+    assert (action.decision, action.version) == (Decision.REJECTED, 20)
+    assert action.evidence["high"] < -RULES.margin
+    assert gate.server.released == 0
+
+
+def test_a_candidate_without_a_verdict_is_undecided_after_max_samples() -> None:
+    rules = GateRules(RewardRange(0, 1), num_samples=4, max_samples=40)
+    gate = evaluating(rules=rules)
+    at_the_margin = ScoredPair([0.525], [0.475])
+    assert gate.score(at_the_margin) == 10
+    assert gate.send().decision is Decision.UNDECIDED
+    assert gate.server.released == 0
+    assert gate.next == Wait()
+
+
+def test_rows_without_a_reward_count_as_draws_but_not_as_pairs() -> None:
+    rules = GateRules(RewardRange(0, 1), num_samples=4, max_samples=40)
+    gate = evaluating(rules=rules)
+    assert gate.score(UNSCORED) == 10
+    action = gate.send()
+    assert action.decision is Decision.UNDECIDED
+    assert (action.evidence["pairs"], action.evidence["draws"]) == (0, 10)
+    assert action.evidence["difference"] is None
+
+
+def test_a_margin_of_the_whole_range_decides_nothing() -> None:
+    rules = GateRules(RewardRange(0, 1), max_samples=40, margin=1.0)
+    gate = evaluating(rules=rules)
+    gate.score(WORSE)
+    assert gate.send().decision is Decision.UNDECIDED
+
+
+def test_the_next_candidate_comes_evaluate_every_versions_after_the_latest_verdict() -> None:
+    gate = evaluating()
+    gate.score(WORSE)
+    gate.send()
+    restored = gate.server.newest
+    assert restored == 21
+    gate.server.means += [0.5] * (RULES.evaluate_every - 2)
+    gate.read()
+    assert gate.next == Wait()
+    gate.server.means.append(0.5)
+    gate.read()
+    assert isinstance(gate.next, Decide)
+
+
+def test_during_a_hold_no_version_becomes_a_candidate() -> None:
+    gate = Gate()
+    gate.operator(Decision.HOLD)
+    assert gate.next == Wait()
+    gate.operator(Decision.RESUME)
+    assert gate.send().decision is Decision.CANDIDATE
+
+
+def test_during_a_hold_a_good_candidate_waits_for_its_release() -> None:
+    gate = evaluating()
+    gate.operator(Decision.HOLD)
+    gate.score(BETTER)
+    assert gate.next == Wait()
+    gate.operator(Decision.RESUME)
+    assert gate.send().decision is Decision.RELEASED
+
+
+def test_during_a_hold_a_bad_candidate_is_rejected() -> None:
+    gate = evaluating()
+    gate.operator(Decision.HOLD)
+    gate.score(WORSE)
+    assert gate.send().decision is Decision.REJECTED
+
+
+def test_a_release_by_an_operator_starts_the_evaluation_of_the_candidate_again() -> None:
+    gate = evaluating()
+    gate.score(BETTER, most=3)
+    gate.operator(Decision.RELEASED, 10)
+    assert gate.next == Evaluate(candidate=20, released=10, draw=0)
+
+
+def test_a_rejection_by_an_operator_ends_the_evaluation() -> None:
+    gate = evaluating()
+    gate.score(BETTER, most=3)
+    gate.operator(Decision.REJECTED, 15)
+    assert gate.next == Wait()
+
+
+def test_pairs_of_another_evaluation_and_repeated_draws_are_ignored() -> None:
+    gate = evaluating()
+    for candidate, released, draw in ((19, 0, 0), (20, 1, 0), (20, 0, 1)):
+        gate.controller.pair_scored(candidate, released, draw, WORSE)
+    assert gate.next == Evaluate(20, 0, draw=0)
+    for _ in range(2):
+        gate.controller.pair_scored(20, 0, 0, WORSE)
+    assert gate.next == Evaluate(20, 0, draw=1)
+
+
+def live(gate: Gate, training: float, released: float, num: int, version: int = 5) -> None:
+    for _ in range(num):
+        gate.controller.session_scored(ScoredSession(None, released))
+        gate.controller.session_scored(ScoredSession(version, training))
+
+
+def test_live_sessions_reject_the_training_arm_between_evaluations() -> None:
+    gate = Gate(num_versions=10)
+    live(gate, training=0.2, released=0.9, num=30, version=4)
+    live(gate, training=0.2, released=0.9, num=30, version=9)
+    action = gate.send()
+    assert (action.decision, action.version) == (Decision.REJECTED, 4)
+    assert action.evidence["source"] == "live"
+    assert gate.server.rejected == set(range(4, 11))
+    assert gate.next == Wait()
+
+
+def test_live_sessions_never_release_a_version() -> None:
+    gate = Gate(num_versions=10)
+    live(gate, training=1.0, released=0.0, num=500)
+    assert gate.next == Wait()
+
+
+def test_sessions_of_versions_before_the_latest_verdict_do_not_count() -> None:
+    gate = evaluating()
+    gate.score(BETTER)
+    gate.send()
+    live(gate, training=0.0, released=1.0, num=100, version=20)
+    assert gate.next == Wait()
+    live(gate, training=0.0, released=1.0, num=100, version=21)
+    assert isinstance(gate.next, Decide)
+
+
+def test_each_verdict_starts_the_comparison_of_live_sessions_again() -> None:
+    gate = Gate(num_versions=10)
+    live(gate, training=0.4, released=0.9, num=10)
+    gate.operator(Decision.RELEASED, 1)
+    live(gate, training=0.9, released=0.9, num=1)
+    assert gate.next == Wait()
+
+
+@given(st.lists(st.sampled_from([BETTER, WORSE, UNSCORED]), max_size=60), st.booleans())
+def test_a_controller_that_is_created_again_continues_where_the_last_one_ended(
+    pairs: Sequence[ScoredPair], is_held: bool
+) -> None:
+    gate = evaluating()
+    if is_held:
+        gate.operator(Decision.HOLD)
+    sent: list[ScoredPair] = []
+    for pair in pairs:
+        if isinstance(action := gate.next, Evaluate):
+            gate.controller.pair_scored(action.candidate, action.released, action.draw, pair)
+            sent.append(pair)
+    again = GateController(RULES)
+    again.version_published(gate.server.newest)
+    again.history_read(gate.server.history())
+    for draw, pair in enumerate(sent):
+        again.pair_scored(20, 0, draw, pair)
+    assert again.next_action() == gate.next
+
+
+@given(st.integers(0, 10_000), st.floats(0.3, 0.7), st.integers(50, 400))
+def test_a_rejected_version_is_never_released_nor_a_candidate_again(
+    seed: int, mean: float, num_sessions: int
+) -> None:
+    rules = GateRules(RewardRange(0, 1), evaluate_every=1, max_samples=80, margin=0.02)
+    run = SimulatedRun(seed, mean, lambda mean: max(0.2, mean - 0.02), rules)
+    for _ in range(num_sessions):
+        run.session()
+        assert run.server.released not in run.server.rejected
+        assert run.server.candidate not in run.server.rejected
+        ids = [record.id for record in run.server.records]
+        assert len(set(ids)) == len(ids)
+
+
+@given(st.text(min_size=1, max_size=20), st.integers(1, 50))
+def test_each_draw_is_a_row_and_counts_the_earlier_draws_of_the_same_row(
+    eval_id: str, num_rows: int
+) -> None:
+    draws = HeldOutDraws(eval_id, num_rows)
+    earlier: list[int] = []
+    for number in range(40):
+        draw = draws.get(number)
+        assert 0 <= draw.row < num_rows
+        assert draw.occurrence == earlier.count(draw.row)
+        earlier.append(draw.row)
+    assert HeldOutDraws(eval_id, num_rows).get(39) == draws.get(39)
+
+
+def test_draws_take_each_row_about_equally_often() -> None:
+    draws = HeldOutDraws("gate-20", 4)
+    rows = [draws.get(number).row for number in range(4000)]
+    assert all(900 < rows.count(row) < 1100 for row in range(4))
