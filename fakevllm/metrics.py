@@ -19,7 +19,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from fakevllm.ledger.records import GroupRecord, SiblingRecord
+from fakevllm.release.arms import Arm
 
+_TRAINED_ARMS = (None, Arm.TRAINING.value)
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
@@ -142,7 +144,7 @@ class Metrics:
             failure = sibling.failure or ("no_answer" if sibling.error is not None else None)
             if failure is not None:
                 self._failed.labels(group.route, failure).inc()
-            if sibling.reward is not None:
+            if sibling.reward is not None and group.arm in _TRAINED_ARMS:
                 self._observe_reward(group, sibling, sibling.reward)
 
     def _observe_reward(self, group: GroupRecord, sibling: SiblingRecord, reward: float) -> None:

@@ -45,7 +45,13 @@ def status_table(url: str, key: str | None, run: str = "") -> RenderableType:
     string means the newest run.
     """
     stats = fetch_json(url, f"/fakevllm/stats?{urlencode({'run': run, 'curve': 'ends'})}", key)
-    return as_table(proxy_root(url), status_rows(stats))
+    table = as_table(proxy_root(url), status_rows(stats))
+    arms: Json | None = stats.get("arms")
+    if arms is None:
+        return table
+    from rich.console import Group
+
+    return Group(table, as_table("how much did training help", arm_rows(arms)))
 
 
 def as_table(title: str, rows: Iterable[tuple[str, str]]) -> RenderableType:
@@ -86,6 +92,33 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "ledger", f"{stats['ledger_dropped']} writes dropped"
     if stats["ledger_error"]:
         yield "ledger", f"cannot be written: {stats['ledger_error']}"
+
+
+def arm_rows(arms: Json) -> Iterator[tuple[str, str]]:
+    """Yield the rows of the table of arms as (name, value). `arms` is a part of the JSON of
+    `/fakevllm/stats`."""
+    for arm, num in arms["sessions"].items():
+        yield f"{arm} arm", f"{num} sessions, mean reward {arms['means'][arm]:.3f}"
+    yield "open", f"{arms['open_sessions']} sessions, counted ten minutes after their last request"
+    yield "gain of the policy", _gain(arms["policy_gain"], "pairs of sessions")
+    yield "gain of choosing", _gain(arms["choice_gain"], "sessions")
+    if (outside := arms.get("reward_outside")) is not None:
+        yield (
+            "no intervals",
+            f"a reward of {outside:g} is outside of release.reward_range: set the range that your "
+            "hook can return",
+        )
+    for arm, trouble in arms.get("trouble", {}).items():
+        yield f"{arm} arm", f"cannot be sampled: {trouble}"
+
+
+def _gain(gain: Json | None, unit: str) -> str:
+    if gain is None:
+        return "not known yet"
+    mean = f"{gain['mean']:+.3f}"
+    if gain["low"] is None:
+        return f"{mean}, from {gain['num']} {unit}"
+    return f"{mean} ({gain['low']:+.3f} to {gain['high']:+.3f}), from {gain['num']} {unit}"
 
 
 def _fan_out(stats: Json) -> str:

@@ -249,6 +249,15 @@ class Config(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _check_lockstep_has_one_arm(self) -> Self:
+        if self.job.lockstep and self.release.baseline_share > 0:
+            raise ValueError(
+                "release.baseline_share does not go with job.lockstep, because the ids of sessions "
+                "are random: take one of them out"
+            )
+        return self
+
     @property
     def hosts(self) -> frozenset[str]:
         """The names that are accepted in a request's `Host` header."""

@@ -37,7 +37,7 @@ from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import GroupRecord
 from fakevllm.transport.engine_client import EngineResponse
 from fakevllm.transport.relay import pass_on
-from fakevllm.transport.request import SiblingResult, outcome_of, read_answer, with_app_id
+from fakevllm.transport.request import Request, SiblingResult, outcome_of, read_answer, with_app_id
 from fakevllm.transport.shared_call import NotShared
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.http.asgi import wait_for_disconnect
@@ -111,6 +111,10 @@ class GroupExecutor:
         is to be sent, because the app has its answer already or has disconnected."""
         self._fallback_reply: tuple[EngineResponse, OutageReason] | None = None
         self._timers: list[asyncio.TimerHandle] = []
+
+    @property
+    def request(self) -> Request:
+        return self._request
 
     @property
     def has_overrides(self) -> bool:

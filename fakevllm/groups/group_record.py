@@ -16,10 +16,12 @@ from fakevllm.groups.resend_cache import ResendEntry, undelivered_answer
 from fakevllm.groups.sibling_selection import Selection, failure_of, is_broken_off
 from fakevllm.hooks.results import RewardOutcome
 from fakevllm.ledger.records import EVAL_KIND, GroupRecord, KeptAnswer, SiblingRecord
+from fakevllm.release.arms import ARM_UNAVAILABLE, OTHER_ARM
 from fakevllm.sessions.request_placement import Placement
 from fakevllm.sessions.types import Place
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.request import Request, SiblingResult, read_answer
+from fakevllm.transport.request_arm import RequestArm
 from fakevllm.transport.retry_handler import failure_reason
 from fakevllm_adapters.formats.base import Answer, Json
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
@@ -164,7 +166,8 @@ class GroupDraft:
         This is the case even if the fallback server gave an error.
         """
         reason = f"fallback: {outage}"
-        return self.served_once(reply, reason, failure_prefix=f"{reason}: ")
+        record = self.served_once(reply, reason, failure_prefix=f"{reason}: ")
+        return replace(record, arm=None, arm_propensity=None)  # no arm's weights have answered
 
     def served_once(
         self, reply: EngineResponse, reason: str, failure_prefix: str = ""
@@ -215,6 +218,8 @@ class GroupDraft:
         for result in scored.results:
             if result.index == selection.served:
                 self.serve(result)
+        if state != "failed" and not self.request.is_captured:
+            state, reason = "served", self._other_arm_reason(reason)
         record = self._record(
             state, reason, self._status(scored), rows, selection.served, selection.best
         )
@@ -225,6 +230,15 @@ class GroupDraft:
             served_by=None if selection.served is None else served_by,
             propensity=selection.propensity,
         )
+
+    def _other_arm_reason(self, reason: str | None) -> str:
+        """Return the reason why a group of another arm than the training arm is not trained.
+        `reason` is a further reason, such as too few rewards."""
+        arm = self.request.arm
+        slug, detail = OTHER_ARM, reason
+        if arm is not None and arm.trouble is not None:
+            slug, detail = ARM_UNAVAILABLE, arm.trouble
+        return slug if detail is None else f"{slug}: {detail}"
 
     def evaluated(
         self,
@@ -318,6 +332,7 @@ class GroupDraft:
             num_resent=0 if self.attempt is None else self.attempt.pending.num_resent,
             kept_answer=self._kept_answer(),
             **_columns(place),
+            **_arm_columns(request.arm),
         )
 
 
@@ -333,6 +348,13 @@ def _columns(place: Place | None) -> dict[str, Any]:
         "evidence": place.evidence.value,
         "asked_key": place.asked_key or None,
     }
+
+
+def _arm_columns(arm: RequestArm | None) -> dict[str, Any]:
+    if arm is None:
+        return {}
+    propensity = arm.propensity if arm.trouble is None else None
+    return {"arm": arm.answering.value, "arm_propensity": propensity}
 
 
 def _sibling(

@@ -32,6 +32,7 @@ from fakevllm.groups.hook_warnings import (
     refused_override,
 )
 from fakevllm.groups.reproducible_lockstep import Lockstep
+from fakevllm.groups.request_arms import RequestArms
 from fakevllm.groups.resend_cache import ResendCache, ResendEntry
 from fakevllm.groups.sampler import Sampler
 from fakevllm.hooks.hook_runner import HookWorker
@@ -76,11 +77,13 @@ class Pipeline:
         *,
         lockstep: Lockstep | None = None,
         on_placed: Callable[[str, Place | None, str], None] | None = None,
+        arms: RequestArms | None = None,
     ) -> None:
         """Create the pipeline. `hooks` is None if the user has no hook files. If there are hooks,
         the callback `on_placed` is called before each request is answered. Its arguments are the
         request's id, the request's place in its session (conversation), and the question (the last
-        user message)."""
+        user message). `arms` assigns requests to arms. It is None if all sessions are of the
+        training arm."""
         serve = config.serve
         self._rules = {name: serve.rules(name) for name in ADAPTERS}
         self._retry_handler = retry_handler
@@ -94,6 +97,7 @@ class Pipeline:
         self._resends = resends
         self._lockstep = lockstep
         self._on_placed = on_placed
+        self._arms = arms
         # The asyncio tasks of open requests; bounded by the apps' connections.
         self._request_tasks: set[asyncio.Task[Any]] = set()
         self._executors: set[GroupExecutor] = set()
@@ -120,6 +124,8 @@ class Pipeline:
         request, attempt = draft.request, draft.attempt
         own_task = self._track_task()
         try:
+            if self._arms is not None:
+                self._assign(self._arms, draft)
             async with AppResponse(
                 send, request.adapter, request.exchange, on_stream_started=draft.stream_began
             ) as app:
@@ -138,6 +144,13 @@ class Pipeline:
                     self._resends.ended(attempt, app, is_answered=draft.is_answered_well)
         finally:
             self._request_tasks.discard(own_task)
+
+    def _assign(self, arms: RequestArms, draft: GroupDraft) -> None:
+        try:
+            arms.assign(draft)
+        except Exception:  # isolates: trouble with arms never reaches the app
+            log.exception("request %s could not be assigned to an arm", draft.request.id)
+            draft.request.arm = None
 
     async def answer_resend(
         self, request: Request, entry: ResendEntry, receive: Receive, send: Send
@@ -192,6 +205,8 @@ class Pipeline:
             place = draft.place()
             if self._on_placed is not None:
                 self._on_placed(draft.request.id, place, draft.question)
+        if self._arms is not None:
+            await self._arms.prepare(draft.request)
         plan, reason = await self._plan(context.request, draft.task, context.rules)
         is_group = reason is None
         lockstep = self._lockstep
@@ -307,8 +322,13 @@ class Pipeline:
             self._log_hook_failure(REWARD, group.reason, group.group_id)
         if executor.has_overrides:
             self._log_hook_failure(OVERRIDES, refused_override(group.siblings), group.group_id)
-        self._metrics.group_ended(group)
-        self._delivery.settle(group)
+        if executor.request.is_captured:
+            self._metrics.group_ended(group)
+            self._delivery.settle(group)
+        else:
+            self._record(group)  # the server knows nothing of it
+        if self._arms is not None:
+            self._arms.group_ended(executor.request, group)
 
     def _log_hook_failure(self, hook: HookKind, reason: str | None, group_id: str) -> None:
         line = self._hook_warnings.line(hook, reason, time.monotonic())

@@ -12,6 +12,7 @@ from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
 from fakevllm.transport.relay import LeadCall, relay
 from fakevllm.transport.request import Request, SiblingPlan, SiblingResult, sample, sibling_headers
+from fakevllm.transport.request_arm import with_policy
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
 from fakevllm.transport.shared_call import broken_off, sample_shared
 from fakevllm_adapters.protocol.errors import WireError
@@ -65,7 +66,8 @@ class Sampler:
         self, request: Request, plan: SiblingPlan, indices: Sequence[int]
     ) -> list[tuple[int, ...]]:
         """Return the siblings `indices` as groups that are sampled by one call each."""
-        max_per_call = self.retry_handler.slots.max_per_call if self._server_shares_calls else 1
+        can_share = self._server_shares_calls and request.is_captured
+        max_per_call = self.retry_handler.slots.max_per_call if can_share else 1
         return plan.calls(request, indices, self.temperature, max_per_call)
 
     @property
@@ -147,14 +149,17 @@ class Sampler:
         """
 
         async def call(request: Request, context: AttemptContext) -> EngineResponse:
-            body = plan.body(request, 0, self.temperature)
-            lead = LeadCall(body, sibling_headers(request, 0), on_first_token)
-            return await relay(
-                self.upstream,
-                request,
-                app,
-                lead,
-                is_caused_by_siblings=context.is_caused_by_siblings,
-            )
+            async def attempt() -> EngineResponse:
+                body = plan.body(request, 0, self.temperature)
+                lead = LeadCall(body, sibling_headers(request, 0), on_first_token)
+                return await relay(
+                    self.upstream,
+                    request,
+                    app,
+                    lead,
+                    is_caused_by_siblings=context.is_caused_by_siblings,
+                )
+
+            return await with_policy(request.arm, attempt)
 
         return await self.retry_handler.retry_until_answered(request, app, call)

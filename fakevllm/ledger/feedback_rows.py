@@ -60,7 +60,7 @@ _FIND_GROUP = """
 """
 _OTHER_VALUES = """
     SELECT value FROM feedback WHERE app_key IS ? AND value IS NOT NULL
-    AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced')
+    AND COALESCE(reason, '') NOT IN ('taken_back', 'replaced', 'other_arm')
     AND NOT (group_id = ? AND feedback_id = ?) ORDER BY received_at DESC LIMIT ?
 """
 _SAME_HISTORY = """
@@ -265,6 +265,10 @@ class FeedbackRows:
             rows = db.execute(query.order_by(CALLS.c.seq)).all()
         is_unshaped = all(row.shaped is not None and not row.shaped for row in rows)
         return ServedCalls(run_id, [reads.call_from_row(row) for row in rows], is_unshaped)
+
+    def arm_of(self, group_id: str) -> str | None:
+        """Return the arm whose weights gave the answer of a group; None if it has no arm."""
+        return self._one("SELECT arm FROM group_rows WHERE group_id = ?", group_id)
 
     def counts(self) -> dict[str, int]:
         """Return the number of feedback items in each state."""

@@ -150,6 +150,12 @@ def m014_evaluations(db: Connection) -> None:
         db.exec_driver_sql(statement)
 
 
+def m015_arms(db: Connection) -> None:
+    """Add the columns of arms, below the view `groups` and in it."""
+    for statement in _M015:
+        db.exec_driver_sql(statement)
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_response_id,
@@ -165,6 +171,7 @@ MIGRATIONS: list[Migration] = [
     m012_counters,
     m013_pieces,
     m014_evaluations,
+    m015_arms,
 ]
 
 
@@ -499,6 +506,22 @@ _M014 = (
         trained_step, trained_version, response_id, served_by, propensity, cut, session_id,
         parent_session_id, parent_id, kind, evidence, asked_key, turn, num_resent, answer_id,
         run_id, job_hash, eval_id, eval_version
+    FROM group_rows
+    """,
+)
+
+_M015 = (
+    "ALTER TABLE group_rows ADD COLUMN arm VARCHAR",
+    "ALTER TABLE group_rows ADD COLUMN arm_propensity FLOAT",
+    "CREATE INDEX ix_groups_arm ON group_rows (received_at) WHERE arm_propensity IS NOT NULL",
+    "DROP VIEW groups",
+    f"""
+    CREATE VIEW groups AS SELECT
+        group_id, received_at, route, model, streamed, task_id, app_key, {_M013_REQUEST}, question,
+        num_siblings, status, latency_s, served_index, best_index, state, reason, hook_hash, step,
+        trained_step, trained_version, response_id, served_by, propensity, cut, session_id,
+        parent_session_id, parent_id, kind, evidence, asked_key, turn, num_resent, answer_id,
+        run_id, job_hash, eval_id, eval_version, arm, arm_propensity
     FROM group_rows
     """,
 )

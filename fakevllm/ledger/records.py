@@ -197,6 +197,12 @@ class GroupRecord:
     eval_version: int | None = None
     """Version of the weights that sampled an evaluated row. NULL for a request of an app, and if
     the weights changed while the row was sampled."""
+    arm: str | None = None
+    """Arm whose weights answered the request: an `Arm` of release/arms.py. NULL if sessions are not
+    assigned to arms, or if the request could not be assigned."""
+    arm_propensity: float | None = None
+    """Probability with which the request's session got this arm. NULL without an arm, and if the
+    version of the session's own arm could not be sampled."""
     kept_answer: KeptAnswer | None = field(default=None, metadata=NOT_A_COLUMN)
 
 

@@ -58,6 +58,7 @@ _MESSAGE_JSON = SIBLINGS.columns.keys().index("message_json")
 _SIBLING_ROW = attrgetter(*SIBLINGS.columns.keys()[1:])
 
 _TASK_SECRET = "task_secret"
+_ARM_SALT = "arm_salt"
 
 _SETTLE = """
     UPDATE group_rows SET step = ?1, run_id = COALESCE(?5, run_id),
@@ -221,11 +222,21 @@ def read_cursor(db: Connection, run_id: str) -> int:
 def task_secret(db: Connection) -> bytes:
     """Return the secret with which the proxy signs task keys (API keys that name a dataset task).
     If the ledger has no secret yet, create one."""
-    secret = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (_TASK_SECRET,)).scalar()
-    if secret is None:
-        secret = secrets.token_hex(32)
-        db.exec_driver_sql(_PUT_META, (_TASK_SECRET, secret))
-    return bytes.fromhex(secret)
+    return _random_bytes(db, _TASK_SECRET)
+
+
+def arm_salt(db: Connection) -> bytes:
+    """Return the salt with which sessions are assigned to arms. If the ledger has no salt yet,
+    create one."""
+    return _random_bytes(db, _ARM_SALT)
+
+
+def _random_bytes(db: Connection, key: str) -> bytes:
+    stored = db.exec_driver_sql("SELECT value FROM meta WHERE key = ?", (key,)).scalar()
+    if stored is None:
+        stored = secrets.token_hex(32)
+        db.exec_driver_sql(_PUT_META, (key, stored))
+    return bytes.fromhex(stored)
 
 
 def put_tasks(db: Connection, tasks: Sequence[Task], owner: str | None) -> None:

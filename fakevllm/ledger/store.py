@@ -26,6 +26,7 @@ from fakevllm.admission.task_index import normalised
 from fakevllm.errors import LedgerError
 from fakevllm.hooks.recorded_group import RecordedGroup
 from fakevllm.ledger import reads, row_changes
+from fakevllm.ledger.arm_reads import ArmReads
 from fakevllm.ledger.conversation_history import recorded_messages, recorded_user_texts
 from fakevllm.ledger.counters import counted
 from fakevllm.ledger.curve_reads import CurveEnds, curve_ends, whole_curve
@@ -63,7 +64,7 @@ class Ledger:
     """The open ledger (the proxy's SQLite file). It owns the thread that writes, and the database
     connections. Before you close the ledger, stop everything that writes to it.
 
-    The attributes `sessions` and `calls` read the tables of their subjects. The attributes
+    The attributes `sessions`, `calls` and `arms` read the tables of their subjects. The attributes
     `kept_answers`, `responses` and `feedback` read and write the tables of their subjects.
     """
 
@@ -75,6 +76,7 @@ class Ledger:
         self._writer: Writer[_Change] = Writer(self._transact)
         self.sessions = SessionReads(read_engine)
         self.calls = CallReads(read_engine)
+        self.arms = ArmReads(read_engine)
         self.kept_answers = KeptAnswers(read_engine, self._writer.put)
         self.responses = StoredResponses(read_engine, self._writer.put)
         self.feedback = FeedbackRows(read_engine, self._writer.put)
@@ -210,9 +212,18 @@ class Ledger:
         """Return the secret with which the proxy signs task keys (API keys that name a dataset
         task). Each ledger file has one secret. Raises LedgerError if the secret cannot be created.
         """
+        return self._random_bytes(row_changes.task_secret)
+
+    def arm_salt(self) -> bytes:
+        """Return the salt with which sessions are assigned to arms. Each ledger file has one salt,
+        because the ledger also has the sessions whose arms must stay. Raises LedgerError if the
+        salt cannot be created."""
+        return self._random_bytes(row_changes.arm_salt)
+
+    def _random_bytes(self, read_or_create: Callable[[Connection], bytes]) -> bytes:
         try:
             with self._write_engine.begin() as db:
-                return row_changes.task_secret(db)
+                return read_or_create(db)
         except (DatabaseError, sqlite3.Error) as error:
             cause, path = getattr(error, "orig", None) or error, self._read_engine.url.database
             message = f"the ledger {path} cannot be written: {cause}; move it away or name another"

@@ -83,6 +83,8 @@ GROUP_ROWS = Table(
         *("received_at", "group_id", "app_key", "session_id", "parent_session_id", "parent_id"),
         *("turn", "kind", "evidence", "asked_key", "response_id"),
     ),
+    # It has only the groups of sessions that were assigned to arms, and is empty without arms.
+    Index("ix_groups_arm", "received_at", sqlite_where=text("arm_propensity IS NOT NULL")),
 )
 
 # Read messages from the view SIBLINGS: in this table, `message_json` has neither the text nor the

@@ -1,8 +1,13 @@
-"""Decisions about releases: which versions of the weights may answer apps.
+"""Decisions about releases: which versions of the weights may answer apps, which arm a session
+belongs to, and what learning and choosing gained.
 
 * `controller` decides which version is evaluated, and whether it is released or rejected.
 * `held_out_draws` chooses the held-out rows of an evaluation.
+* `arms` assigns each session to an arm: the newest weights, the released ones, or the baseline.
+* `arm_gains` estimates from live sessions how much the newest weights are better than the baseline,
+  and how much is gained by serving the best sibling.
 
-Both are pure: no I/O, no clock, no random numbers. The server's journal keeps the decisions, and
-the proxy's ledger keeps the evaluated rows, so the controller can be created again from them.
+The folder is pure: no I/O, no clock, no random numbers. It starts no task and opens no socket. The
+server's journal keeps the decisions, and the proxy's ledger keeps the evaluated rows and the
+sessions, so the objects can be created again from them.
 """

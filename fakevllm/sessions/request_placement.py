@@ -73,6 +73,11 @@ class Placement:
                 log.exception("request %s could not be placed", self.group_id)
         return self._place
 
+    def root(self) -> str | None:
+        """Return the id of the root of the session's tree; None if the request has no place. Call
+        `place` first."""
+        return None if self._place is None else self.tree.root_of(self._place.session_id)
+
     def served(self, message: Json, at: float, response_id: str | None) -> None:
         """Store the answer that the app gets, so that later requests that continue the answer can
         be recognized. After a retry, several answers may be reported, but only the first call of

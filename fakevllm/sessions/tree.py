@@ -41,6 +41,8 @@ ORPHAN_WINDOW_S = 60.0
 """Seconds for which a side call (a call that the app makes for itself) waits for the first main
 call of its session. An app may request the title of a conversation before it sends the first
 question."""
+MAX_DEPTH = 64
+"""Maximum number of ancestors of a session. A client that names sessions may name a cycle."""
 NUM_ORPHANS = 32
 """Maximum number of side calls that wait for the first main call of their session."""
 _ORPHAN_CHARS = 4_000
@@ -133,6 +135,16 @@ class SessionTree:
         )
         self._add(request, session, place)
         return place
+
+    def root_of(self, session_id: str) -> str:
+        """Return the id of the root of a session's tree: the session that no other session of the
+        tree has started. A session that was evicted from the index counts as a root."""
+        for _ in range(MAX_DEPTH):
+            session = self._index.sessions.get(session_id)
+            if session is None or session.parent_id is None:
+                break
+            session_id = session.parent_id
+        return session_id
 
     def served(
         self, group_id: str, message: Json, at: float, response_id: str | None = None

@@ -16,6 +16,7 @@ from fakevllm.errors import LedgerError
 from fakevllm.ledger.feedback_rows import ServedCalls, sample_id
 from fakevllm.ledger.records import FeedbackRecord, FeedbackState
 from fakevllm.ledger.store import Ledger
+from fakevllm.release.arms import OTHER_ARM, Arm
 from fakevllm.settlement.feedback_to_reward import MIN_ADVANTAGE, baseline_of
 from fakevllm.settlement.held_out_groups import HELD_OUT, HeldOutGroups
 from fakevllm.settlement.reward_delivery import reason_of
@@ -27,6 +28,9 @@ log = logging.getLogger("fakevllm.settlement.feedback_to_reward")
 
 PAUSE_S = 1.0
 """Seconds before the next attempt to send late feedback after an error."""
+
+
+_TRAINED_ARMS = (None, Arm.TRAINING.value)
 
 
 class LateSamples:
@@ -108,6 +112,9 @@ class LateSamples:
         rows = self._ledger.feedback
         row = await asyncio.to_thread(rows.waiting, group_id, feedback_id)
         if row is None:  # taken back or replaced meanwhile
+            return
+        if await asyncio.to_thread(rows.arm_of, group_id) not in _TRAINED_ARMS:
+            rows.set_outcome(row, FeedbackState.KEPT, OTHER_ARM)
             return
         others = await asyncio.to_thread(rows.other_values, row, BASELINE_WINDOW)
         baseline = baseline_of(others, self._settings.num_for_baseline)

@@ -259,11 +259,12 @@ class SwarmLink:
                 "group %s could not be aborted: the server %s", group_id, describe_error(error)
             )
 
-    async def load_policy(self, version: int) -> LoadPolicyReply:
+    async def load_policy(self, version: int, *, pinned: bool = False) -> LoadPolicyReply:
         """Ask the server to make a version of the weights available for sampling, and return its
-        reply, which says under which model name. The reply is a refusal if the proxy's key is not
-        an admin's. Raises one of NETWORK_ERRORS if the request fails."""
-        request, path = LoadPolicyRequest(version=version), "/load_policy"
+        reply, which says under which model name. `pinned` says whether the version answers apps.
+        The reply is a refusal if the proxy's key is not an admin's. Raises one of NETWORK_ERRORS if
+        the request fails."""
+        request, path = LoadPolicyRequest(version=version, pinned=pinned), "/load_policy"
         try:
             return await self._post(path, request, LoadPolicyReply, timeout_s=LOAD_TIMEOUT_S)
         except aiohttp.ClientResponseError as error:  # translated

@@ -68,6 +68,7 @@ class Fallback:
         """
         model = self._model or request.model
         named = with_model(request, model) if model else request
+        named = replace(named, arm=None)
         upstream = self._streaming if request.streamed else self._whole
         return await relay(upstream, _without_vllm_options(named), app)
 

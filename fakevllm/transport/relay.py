@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fakevllm.transport.app_response import AppResponse
 from fakevllm.transport.engine_client import EngineClient, EngineResponse, LiveResponse
 from fakevllm.transport.request import Request
+from fakevllm.transport.request_arm import check_policy
 from fakevllm.transport.retry_policy import OUTAGES, TOO_MANY_REQUESTS, outage_error
 from fakevllm_adapters.formats.chat import stream_end
 from fakevllm_adapters.formats.model_name import with_model_name
@@ -48,7 +49,8 @@ async def relay(
     relayed.
 
     In an outage, WireError is raised if no answer data has been sent to the app yet. A later outage
-    ends the stream to the app with an error event.
+    ends the stream to the app with an error event. Raises PolicyGone, before anything is sent, if
+    the engine does not hold the policy that the call names.
     """
     if request.exchange is None:
         return await relay_native(
@@ -57,9 +59,10 @@ async def relay(
     started = time.monotonic()
     path = request.adapter.upstream_path
     body, headers = (
-        (request.upstream_body, request.headers) if lead is None else (lead.body, lead.headers)
+        (request.upstream_body, request.call_headers) if lead is None else (lead.body, lead.headers)
     )
     async with upstream.live("POST", path, body, headers) as live:
+        check_policy(request.arm, live.status)
         await raise_outage(live, is_caused_by_siblings)
         if live.streamed and request.streamed:
             return await _relay_stream(live, request, app, started, lead)
@@ -111,7 +114,7 @@ async def relay_native(
     decoder = SseDecoder()
     try:
         async with upstream.live(
-            "POST", request.adapter.path, request.raw, request.headers
+            "POST", request.adapter.path, request.raw, request.call_headers
         ) as live:
             await raise_outage(live, is_caused_by_siblings)
             status, headers, is_streamed = live.status, live.headers, live.streamed

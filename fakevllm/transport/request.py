@@ -13,12 +13,13 @@ import orjson
 
 from fakevllm.admission.admission_rules import TRAIN, Ruling
 from fakevllm.transport.engine_client import EngineClient, EngineResponse
+from fakevllm.transport.request_arm import RequestArm, check_policy, with_policy
 from fakevllm.transport.retry_policy import OUTAGES, outage_error
 from fakevllm_adapters.formats.base import Adapter, Answer, Exchange, Json
 from fakevllm_adapters.http.client_body import rewrite_body
 from fakevllm_adapters.protocol.errors import WireError
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.swarm import SIBLING_HEADER, SiblingRange
+from fakevllm_adapters.protocol.swarm import ARM_HEADER, SIBLING_HEADER, SiblingRange
 
 _REQUEST_ID = "X-Request-Id"
 _MAX_SHARED_SEED = 2**62
@@ -72,7 +73,11 @@ class Request:
     app with the same id."""
     ruling: Ruling = TRAIN
     """Admission decision: whether the request gets siblings and is trained. It is set once, before
-    it is first read. No other field changes after the request was created."""
+    it is first read. Only this field, `arm`, and for the arm's sake `exchange` and
+    `has_native_route` change after the request was created."""
+    arm: RequestArm | None = None
+    """Arm of the request's session; None if sessions are not assigned to arms. It is set once,
+    before the first call."""
 
     @property
     def body(self) -> Json:
@@ -83,6 +88,26 @@ class Request:
     @property
     def streamed(self) -> bool:
         return self.exchange is not None and self.exchange.streamed
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the server captures the calls of this request's siblings. It does not capture
+        calls of other arms than the training arm."""
+        return self.arm is None or self.arm.is_training
+
+    @property
+    def call_headers(self) -> dict[str, str]:
+        """The headers of calls to the server that name no sibling."""
+        if self.arm is None:
+            return self.headers
+        return self.headers | {ARM_HEADER: self.arm.answering.value}
+
+    @property
+    def policy_fields(self) -> Json:
+        """The fields of a call's body that select the policy; {} for the served weights."""
+        if self.arm is None or self.arm.policy is None:
+            return {}
+        return {"model": self.arm.policy}
 
     def can_show(self, result: SiblingResult) -> bool:
         """Return True if the app's format can express this sibling's answer."""
@@ -182,7 +207,7 @@ class SiblingPlan:
         seed = self._seed_for(request)
         if index > 0:
             return orjson.dumps(self._sibling_body(request, index, temperature))
-        changed = seed | self._temperature_for(request)
+        changed = seed | self._temperature_for(request) | request.policy_fields
         body = request.upstream_body
         return rewrite_body(body, **changed) if changed else body
 
@@ -220,7 +245,8 @@ class SiblingPlan:
     def _sibling_body(self, request: Request, index: int, temperature: float) -> Json:
         body = request.body | self._seed_for(request)
         changed = request.adapter.sibling_body(body, index, temperature)
-        return changed | (self.overrides[index] if self.overrides else {})
+        overrides = self.overrides[index] if self.overrides else {}
+        return changed | overrides | request.policy_fields
 
     def lead_seed(self, request: Request) -> int | None:
         """Return the seed with which the lead (sibling 0, the app's own request) is sampled, or
@@ -283,8 +309,10 @@ def _differs_in_a_stream(body: Json) -> bool:
 
 def sibling_headers(request: Request, index: int, num: int = 1) -> dict[str, str]:
     """Return the headers with which `num` siblings from `index` on are sent to the engine. They
-    contain the ids of the group and of the siblings."""
-    headers = request.headers | {SIBLING_HEADER: SiblingRange(request.id, index, num).header}
+    contain the ids of the group and of the siblings, if the server captures the request's calls."""
+    headers = dict(request.call_headers)
+    if request.is_captured:
+        headers[SIBLING_HEADER] = SiblingRange(request.id, index, num).header
     if index > 0 and _REQUEST_ID in headers:
         # Request ids must be unique at the engine: it may refuse a second request with the same id.
         headers[_REQUEST_ID] += f"-{index}"
@@ -296,11 +324,16 @@ async def sample(
 ) -> SiblingResult:
     """Send one sibling to the engine and return its result. If the engine answers with an error,
     the result contains the error, and nothing is raised."""
-    body = plan.body(request, index, temperature)
+
+    async def call() -> EngineResponse:
+        body = plan.body(request, index, temperature)
+        headers = sibling_headers(request, index)
+        reply = await upstream.call(request.adapter.upstream_path, body, headers)
+        check_policy(request.arm, reply.status)
+        return reply
+
     try:
-        reply = await upstream.call(
-            request.adapter.upstream_path, body, sibling_headers(request, index)
-        )
+        reply = await with_policy(request.arm, call)
     except WireError as error:
         return SiblingResult(index, error=error)
     return SiblingResult(index, reply, read_answer(request, reply))

@@ -20,6 +20,7 @@ from fakevllm.transport.fallback_server import Fallback, with_model
 from fakevllm.transport.hang_watchdog import HangWatchdog, NothingSent, SentAnswer
 from fakevllm.transport.relay import relay
 from fakevllm.transport.request import Request, SiblingPlan
+from fakevllm.transport.request_arm import with_policy
 from fakevllm.transport.retry_policy import RetrySchedule, max_hold_s
 from fakevllm.transport.sibling_limit import SiblingLimit
 from fakevllm_adapters.protocol.errors import WireError
@@ -105,12 +106,15 @@ class RetryHandler:
         """
 
         async def attempt(request: Request, context: AttemptContext) -> EngineResponse:
-            return await relay(
-                self._upstream,
-                plan.lead_request(request),
-                app,
-                is_caused_by_siblings=context.is_caused_by_siblings,
-            )
+            async def call() -> EngineResponse:
+                return await relay(
+                    self._upstream,
+                    plan.lead_request(request),
+                    app,
+                    is_caused_by_siblings=context.is_caused_by_siblings,
+                )
+
+            return await with_policy(request.arm, call)
 
         try:
             return await self.retry_until_answered(request, app, attempt), None

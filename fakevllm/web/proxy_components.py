@@ -15,9 +15,11 @@ from fakevllm.admission.kill_switch import KillSwitch, pause_file
 from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
+from fakevllm.groups.arm_policies import ArmPolicies
 from fakevllm.groups.evaluator import Evaluator
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
+from fakevllm.groups.request_arms import RequestArms
 from fakevllm.groups.request_pipeline import Pipeline
 from fakevllm.groups.resend_cache import ResendCache
 from fakevllm.hooks.hook_file_watch import HookFileWatch
@@ -26,12 +28,15 @@ from fakevllm.hooks.sandbox import HookSandbox
 from fakevllm.ledger.lock import LedgerLock
 from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
+from fakevllm.release.arm_gains import ArmGains
+from fakevllm.release.arms import Arm, ArmAssigner, Shares
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.feedback_service import FeedbackService
 from fakevllm.settlement.held_out_groups import HeldOutGroups
 from fakevllm.settlement.late_feedback import LateSamples
 from fakevllm.settlement.reward_delivery import Delivery
+from fakevllm.statistics.confidence_sequence import RewardRange
 from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm.swarm.server_connection import SwarmLink
 from fakevllm.transport.call_slots import SIBLINGS_PER_SLOT, CallSlots
@@ -39,6 +44,7 @@ from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.fallback_server import Fallback
 from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm.transport.sibling_limit import SiblingLimit
+from fakevllm.web.arm_views import add_arm_gauges
 from fakevllm_adapters.protocol.errors import unavailable, unknown_model
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
 from fakevllm_adapters.protocol.policy_names import is_policy_name
@@ -111,6 +117,8 @@ class ProxyComponents:
     metrics: Metrics
     evaluator: Evaluator | None = None
     """Object that samples and scores held-out rows; None without hooks."""
+    arms: RequestArms | None = None
+    """Object that assigns requests to arms; None if all sessions are of the training arm."""
     hook_files: HookFileWatch | None = None
     """Object that notices changes of the hook files; None without hooks."""
 
@@ -169,6 +177,7 @@ async def open_proxy(
         feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
         with ledger.reading():
             resends = _open_resend_cache(config, ledger)
+        arms = _open_arms(config, ledger, link, metrics, stack)
         pipeline = Pipeline(
             config,
             upstream,
@@ -180,6 +189,7 @@ async def open_proxy(
             metrics,
             lockstep=Lockstep(config.job.seed, delivery, link) if config.job.lockstep else None,
             on_placed=feedback.request_placed,
+            arms=arms,
         )
         stack.push_async_callback(pipeline.close)
         stack.push_async_callback(feedback.close)
@@ -228,8 +238,45 @@ async def open_proxy(
             feedback=feedback,
             metrics=metrics,
             evaluator=evaluator,
+            arms=arms,
             hook_files=hook_files,
         )
+
+
+def _open_arms(
+    config: Config,
+    ledger: Ledger,
+    link: SwarmLink,
+    metrics: Metrics,
+    stack: contextlib.AsyncExitStack,
+) -> RequestArms | None:
+    """Return the object that assigns requests to arms, or None if all sessions are of the training
+    arm."""
+    release = config.release
+    if release.baseline_share == 0:
+        return None
+    if config.hooks.path is None:
+        log.warning(
+            "release.baseline_share has no effect without hooks, because nothing is trained: set "
+            "hooks.path, or take it out"
+        )
+        return None
+    advice = (
+        "Set release.baseline_version to a version that can be sampled, or release.baseline_share "
+        "to 0."
+    )
+    with ledger.reading():
+        arms = RequestArms(
+            ArmAssigner(ledger.arm_salt(), Shares.continuous(release.baseline_share)),
+            ArmPolicies(link, {Arm.BASELINE: release.baseline_version}, advice),
+            ArmGains(RewardRange(*release.reward_range)),
+            ledger.arms,
+            lambda: link.model,
+        )
+    running = asyncio.create_task(arms.run())
+    stack.push_async_callback(arms.close, running)
+    add_arm_gauges(metrics, arms)
+    return arms
 
 
 def _add_gauges(

@@ -28,6 +28,9 @@ SIBLING_HEADER = "X-Fakevllm-Sibling"
 """Header `<group id>/<index>` that assigns a call to a sibling, one of the answers sampled for a
 request. The first call with it opens the sibling's episode. The form `<group id>/<first>-<last>`
 assigns the choices of a call with `n` to several siblings."""
+ARM_HEADER = "X-Fakevllm-Arm"
+"""Header with the arm whose weights answer a call: training, released or baseline. The proxy sends
+it if it assigns sessions to arms."""
 CLIENT_HEADER = "X-Fakevllm-Client"
 """Header that fakevllm's own clients send when they request the status. The reply then has the
 engine's real status. If a job's steps need the agreement of clients, other clients see each state
@@ -239,6 +242,9 @@ class LoadPolicyRequest(BaseModel):
     """The request that a version of the weights can be sampled, or need not be sampled any more."""
 
     version: int = Field(ge=0)
+    pinned: bool = False
+    """Whether the version answers apps, and not only an evaluation. It is then kept for some time,
+    whatever evaluations load and unload, and the request is repeated meanwhile."""
 
 
 class LoadPolicyReply(SuccessReply):

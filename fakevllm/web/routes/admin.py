@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from fakevllm.ledger.curve_reads import CurveEnds
 from fakevllm.ledger.store import Ledger
+from fakevllm.web.arm_views import ArmStats, arm_stats
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
@@ -129,6 +130,8 @@ class Stats(BaseModel):
     """Number of siblings that got no answer, by the kind of failure."""
     feedback: dict[str, int] = {}
     """Number of feedbacks by state."""
+    arms: ArmStats | None = None
+    """Sessions and gains by arm; None if all sessions are of the training arm."""
     run_id: str = ""
     """Id of the run whose curve is shown: the requested run, or the newest run in this ledger."""
     other_runs: list[str] = []
@@ -253,6 +256,7 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         untrained=untrained,
         failures=failures,
         feedback=feedback,
+        arms=None if proxy.arms is None else arm_stats(proxy.arms),
         run_id=run_id,
         other_runs=[name for name in runs if name != run_id],
         curve=[StepStats.model_validate(row, from_attributes=True) for row in curve.steps],

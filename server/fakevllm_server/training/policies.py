@@ -13,7 +13,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,6 +32,15 @@ log = logging.getLogger("fakevllm.server")
 IN_USE_S = 600.0
 """Seconds after the last request for a version in which it is not unloaded for room. An evaluation
 requests its versions before each row."""
+
+
+MAX_PINNED = 2
+"""Maximum number of policies that answer apps."""
+MAX_UNPINNED = MAX_POLICIES - MAX_PINNED
+"""Maximum number of policies that only evaluations need."""
+PINNED_S = 600.0
+"""Seconds for which a pinned version is kept after the last request to pin it. A proxy repeats the
+request every minute. If the proxy is gone, the version does not stay for ever."""
 
 
 class PolicyRefused(Exception):
@@ -61,24 +70,30 @@ class PolicyLoader:
         self._lock = asyncio.Lock()
         self._requested_at: dict[str, float] = {}
         """When each policy was last requested, by its name."""
+        self._pinned_at: dict[str, float] = {}
+        """When each policy was last pinned, by its name."""
 
-    async def load(self, version: int, endpoint: Endpoint) -> str:
+    async def load(self, version: int, endpoint: Endpoint, *, pinned: bool = False) -> str:
         """Return the model's name with which calls are sampled by this version. Load the weights,
         if the engine does not hold them. If it holds as many policies as it can, the one that was
         not requested for the longest time is unloaded, unless it was requested within IN_USE_S.
 
-        A served version that cannot be held has the served model's name. Raises PolicyRefused if
-        the version cannot be sampled, or if all policies are in use. Raises BackendError if an
+        A served version that cannot be held has the served model's name, but a pinned one is
+        refused, because training would replace it. A pinned policy is kept for PINNED_S, also if it
+        is unloaded, and takes no place of the others. Raises PolicyRefused if the version cannot be
+        sampled, or if all policies are in use. Raises BackendError if an
         engine fails.
         """
         async with self._lock:
             name = policy_name(version)
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
+            if pinned:
+                self._check_pins(name, loaded)
             if name not in loaded:
                 checkpoint = self._checkpoint_of(version)
                 is_kept = checkpoint is not None or version == 0
                 can_hold = is_kept and endpoint.holds_policies
-                if version == self._served_version() and not can_hold:
+                if version == self._served_version() and not can_hold and not pinned:
                     return endpoint.model_name
                 if not endpoint.holds_policies:
                     raise PolicyRefused(
@@ -87,15 +102,18 @@ class PolicyLoader:
                     )
                 if not is_kept:
                     raise PolicyRefused(self._unknown(version))
-                await self._make_room(list(loaded))
+                await self._make_room(loaded, pinned=pinned)
                 await self._load(name, version, checkpoint)
             self._requested_at[name] = self._clock()
+            if pinned:
+                self._pinned_at[name] = self._clock()
             return name
 
     async def unload(self, version: int) -> None:
-        """Unload the policy of a version, if it is loaded."""
+        """Unload the policy of a version, if it is loaded and not pinned."""
         async with self._lock:
-            await self._backend.rollout.unload_policy(policy_name(version))
+            if not self._is_pinned(policy_name(version)):
+                await self._backend.rollout.unload_policy(policy_name(version))
 
     def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
         known = self._journal.read(reads.checkpoints)
@@ -110,9 +128,20 @@ class PolicyLoader:
             cause = "has no checkpoint (any more)"
         return f"Version {version} {cause}. These versions can be sampled: {known}."
 
-    async def _make_room(self, loaded: list[str]) -> None:
+    def _is_pinned(self, name: str) -> bool:
+        return self._clock() - self._pinned_at.get(name, -math.inf) < PINNED_S
+
+    def _check_pins(self, name: str, loaded: Iterable[str]) -> None:
+        pinned = [one for one in loaded if self._is_pinned(one)]
+        if len(pinned) >= MAX_PINNED and name not in pinned:
+            raise PolicyRefused(
+                f"{len(pinned)} versions answer apps ({', '.join(pinned)}), which is the maximum."
+            )
+
+    async def _make_room(self, all_loaded: Iterable[str], *, pinned: bool) -> None:
+        loaded = [name for name in all_loaded if not self._is_pinned(name)]
         loaded.sort(key=self._last_request)
-        while len(loaded) >= MAX_POLICIES:
+        while len(loaded) > MAX_UNPINNED - (not pinned):
             if self._clock() - self._last_request(loaded[0]) < IN_USE_S:
                 raise PolicyRefused(
                     f"The engine holds {len(loaded)} versions beside the served weights, which is "

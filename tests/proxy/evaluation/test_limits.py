@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fakevllm.cli import evaluate
 from fakevllm.evaluation import messages
-from fakevllm_server.backends.http.policies import MAX_POLICIES
+from fakevllm_server.training.policies import MAX_UNPINNED
 
 
 def test_the_command_and_the_proxy_have_the_same_limit_of_samples() -> None:
@@ -12,4 +12,4 @@ def test_the_command_and_the_proxy_have_the_same_limit_of_samples() -> None:
 
 
 def test_an_engine_can_hold_all_versions_of_an_evaluation() -> None:
-    assert messages.MAX_VERSIONS <= MAX_POLICIES
+    assert messages.MAX_VERSIONS <= MAX_UNPINNED

@@ -12,13 +12,17 @@ import pytest
 import pytest_asyncio
 from swarm_server.local_engines import LocalRollout, LocalTrainer
 
-from fakevllm_server.backends.http.policies import MAX_POLICIES
 from fakevllm_server.backends.process.rollout_trainer_pairs import TwoProcesses
 from fakevllm_server.journal import row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
-from fakevllm_server.training.policies import IN_USE_S, PolicyLoader, PolicyRefused
+from fakevllm_server.training.policies import (
+    IN_USE_S,
+    MAX_UNPINNED,
+    PolicyLoader,
+    PolicyRefused,
+)
 from fakevllm_server.types.backend import Endpoint
 from fakevllm_server.types.engine_spec import EngineSpec
 
@@ -143,7 +147,7 @@ async def test_an_engine_with_one_set_of_weights_samples_only_the_served_version
 async def test_of_the_policies_that_nobody_uses_the_one_that_was_requested_first_makes_room(
     policies: Policies,
 ) -> None:
-    versions = list(range(1, MAX_POLICIES + 2))
+    versions = list(range(1, MAX_UNPINNED + 2))
     await policies.save(*versions)
     for version in (*versions[:-1], 1):
         policies.now_s += 1
@@ -155,7 +159,7 @@ async def test_of_the_policies_that_nobody_uses_the_one_that_was_requested_first
 
 
 async def test_a_policy_in_use_is_not_unloaded_for_another(policies: Policies) -> None:
-    *versions, other = range(1, MAX_POLICIES + 2)
+    *versions, other = range(1, MAX_UNPINNED + 2)
     await policies.save(*versions, other)
     for version in versions:
         await policies.load(version)
@@ -171,7 +175,7 @@ async def test_a_policy_in_use_is_not_unloaded_for_another(policies: Policies) -
 
 
 async def test_an_unloaded_policy_makes_room_at_once(policies: Policies) -> None:
-    *versions, other = range(1, MAX_POLICIES + 2)
+    *versions, other = range(1, MAX_UNPINNED + 2)
     await policies.save(*versions, other)
     for version in versions:
         await policies.load(version)

@@ -15,8 +15,9 @@ from fakevllm_server.backends.http.engine_wrapper import EngineWrapper
 from fakevllm_server.types.backend import TokenEngine
 from fakevllm_server.types.sampling import Sampling, Token
 
-MAX_POLICIES = 4
-"""Maximum number of further policies. Each takes the memory of the whole model."""
+MAX_POLICIES = 6
+"""Maximum number of further policies: four for evaluations, and two that answer apps. Each takes
+the memory of the whole model."""
 
 Generate = Callable[[Sequence[int], Sampling], AsyncGenerator[list[Token]]]
 

@@ -147,7 +147,7 @@ def router(state: ServerState) -> APIRouter:
         client, loader = state.serving_engine(), state.policies
         assert loader is not None, "an engine that serves has a loader"
         try:
-            model = await loader.load(request.version, client.endpoint)
+            model = await loader.load(request.version, client.endpoint, pinned=request.pinned)
         except (PolicyRefused, BackendRefused, ActionFailed) as refused:
             return LoadPolicyReply(success=False, failure_reason=str(refused))
         except BackendError as failure:

@@ -1,0 +1,146 @@
+"""Assign requests to arms, and let the arm's weights answer them.
+
+The arm depends on the root of the request's session tree, so a later turn, a fork and a sub-agent
+have the session's arm. A request without a place in a session is a session of its own: its root is
+its id. A request that the proxy cannot parse has no arm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+
+from fakevllm.groups.arm_policies import ArmPolicies
+from fakevllm.groups.group_record import GroupDraft
+from fakevllm.ledger.arm_reads import ArmReads
+from fakevllm.ledger.records import GroupRecord
+from fakevllm.release.arm_gains import ArmGains, ArmSummary, GroupOutcome
+from fakevllm.release.arms import Arm, ArmAssigner
+from fakevllm.transport.request import Request
+from fakevllm.transport.request_arm import RequestArm
+from fakevllm_adapters.formats.model_name import RenamingExchange
+
+log = logging.getLogger("fakevllm.groups.request_arms")
+
+MODEL_UNKNOWN = "the server has not reported its model yet"
+MAX_BUFFERED = 100_000
+"""Maximum number of groups that wait until the ledger was read. Further groups do not count."""
+
+
+class RequestArms:
+    """The arms of all requests of a proxy, and what was gained in them."""
+
+    def __init__(
+        self,
+        assigner: ArmAssigner,
+        policies: ArmPolicies,
+        gains: ArmGains,
+        reads: ArmReads,
+        served_model: Callable[[], str | None],
+    ) -> None:
+        """Create the object. `reads` reads the groups of earlier proxy processes, and
+        `served_model` returns the served model's name, or None while it is unknown."""
+        self.policies = policies
+        self._assigner = assigner
+        self._gains = gains
+        self._reads = reads
+        self._served_model = served_model
+        self._newest_row = reads.newest_row()
+        self._buffered: list[GroupOutcome] | None = []
+        """Groups that ended before the ledger was read; None afterwards."""
+
+    async def run(self) -> None:
+        """Read the earlier groups, and keep the versions of the arms loaded, until cancelled."""
+        await self._read_earlier()
+        await self.policies.run()
+
+    def assign(self, draft: GroupDraft) -> None:
+        """Set the request's arm. Call this method before the app's response is created, because
+        answers of a policy get the model name that the app asked for."""
+        request = draft.request
+        if request.exchange is None:
+            return
+        draft.place()
+        root = None if draft.placement is None else draft.placement.root()
+        assignment = self._assigner.assign(root or request.id)
+        arm = RequestArm(assignment.arm, assignment.propensity, root or request.id)
+        request.arm = arm
+        if arm.is_training:
+            return
+        name = _requested_name(request) or self._served_model()
+        if name is None:
+            return arm.use_served_weights(MODEL_UNKNOWN)
+        if request.alias is None:
+            request.exchange = RenamingExchange(request.exchange, name)
+        request.has_native_route = False  # the engine's own routes do not know the arm
+        arm.policy, arm.reload = self.policies.model(arm.arm), self.policies.reload
+
+    async def prepare(self, request: Request) -> None:
+        """Wait until the weights of the request's arm can be sampled. If they cannot, the served
+        weights answer."""
+        arm = request.arm
+        if arm is None or arm.policy is None:
+            return
+        trouble = await self.policies.wait_loaded(arm.arm)
+        if trouble is not None:
+            return arm.use_served_weights(trouble)
+        name, served = _requested_name(request), self._served_model()
+        if request.alias is None and name is not None and name != served:
+            arm.use_served_weights("unknown model")  # the engine refuses the name
+
+    def group_ended(self, request: Request, group: GroupRecord) -> None:
+        """Count an ended group in the gains, if its siblings have rewards."""
+        outcome = _outcome(request, group)
+        if outcome is None:
+            return
+        if self._buffered is None:
+            self._gains.add(outcome)
+        elif len(self._buffered) < MAX_BUFFERED:
+            self._buffered.append(outcome)
+
+    def summary(self) -> ArmSummary:
+        """Return the sessions of each arm, and the gains."""
+        return self._gains.summary(time.time())
+
+    async def _read_earlier(self) -> None:
+        try:
+            groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
+            self._gains.add_all(groups)
+        except Exception:  # isolates: requests are answered without the gains
+            log.exception("the gains of earlier sessions could not be read")
+        buffered, self._buffered = self._buffered or [], None
+        self._gains.add_all(buffered)
+
+    async def close(self, running: asyncio.Task[None]) -> None:
+        """Stop `running`, the task of `run`, and what it has started."""
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await self.policies.close()
+
+
+def _requested_name(request: Request) -> str | None:
+    """Return the model name that the app sent; None if it sent none."""
+    return request.model or None
+
+
+def _outcome(request: Request, group: GroupRecord) -> GroupOutcome | None:
+    arm = request.arm
+    if arm is None or group.arm_propensity is None or group.arm is None:
+        return None
+    rewards = [sibling.reward for sibling in group.siblings if sibling.reward is not None]
+    sampled = [
+        sibling.reward
+        for sibling in group.siblings
+        if sibling.reward is not None and not (group.served_by == "greedy" and sibling.index == 0)
+    ]
+    if len(rewards) < 2 or not sampled or group.served_index is None:
+        return None
+    served = next((one.reward for one in group.siblings if one.served), None)
+    mean = sum(sampled) / len(sampled)
+    return GroupOutcome(
+        arm.root, Arm(group.arm), group.received_at, mean, served, min(rewards), max(rewards)
+    )

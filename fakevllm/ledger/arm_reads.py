@@ -1,0 +1,60 @@
+"""Queries about the arms of sessions: the scored groups of each arm.
+
+The methods block the thread, so do not call them on the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sqlalchemy import Engine
+
+from fakevllm.release.arm_gains import GroupOutcome
+from fakevllm.release.arms import Arm
+from fakevllm.sessions.tree import MAX_DEPTH
+
+_NEWEST = "SELECT COALESCE(MAX(rowid), 0) FROM group_rows"
+_SCORED = """
+    SELECT g.group_id, g.session_id, g.parent_session_id, g.arm, g.received_at,
+           AVG(CASE WHEN NOT (g.served_by IS 'greedy' AND s."index" = 0) THEN s.reward END) AS mean,
+           MAX(CASE WHEN s.served THEN s.reward END), MIN(s.reward), MAX(s.reward)
+    FROM (SELECT * FROM group_rows INDEXED BY ix_groups_arm
+          WHERE arm_propensity IS NOT NULL AND rowid <= ?) AS g
+    JOIN sibling_rows AS s USING (group_id)
+    WHERE s.reward IS NOT NULL AND g.served_index IS NOT NULL
+    GROUP BY g.group_id HAVING COUNT(*) >= 2 AND mean IS NOT NULL
+    ORDER BY g.received_at, g.group_id
+"""
+
+
+class ArmReads:
+    """A reader of the scored groups of each arm."""
+
+    def __init__(self, read_engine: Engine) -> None:
+        self._read_engine = read_engine
+
+    def newest_row(self) -> int:
+        """Return the number of the newest row. Rows that are written later have higher numbers."""
+        with self._read_engine.connect() as db:
+            return db.exec_driver_sql(_NEWEST).scalar_one()
+
+    def outcomes(self, newest_row: int) -> Iterator[GroupOutcome]:
+        """Yield the scored groups of sessions with an arm, in the order of their arrival.
+        `newest_row` is the last row that is read."""
+        parents: dict[str, str | None] = {}
+        with self._read_engine.connect() as db:
+            for row in db.exec_driver_sql(_SCORED, (newest_row,)):
+                group_id, session_id, parent_id, arm, received_at, *rewards = row
+                if session_id is not None:
+                    parents[session_id] = parent_id
+                root = group_id if session_id is None else _root_of(session_id, parents)
+                yield GroupOutcome(root, Arm(arm), received_at, *rewards)
+
+
+def _root_of(session_id: str, parents: dict[str, str | None]) -> str:
+    for _ in range(MAX_DEPTH):
+        parent_id = parents.get(session_id)
+        if parent_id is None:
+            break
+        session_id = parent_id
+    return session_id

@@ -1,0 +1,211 @@
+"""Estimates from live sessions: what learning gained, and what choosing the best sibling gained.
+
+* The policy's gain: mean reward of all siblings of the training arm, minus that of the baseline.
+* The choice's gain: reward of the served sibling minus the mean of its siblings, in the training
+  arm.
+
+A session is one observation, because its turns are not independent: the mean over its groups. It
+is counted once, when it has had no group for SESSION_IDLE_S. Its later groups do not count. So no
+observation changes after it was counted, and the intervals hold at all times (see `statistics`).
+
+Live sessions come in no pairs. As soon as both arms have sessions that are not in a pair yet, all
+of them form one: a session of the rarer arm and the sessions of the other arm since the last pair.
+The arms are drawn without regard to rewards, so the pairs are too.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fakevllm.release.arms import Arm
+from fakevllm.statistics.confidence_sequence import (
+    ALPHA,
+    ConfidenceSequence,
+    DifferenceSequence,
+    Interval,
+    RewardRange,
+)
+
+SESSION_IDLE_S = 600.0
+"""Seconds without a group after which a session is counted. Most conversations are over then."""
+MAX_OPEN_SESSIONS = 20_000
+"""Maximum number of sessions that are not counted yet. If there are more, the one without a group
+for the longest time is counted."""
+MAX_UNPAIRED = 10_000
+"""Maximum number of sessions in one part of a pair. Further sessions are in no pair."""
+MAX_COUNTED_SESSIONS = 100_000
+"""Maximum number of counted sessions that are recognized by later groups (about 15 MB)."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What one group contributes: a request whose siblings were scored."""
+
+    root: str
+    """Root of the session's tree."""
+    arm: Arm
+    received_at: float
+    """Unix seconds."""
+    mean: float
+    """Mean reward of the siblings, without a greedy lead."""
+    served: float | None
+    """Reward of the served sibling; None if it has none."""
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A gain, with the interval that contains it."""
+
+    mean: float
+    low: float | None
+    """Low end of the interval; None if a reward was outside of the declared range."""
+    high: float | None
+    num: int
+    """Number of observations: pairs of sessions, or sessions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmSummary:
+    """The sessions of the arms, and the two gains."""
+
+    sessions: Mapping[Arm, int]
+    """Number of counted sessions by arm, for the arms that have any."""
+    means: Mapping[Arm, float]
+    """Mean over the counted sessions of each session's mean reward."""
+    num_open: int
+    """Number of sessions that are not counted yet."""
+    policy: Gain | None
+    choice: Gain | None
+    outside: float | None
+    """A reward outside of the declared range; None if there was none."""
+
+
+@dataclass(slots=True)
+class _OpenSession:
+    arm: Arm
+    last_at: float
+    num: int = 0
+    mean_sum: float = 0.0
+    num_served: int = 0
+    gain_sum: float = 0.0
+
+    def add(self, group: GroupOutcome) -> None:
+        self.last_at = max(self.last_at, group.received_at)
+        self.num += 1
+        self.mean_sum += group.mean
+        if group.served is not None:
+            self.num_served += 1
+            self.gain_sum += group.served - group.mean
+
+
+@dataclass(slots=True)
+class _ArmTotals:
+    num: int = 0
+    total: float = 0.0
+    unpaired: list[float] = field(default_factory=list[float])
+    """Means of the sessions since the last pair."""
+
+
+class ArmGains:
+    """The two gains of one proxy. Groups come in the order in which they were received, as far as
+    the caller knows it."""
+
+    def __init__(
+        self,
+        rewards: RewardRange,
+        *,
+        first: Arm = Arm.BASELINE,
+        second: Arm = Arm.TRAINING,
+        alpha: float = ALPHA,
+    ) -> None:
+        """Create empty gains. `rewards` is the range of a single reward. The policy's gain is that
+        of the arm `second` over the arm `first`."""
+        self._rewards = rewards
+        self._first, self._second = first, second
+        self._open: OrderedDict[str, _OpenSession] = OrderedDict()
+        """Sessions by root, the one without a group for the longest time first."""
+        self._counted: OrderedDict[str, None] = OrderedDict()
+        self._totals: dict[Arm, _ArmTotals] = {}
+        self._policy = DifferenceSequence(rewards, alpha)
+        # The served reward minus the mean is between -width and width.
+        self._choice = ConfidenceSequence(rewards.high - rewards.low, alpha)
+        self._outside: float | None = None
+
+    def add(self, group: GroupOutcome) -> None:
+        """Add a group. A group of a session that was counted already does not count."""
+        self._count_idle(group.received_at)
+        for reward in (group.lowest, group.highest):
+            if not self._rewards.low <= reward <= self._rewards.high:
+                self._outside = reward
+        if group.root in self._counted:
+            return
+        session = self._open.get(group.root)
+        if session is not None and session.arm is not group.arm:
+            return  # the shares were changed in the middle of the session
+        if session is None:
+            session = self._open[group.root] = _OpenSession(group.arm, group.received_at)
+        session.add(group)
+        self._open.move_to_end(group.root)
+        while len(self._open) > MAX_OPEN_SESSIONS:
+            self._count_oldest()
+
+    def add_all(self, groups: Iterable[GroupOutcome]) -> None:
+        for group in groups:
+            self.add(group)
+
+    def summary(self, now: float) -> ArmSummary:
+        """Return the gains at the time `now`, in Unix seconds."""
+        self._count_idle(now)
+        sessions = {arm: totals.num for arm, totals in self._totals.items()}
+        width = self._rewards.high - self._rewards.low
+        return ArmSummary(
+            sessions,
+            {arm: totals.total / totals.num for arm, totals in self._totals.items()},
+            len(self._open),
+            self._gain(self._policy.interval(), self._policy.num, width),
+            self._gain(self._choice.interval(), self._choice.num, width),
+            self._outside,
+        )
+
+    def _gain(self, interval: Interval | None, num: int, width: float) -> Gain | None:
+        if interval is None:
+            return None
+        if self._outside is not None:
+            return Gain(interval.mean, None, None, num)
+        limited = interval.within(-width, width)
+        return Gain(limited.mean, limited.low, limited.high, num)
+
+    def _count_idle(self, now: float) -> None:
+        while self._open:
+            oldest = next(iter(self._open.values()))
+            if now - oldest.last_at < SESSION_IDLE_S:
+                return
+            self._count_oldest()
+
+    def _count_oldest(self) -> None:
+        root, session = self._open.popitem(last=False)
+        self._counted[root] = None
+        if len(self._counted) > MAX_COUNTED_SESSIONS:
+            self._counted.popitem(last=False)
+        mean = session.mean_sum / session.num
+        totals = self._totals.setdefault(session.arm, _ArmTotals())
+        totals.num += 1
+        totals.total += mean
+        if session.arm is self._second and session.num_served:
+            self._choice.add(session.gain_sum / session.num_served)
+        if session.arm in (self._first, self._second):
+            if len(totals.unpaired) < MAX_UNPAIRED:
+                totals.unpaired.append(mean)
+            self._pair()
+
+    def _pair(self) -> None:
+        first, second = self._totals.get(self._first), self._totals.get(self._second)
+        if first is None or second is None or not first.unpaired or not second.unpaired:
+            return
+        self._policy.add(first.unpaired, second.unpaired)
+        first.unpaired.clear()
+        second.unpaired.clear()

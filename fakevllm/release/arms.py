@@ -1,0 +1,116 @@
+"""Assignment of sessions to arms. An arm decides which weights answer a session.
+
+The assignment is a hash of the session's root and of a salt, so it needs no memory: the same
+session has the same arm in each process, also after a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+_NUM_BITS = 53
+"""Bits of the hash that are used. A float represents each fraction of this many bits exactly."""
+_SUM_TOLERANCE = 1e-9
+
+
+class Arm(StrEnum):
+    """What a session is assigned to.
+
+    training  The newest version answers. The session's groups are trained.
+    released  The version that passed its evaluation answers. Nothing is trained.
+    baseline  One fixed version answers. Nothing is trained.
+    """
+
+    TRAINING = "training"
+    RELEASED = "released"
+    BASELINE = "baseline"
+
+
+OTHER_ARM = "other_arm"
+"""Reason slug of groups and feedback that are not trained, because their session is not of the
+training arm."""
+ARM_UNAVAILABLE = "arm_unavailable"
+"""Reason slug of groups that the newest version answered, because the version of their arm could
+not be sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The share of sessions that each arm gets. The shares add up to 1.
+
+    >>> Shares.continuous(baseline=0.25)
+    Shares(training=0.75, released=0.0, baseline=0.25)
+    """
+
+    training: float
+    released: float
+    baseline: float
+
+    def __post_init__(self) -> None:
+        shares = (self.training, self.released, self.baseline)
+        assert all(0 <= share <= 1 for share in shares), "a share is from 0 to 1"
+        assert abs(sum(shares) - 1) < _SUM_TOLERANCE, "shares add up to 1"
+
+    @staticmethod
+    def continuous(baseline: float) -> Shares:
+        """Return the shares if each training step is served: all sessions but those of the
+        baseline are of the training arm."""
+        return Shares(1 - baseline, 0.0, baseline)
+
+    def of(self, arm: Arm) -> float:
+        """Return the share of one arm."""
+        match arm:
+            case Arm.TRAINING:
+                return self.training
+            case Arm.RELEASED:
+                return self.released
+            case Arm.BASELINE:
+                return self.baseline
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The arm of a session."""
+
+    arm: Arm
+    propensity: float
+    """Probability with which a session gets this arm."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmAssigner:
+    """The assignment of sessions to arms, with one salt and one set of shares.
+
+    The unit interval is divided among the arms: the baseline begins at 0, the training arm ends at
+    1, and the released arm is between them. A session is a point of the interval. A change of
+    `baseline` therefore moves no session into or out of the training arm if the released arm takes
+    the difference, and a change of `training` moves none into or out of the baseline.
+
+    >>> assigner = ArmAssigner(b"salt", Shares.continuous(baseline=0.5))
+    >>> [assigner.assign(root).arm.value for root in ("a", "b", "c", "a")]
+    ['baseline', 'baseline', 'training', 'baseline']
+    """
+
+    salt: bytes
+    shares: Shares
+
+    def assign(self, root: str) -> Assignment:
+        """Return the arm of the session whose tree has the root `root`."""
+        point = position(self.salt, root)
+        if point < self.shares.baseline:
+            arm = Arm.BASELINE
+        elif point < 1 - self.shares.training:
+            arm = Arm.RELEASED
+        else:
+            arm = Arm.TRAINING
+        if self.shares.of(arm) == 0:  # 1 - training is not exact
+            arm = Arm.TRAINING
+        return Assignment(arm, self.shares.of(arm))
+
+
+def position(salt: bytes, root: str) -> float:
+    """Return the session's point of the interval from 0 (included) to 1 (excluded)."""
+    digest = hashlib.blake2b(root.encode(errors="surrogatepass"), digest_size=8, key=salt[:64])
+    return (int.from_bytes(digest.digest()) >> (64 - _NUM_BITS)) / 2**_NUM_BITS

@@ -1,0 +1,85 @@
+"""The arm of one request, and the policy that samples it: weights that the engine holds beside the
+served ones.
+
+A call that names a policy belongs to no sibling, so the server does not capture it. If the engine
+does not hold the policy any more, it is loaded again. If that fails, the served weights answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fakevllm.release.arms import Arm
+
+T = TypeVar("T")
+
+LOST = "the engine does not hold the version any more"
+
+
+class PolicyGone(Exception):
+    """Error for a call whose policy the engine does not hold."""
+
+
+@dataclass(slots=True)
+class RequestArm:
+    """The arm to which a request is assigned."""
+
+    arm: Arm
+    propensity: float
+    """Probability with which the request's session gets this arm."""
+    root: str
+    """Root of the session's tree, which has one arm."""
+    policy: str | None = None
+    """Model name of the policy that samples the request; None for the served weights."""
+    reload: Callable[[Arm], Awaitable[str | None]] | None = None
+    """Function that loads the arm's policy once more. It returns the reason if that fails, else
+    None."""
+    trouble: str | None = None
+    """Reason why the served weights answer in place of the arm's policy; None if they do not."""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the request is of the training arm, and its group may be trained."""
+        return self.arm is Arm.TRAINING
+
+    @property
+    def answering(self) -> Arm:
+        """The arm whose weights answer."""
+        return self.arm if self.trouble is None else Arm.TRAINING
+
+    def use_served_weights(self, trouble: str) -> None:
+        """Let the served weights answer, because the arm's policy cannot be sampled."""
+        self.policy, self.trouble = None, trouble
+
+    async def policy_gone(self, *, may_reload: bool) -> None:
+        """Load the policy once more, after the engine did not know it. If that fails, or if
+        `may_reload` is False, the served weights answer this request from now on."""
+        if self.policy is None:  # another call of the request has given up
+            return
+        trouble = LOST
+        if may_reload and self.reload is not None:
+            trouble = await self.reload(self.arm)
+        if trouble is not None:
+            self.use_served_weights(trouble)
+
+
+async def with_policy(arm: RequestArm | None, call: Callable[[], Awaitable[T]]) -> T:
+    """Make a call and return its result. If it raises PolicyGone, make it again, after the policy
+    was loaded once more, or with the served weights."""
+    if arm is None or arm.policy is None:
+        return await call()
+    for may_reload in (True, False):
+        try:
+            return await call()
+        except PolicyGone:
+            await arm.policy_gone(may_reload=may_reload)
+    return await call()
+
+
+def check_policy(arm: RequestArm | None, status: int) -> None:
+    """Raise PolicyGone if the engine answered a call with this status because it does not hold the
+    policy that the call names."""
+    if status == 404 and arm is not None and arm.policy is not None:
+        raise PolicyGone
