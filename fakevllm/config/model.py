@@ -251,11 +251,16 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check_lockstep_has_one_arm(self) -> Self:
-        if self.job.lockstep and self.release.baseline_share > 0:
-            raise ValueError(
-                "release.baseline_share does not go with job.lockstep, because the ids of sessions "
-                "are random: take one of them out"
-            )
+        settings = {
+            "release.baseline_share": self.release.baseline_share > 0,
+            'release.mode "gated"': self.release.is_gated,
+        }
+        for setting, is_set in settings.items():
+            if self.job.lockstep and is_set:
+                raise ValueError(
+                    f"{setting} does not go with job.lockstep, because the ids of sessions are "
+                    "random: take one of them out"
+                )
         return self
 
     @property

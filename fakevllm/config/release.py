@@ -1,12 +1,12 @@
-"""The section `[release]` of fakevllm.toml. It names the rows that are held out of training, so
-that versions of the weights can be measured with them, and the share of sessions that a fixed
-version answers."""
+"""The section `[release]` of fakevllm.toml. It says which versions of the weights answer apps, which
+rows are held out of training so that versions can be measured with them, and when a version is
+released or rejected."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -21,8 +21,14 @@ def _checked_range(ends: tuple[float, float]) -> tuple[float, float]:
 
 
 class ReleaseSection(Section):
-    """The section `[release]`: rows that are held out of training, and the baseline."""
+    """The section `[release]`: which versions answer apps, and how that is decided."""
 
+    mode: Literal["continuous", "gated"] = "continuous"
+    """Which weights answer apps. `continuous`: those of the newest training step. `gated`: the
+    newest ones answer the share `canary_share` of the sessions, and only these sessions are
+    trained. All others get the version that passed its evaluation on held-out rows."""
+    canary_share: float = Field(default=0.2, gt=0, le=1, allow_inf_nan=False)
+    """With the mode `gated`: share of the sessions that the newest version answers."""
     eval_dataset: Path | None = None
     """JSON Lines file with held-out rows. Requests that quote one of its rows are never trained.
     The text of a row is in the field that `dataset.field` names."""
@@ -34,11 +40,27 @@ class ReleaseSection(Section):
     reward_range: Annotated[tuple[float, float], AfterValidator(_checked_range)] = (0.0, 1.0)
     """Smallest and largest reward that the hook can return. The width of intervals depends on
     it."""
+    eval_samples: int = Field(default=4, ge=1, le=64)
+    """Samples of a held-out row with each version, besides one greedy sample."""
+    evaluate_every: int = Field(default=20, ge=1)
+    """Training steps after which the newest version is evaluated."""
+    margin: float = Field(default=0.05, gt=0, allow_inf_nan=False)
+    """Loss of mean reward that is acceptable in a release."""
+    alpha: float = Field(default=0.05, gt=0, lt=0.5, allow_inf_nan=False)
+    """Probability with which a version that loses no more than `margin` is rejected, at most. At
+    most half of it is the probability with which a version that loses more is released."""
+    max_samples: int = Field(default=2000, ge=1)
+    """Samples of a version after which it is undecided, so that the released version stays."""
+
+    @property
+    def is_gated(self) -> bool:
+        return self.mode == "gated"
 
     @property
     def shares(self) -> dict[str, float]:
         """The configured shares of sessions, by key."""
-        return {"baseline_share": self.baseline_share}
+        canary = {"canary_share": self.canary_share} if self.is_gated else {}
+        return canary | {"baseline_share": self.baseline_share}
 
     @model_validator(mode="after")
     def _check_shares(self) -> Self:
@@ -46,5 +68,27 @@ class ReleaseSection(Section):
             named = " + ".join(f"{key} = {share:g}" for key, share in self.shares.items())
             raise ValueError(
                 f"{named} leaves no session for the other arms: shares must add up to less than 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_gate(self) -> Self:
+        if not self.is_gated:
+            return self
+        if self.eval_dataset is None:
+            raise ValueError(
+                'the mode "gated" evaluates versions on held-out rows: name their file in '
+                "eval_dataset"
+            )
+        low, high = self.reward_range
+        if self.margin >= high - low:
+            raise ValueError(
+                f"margin {self.margin:g} is as large as all of reward_range, from {low:g} to "
+                f"{high:g}: write a smaller margin"
+            )
+        if self.max_samples < self.eval_samples:
+            raise ValueError(
+                f"max_samples {self.max_samples} is less than the {self.eval_samples} samples of "
+                "one row: write a larger number"
             )
         return self

@@ -28,10 +28,13 @@ from fakevllm.transport.engine_client import EngineClient
 from fakevllm.transport.request import Request, SiblingResult, read_answer
 from fakevllm.transport.retry_handler import AttemptContext, RetryHandler
 from fakevllm.transport.retry_policy import RetrySchedule
-from fakevllm_adapters.formats.base import Json
+from fakevllm_adapters.formats.base import EngineInfo, Json
 from fakevllm_adapters.formats.chat import NEUTRAL_SAMPLING
+from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.errors import WireError, bad_request, unavailable
+from fakevllm_adapters.protocol.keys import new_id
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.swarm import Task
 
 log = logging.getLogger("fakevllm.groups.evaluator")
 
@@ -40,6 +43,7 @@ _SAMPLING: Json = NEUTRAL_SAMPLING | {"temperature": 1.0}
 distribution. They do not depend on the job, so that evaluations under different jobs can be
 compared, nor on the model's generation_config.json."""
 _GREEDY: Json = {"temperature": 0.0}
+_HEADERS = {"Content-Type": "application/json"}
 MAX_BUSY_S = 60.0
 """Seconds for which a sample tries again after the engine has refused it because of overload. Then
 the whole row is refused, and the command repeats it."""
@@ -75,6 +79,27 @@ class EvaluatedRow:
     """Version of the weights after the last sample."""
     reason: str | None
     """Reason why there are no rewards; None if there are any."""
+
+
+def row_draft(
+    task: Task,
+    model: str,
+    engine: EngineInfo,
+    *,
+    max_tokens: int | None = None,
+    app_key: str | None = None,
+) -> GroupDraft:
+    """Return the draft of a row that is to be evaluated. `model` is the served model's name, and
+    `app_key` the fingerprint of the key with which the evaluation was requested."""
+    question = task.main_query
+    body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": question}]}
+    if max_tokens is not None:
+        body["max_tokens"] = max_tokens
+    raw = orjson.dumps(body)
+    adapter = ADAPTERS["chat"]
+    exchange = adapter.open(body, engine, None)
+    request = Request(new_id(), adapter, raw, raw, exchange, _HEADERS, model=model)
+    return GroupDraft(request, task, question, app_key, received_at=time.time())
 
 
 class Evaluator:

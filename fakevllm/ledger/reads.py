@@ -82,6 +82,17 @@ _LATEST = """
 """
 
 
+EVAL_REWARDS = f"""
+    SELECT g.group_id, g.eval_version, g.task_id, s.reward
+    FROM group_rows AS g LEFT JOIN sibling_rows AS s
+        ON s.group_id = g.group_id AND s."index" > 0 AND s.reward IS NOT NULL
+    WHERE g.eval_id = ? AND g.kind = '{EVAL_KIND}' AND g.eval_version IS NOT NULL
+    ORDER BY g.received_at, g.group_id, s."index"
+"""
+"""The rewards of an evaluation's rows at temperature 1. A row without any has one line without a
+reward."""
+
+
 class CallReads:
     """A reader of the recorded model calls, with the tokens that the engine reported. The methods
     block the thread."""

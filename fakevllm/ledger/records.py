@@ -320,6 +320,17 @@ class StoredTask:
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluatedRewards:
+    """A row that was sampled once for an evaluation."""
+
+    version: int
+    """Version of the weights that sampled the row."""
+    task_id: str
+    rewards: list[float]
+    """Rewards of the samples at temperature 1, without those that have none."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepRow:
     """One point of the learning curve. It has the mean rewards of the groups (requests with their
     sampled answers) that belong to one training step.

@@ -35,6 +35,7 @@ from fakevllm.ledger.migrations import MIGRATIONS
 from fakevllm.ledger.reads import CallReads
 from fakevllm.ledger.records import (
     AnsweredRequest,
+    EvaluatedRewards,
     GroupRecord,
     LedgerHealth,
     ScoredGroup,
@@ -345,6 +346,18 @@ class Ledger:
                 if task_id in ids:
                     found_ids.add(task_id)
         return found_questions, found_ids
+
+    def evaluated_rows(self, eval_id: str) -> list[EvaluatedRewards]:
+        """Return the rows that were sampled for an evaluation with a known version of the weights,
+        in the order in which they were requested. The same row may have been sampled several times.
+        The method reads all groups."""
+        with self._read_engine.connect() as db:
+            lines = db.exec_driver_sql(reads.EVAL_REWARDS, (eval_id,)).all()
+        rows: list[EvaluatedRewards] = []
+        for (_, version, task_id), siblings in itertools.groupby(lines, lambda line: line[:3]):
+            rewards = [line[3] for line in siblings if line[3] is not None]
+            rows.append(EvaluatedRewards(version, task_id or "", rewards))
+        return rows
 
     def latest_group(self) -> RecordedGroup | None:
         """Return the newest request with at least two sampled answers, in the form in which the

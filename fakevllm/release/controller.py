@@ -165,6 +165,11 @@ class GateController:
         return Wait()
 
     @property
+    def latest_verdict(self) -> int:
+        """Number of the decision with which the present comparison of live sessions began."""
+        return self._verdict_number(self._history)
+
+    @property
     def progress(self) -> dict[str, Any]:
         """The figures of the current evaluation; empty without a candidate."""
         return {} if self._evaluation is None else self._evaluation.evidence()

@@ -17,6 +17,11 @@ VERSIONS_NEED_ADMIN_KEY = (
     "The proxy's key may not load versions: give an admin's key with --swarm-key and restart the "
     "proxy, or leave --version out."
 )
+RELEASES_NEED_ADMIN_KEY = (
+    "the proxy's key may not decide about releases: give an admin's key with --swarm-key and "
+    "restart the proxy"
+)
+RELEASES_NEED_NEWER_SERVER = "the server does not know releases: update fakevllm-server"
 NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 MAX_LINE_CHARS = 300
 

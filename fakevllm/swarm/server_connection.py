@@ -28,6 +28,7 @@ from fakevllm.swarm.load_probe import LoadProbe
 from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.keys import bearer_header
+from fakevllm_adapters.protocol.releases import ReleaseReply, ReleaseRequest, ReleasesReply
 from fakevllm_adapters.protocol.separate_prompts import ASKED, PROMPTS_HEADER, parse_sizes
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
@@ -53,6 +54,9 @@ adapts the rate of its requests to the status."""
 LOAD_TIMEOUT_S = 600.0
 """Timeout of the request to load a version of the weights, which starts a process that reads the
 checkpoint."""
+RELEASE_TIMEOUT_S = 90.0
+"""Timeout of a decision about a version, which waits for the end of a training step and may save or
+restore a checkpoint. The server answers within 60 seconds that the decision is still to come."""
 LOG_EVERY_S = 1.0
 """Seconds between two requests for the run log while the status stays the same. Nearly every new
 entry of the log changes the status, and a changed status is followed by a request at once."""
@@ -280,6 +284,16 @@ class SwarmLink:
             await self._post("/unload_policy", request, SuccessReply)
         except (*NETWORK_ERRORS, ValueError) as error:
             log.debug("version %d stays loaded: the server %s", version, describe_error(error))
+
+    async def releases(self) -> ReleasesReply:
+        """Request the history of releases. Raises one of NETWORK_ERRORS if the request fails, and
+        ValueError if the reply is not valid."""
+        return await self._get("/releases", ReleasesReply)
+
+    async def decide(self, request: ReleaseRequest) -> ReleaseReply:
+        """Send a decision about a version. The same request may be sent again. Raises one of
+        NETWORK_ERRORS if the request fails, and ValueError if the reply is not valid."""
+        return await self._post("/release", request, ReleaseReply, timeout_s=RELEASE_TIMEOUT_S)
 
     async def close(self) -> None:
         await self._http.close()

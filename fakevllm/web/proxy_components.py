@@ -16,7 +16,8 @@ from fakevllm.admission.task_index import TaskIndex
 from fakevllm.config.model import Config, DatasetSection
 from fakevllm.errors import ConfigError
 from fakevllm.groups.arm_policies import ArmPolicies
-from fakevllm.groups.evaluator import Evaluator
+from fakevllm.groups.evaluator import Evaluator, row_draft
+from fakevllm.groups.release_gate import ReleaseGate
 from fakevllm.groups.reproducible_lockstep import Lockstep
 from fakevllm.groups.request_admission import TrafficGate
 from fakevllm.groups.request_arms import RequestArms
@@ -30,6 +31,7 @@ from fakevllm.ledger.store import Ledger
 from fakevllm.metrics import Metrics
 from fakevllm.release.arm_gains import ArmGains
 from fakevllm.release.arms import Arm, ArmAssigner, Shares
+from fakevllm.release.controller import GateRules
 from fakevllm.sessions.session_index import NUM_RESTORED
 from fakevllm.sessions.tree import SessionTree
 from fakevllm.settlement.feedback_service import FeedbackService
@@ -119,6 +121,9 @@ class ProxyComponents:
     """Object that samples and scores held-out rows; None without hooks."""
     arms: RequestArms | None = None
     """Object that assigns requests to arms; None if all sessions are of the training arm."""
+    gate: ReleaseGate | None = None
+    """Object that evaluates versions and decides about them; None unless `release.mode` is
+    `gated`."""
     hook_files: HookFileWatch | None = None
     """Object that notices changes of the hook files; None without hooks."""
 

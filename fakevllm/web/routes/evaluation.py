@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TypeVar
 
-import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
@@ -24,23 +22,18 @@ from fakevllm.evaluation.messages import (
     RowRequest,
     Sample,
 )
-from fakevllm.groups.evaluator import EvaluatedRow
-from fakevllm.groups.group_record import GroupDraft
+from fakevllm.groups.evaluator import EvaluatedRow, row_draft
 from fakevllm.ledger.records import SiblingRecord
 from fakevllm.runtime.disconnect import CancelOnDisconnect
-from fakevllm.transport.request import Request as ModelRequest
 from fakevllm.web.proxy_components import ProxyComponents
 from fakevllm.web.routes.passthrough import error_response
-from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.http.asgi import ClientDisconnected, header_map, read_body
 from fakevllm_adapters.http.json_body import parse_json
 from fakevllm_adapters.protocol.credentials import api_key_of
 from fakevllm_adapters.protocol.errors import WireError, bad_request, schema_error
-from fakevllm_adapters.protocol.keys import fingerprint, new_id
+from fakevllm_adapters.protocol.keys import fingerprint
 
 M = TypeVar("M", bound=BaseModel)
-
-_HEADERS = {"Content-Type": "application/json"}
 
 
 def router(proxy: ProxyComponents) -> APIRouter:
@@ -123,21 +116,12 @@ async def _evaluate(proxy: ProxyComponents, row: RowRequest, key: str | None) ->
     sampled."""
     if proxy.evaluator is None:
         raise bad_request(NO_HOOKS)
-    model = proxy.model_names.reported()
-    question = row.task.main_query
-    body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": question}]}
-    if row.max_tokens is not None:
-        body["max_tokens"] = row.max_tokens
-    raw = orjson.dumps(body)
-    adapter = ADAPTERS["chat"]
-    exchange = adapter.open(body, proxy.link.engine, None)
-    request = ModelRequest(new_id(), adapter, raw, raw, exchange, _HEADERS, model=model)
-    draft = GroupDraft(
-        request,
+    draft = row_draft(
         row.task,
-        question,
-        fingerprint(key) if key else None,
-        received_at=time.time(),
+        proxy.model_names.reported(),
+        proxy.link.engine,
+        max_tokens=row.max_tokens,
+        app_key=fingerprint(key) if key else None,
     )
     return _reply(await proxy.evaluator.evaluate(draft, row.num_samples, row.eval_id, row.version))
 

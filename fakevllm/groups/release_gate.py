@@ -1,0 +1,368 @@
+"""The release gate: evaluate versions of the weights on held-out rows, and send the decisions to the
+server. `release/controller` decides; this module carries the decisions out.
+
+Nothing here is remembered. The server keeps the history of decisions, and the ledger keeps the
+evaluated rows. After a restart, both are read, and the evaluation continues with its next row. Only
+the comparison of live sessions begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import contextlib
+import logging
+import time
+from collections import OrderedDict, defaultdict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import aiohttp
+
+from fakevllm.ledger.records import EvaluatedRewards
+from fakevllm.release.arm_gains import GroupOutcome
+from fakevllm.release.arms import Arm
+from fakevllm.release.controller import (
+    Decide,
+    Evaluate,
+    GateController,
+    GateRules,
+    ScoredPair,
+    ScoredSession,
+    Wait,
+)
+from fakevllm.release.held_out_draws import HeldOutDraws
+from fakevllm.swarm.errors import (
+    NETWORK_ERRORS,
+    RELEASES_NEED_ADMIN_KEY,
+    RELEASES_NEED_NEWER_SERVER,
+    describe_error,
+)
+from fakevllm.swarm.server_connection import RELEASE_TIMEOUT_S
+from fakevllm_adapters.protocol.errors import WireError
+from fakevllm_adapters.protocol.releases import (
+    GATE,
+    ReleaseReply,
+    ReleaseRequest,
+    ReleasesReply,
+)
+from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
+
+log = logging.getLogger("fakevllm.groups.release_gate")
+
+READ_EVERY_S = 5.0
+"""Seconds between two requests for the history, which shows the decisions of operators."""
+CHECK_EVERY_S = 1.0
+"""Seconds between two looks at the newest version, which is known from the server's status."""
+RETRY_EVERY_S = 15.0
+"""Seconds after an error before the next attempt."""
+MAX_SESSIONS = 100_000
+"""Maximum number of live sessions that are recognized by their later groups."""
+MAX_PUBLISHES = 1000
+"""Maximum number of times of publishes that are kept. Groups that began earlier do not count."""
+
+
+class ReleaseServer(Protocol):
+    """The part of the connection to the server that the gate uses."""
+
+    @property
+    def status(self) -> EngineStatusReply | None: ...
+
+    @property
+    def is_serving(self) -> bool: ...
+
+    async def releases(self) -> ReleasesReply: ...
+
+    async def decide(self, request: ReleaseRequest) -> ReleaseReply: ...
+
+
+SampleRow = Callable[[Task, int, str], Awaitable[Sequence[float]]]
+"""A function that samples a row with a version for an evaluation, stores it in the ledger, and
+returns its rewards. The arguments are the row, the version, and the evaluation's id. It raises
+WireError if the row cannot be sampled now."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateView:
+    """The state of the gate, for `fakevllm status`."""
+
+    released: int
+    """Version that answers the released arm."""
+    candidate: int | None
+    """Version that is evaluated."""
+    is_held: bool
+    evaluation: dict[str, Any]
+    """Figures of the current evaluation; empty without a candidate."""
+    trouble: str | None
+    """Reason why nothing is decided now; None if there is none."""
+
+
+class ReleaseGate:
+    """The gate of one proxy."""
+
+    def __init__(
+        self,
+        rules: GateRules,
+        rows: Sequence[Task],
+        server: ReleaseServer,
+        sample: SampleRow,
+        read_evaluated: Callable[[str], list[EvaluatedRewards]],
+        on_released: Callable[[int], None],
+        unload: Callable[[int], Awaitable[None]],
+        arm_trouble: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Create the gate. `rows` are the held-out rows, and `read_evaluated` reads an evaluation's
+        rows from the ledger, blocking the thread. `on_released` is called with the version that
+        answers the released arm, and `unload` with a version that no evaluation needs any more.
+        `arm_trouble` returns the reason if the released arm's version cannot be sampled."""
+        self._rules = rules
+        self._rows = rows
+        self._server = server
+        self._sample = sample
+        self._read_evaluated = read_evaluated
+        self._on_released = on_released
+        self._unload = unload
+        self._arm_trouble = arm_trouble
+        self._controller = GateController(rules)
+        self._run_id = ""
+        self._history: ReleasesReply | None = None
+        self._evaluation: _HeldOutEvaluation | None = None
+        self._live = _LiveSessions()
+        self._read_at = 0.0
+        self._trouble: str | None = None
+
+    async def run(self) -> None:
+        """Carry out what is due, until this task is cancelled."""
+        while True:
+            pause_s = RETRY_EVERY_S
+            try:
+                pause_s = await self._step()
+            except aiohttp.ClientResponseError as error:
+                if error.status == 503:  # a decision waits for the end of a training step
+                    self._trouble, pause_s = "the server is busy", CHECK_EVERY_S
+                else:
+                    self._report(_refusal(error))
+            except (*NETWORK_ERRORS, ValueError) as error:
+                self._report(f"the server {describe_error(error, RELEASE_TIMEOUT_S)}")
+            except WireError as error:
+                self._report(f"a held-out row cannot be sampled: {error.message}")
+            except Exception as error:  # isolates: apps are served whatever happens to the gate
+                log.exception("the gate failed")
+                self._report(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(pause_s)
+
+    async def first_read(self, timeout_s: float) -> None:
+        """Wait until the released version is known, but at most `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._history is None:
+                    with contextlib.suppress(*NETWORK_ERRORS, ValueError):
+                        await self._read()
+                        continue
+                    await asyncio.sleep(0.1)
+
+    def group_scored(self, group: GroupOutcome) -> None:
+        """Count the first scored group of each live session in the comparison of the arms."""
+        session = self._live.add(group)
+        if session is not None:
+            self._controller.session_scored(session)
+
+    def view(self) -> GateView:
+        history = self._history
+        return GateView(
+            0 if history is None else history.released,
+            None if history is None else history.candidate,
+            history is not None and history.is_held,
+            self._controller.progress,
+            self._trouble,
+        )
+
+    async def _step(self) -> float:
+        """Do what is due, and return the seconds until the next look."""
+        status = self._server.status
+        if status is None:
+            return CHECK_EVERY_S
+        now_s = asyncio.get_running_loop().time()
+        if self._history is None or status.run_id != self._run_id or now_s >= self._read_at:
+            await self._read()
+        self._controller.version_published(status.weight_version)
+        self._live.published(status.weight_version, time.time())
+        if (trouble := self._arm_trouble()) is not None:
+            self._trouble = f"the released arm: {trouble}"  # logged with the arm
+            return CHECK_EVERY_S
+        match self._controller.next_action():
+            case Decide() as decision:
+                return await self._decide(decision)
+            case Evaluate() as row if self._server.is_serving:
+                await self._evaluate(row)
+                self._report(None)
+                return 0.0
+            case Evaluate() | Wait():
+                self._report(None)
+                return CHECK_EVERY_S
+
+    async def _read(self) -> None:
+        """Read the history of the server's present run."""
+        status = self._server.status
+        history = await self._server.releases()
+        run_id = "" if status is None else status.run_id
+        if run_id != self._run_id:
+            self._run_id = run_id
+            self._controller = GateController(self._rules)
+            self._live = _LiveSessions()
+        before, self._history = self._history, history
+        self._read_at = asyncio.get_running_loop().time() + READ_EVERY_S
+        self._controller.history_read(history)
+        self._live.begin(self._controller.latest_verdict)
+        self._on_released(history.released)
+        ended = None if before is None else before.candidate
+        if ended is not None and ended not in (history.candidate, history.released):
+            await self._unload(ended)
+
+    async def _decide(self, decision: Decide) -> float:
+        """Send a decision to the server, and read the history, which then contains it."""
+        reply = await self._server.decide(
+            ReleaseRequest(
+                id=decision.id,
+                decision=decision.decision,
+                version=decision.version,
+                evidence=decision.evidence,
+            )
+        )
+        await self._read()
+        if reply.record is None or not reply.success:
+            self._report(f"the server refused a decision: {reply.failure_reason}")
+            return RETRY_EVERY_S
+        self._report(None)
+        log.info(
+            "version %s is %s%s",
+            reply.record.version,
+            reply.record.decision.value,
+            _figures(decision.evidence),
+        )
+        return 0.0
+
+    async def _evaluate(self, due: Evaluate) -> None:
+        """Sample the row that is due with both versions, and pass its rewards to the controller."""
+        evaluation = self._evaluation
+        eval_id = f"{GATE}-{due.candidate}-{self._run_id}"[:100]
+        if evaluation is None or evaluation.eval_id != eval_id:
+            known = await asyncio.to_thread(self._read_evaluated, eval_id)
+            evaluation = _HeldOutEvaluation(eval_id, self._rows, self._sample, known)
+            self._evaluation = evaluation
+        pair = await evaluation.pair(due.draw, due.released, due.candidate)
+        self._controller.pair_scored(due.candidate, due.released, due.draw, pair)
+
+    def _report(self, trouble: str | None) -> None:
+        """Log a new reason why nothing is decided."""
+        if trouble is not None and trouble != self._trouble:
+            log.warning("no version can be released or rejected now: %s; retrying", trouble)
+        self._trouble = trouble
+
+
+class _HeldOutEvaluation:
+    """The rows of one evaluation: those that the ledger has, and those that are sampled."""
+
+    def __init__(
+        self,
+        eval_id: str,
+        rows: Sequence[Task],
+        sample: SampleRow,
+        known: Sequence[EvaluatedRewards],
+    ) -> None:
+        self.eval_id = eval_id
+        self._rows = rows
+        self._sample = sample
+        self._draws = HeldOutDraws(eval_id, len(rows))
+        self._sampled: defaultdict[tuple[int, str], list[Sequence[float]]] = defaultdict(list)
+        """By version and row, the rewards of each time that the row was sampled."""
+        for row in known:
+            self._sampled[row.version, row.task_id].append(row.rewards)
+
+    async def pair(self, number: int, released: int, candidate: int) -> ScoredPair:
+        """Return the rewards of a draw, after the row was sampled by the versions that lack it.
+        Raises WireError if it cannot be sampled."""
+        draw = self._draws.get(number)
+        task = self._rows[draw.row]
+        parts = [
+            asyncio.create_task(self._rewards(version, task, draw.occurrence))
+            for version in (released, candidate)
+        ]
+        try:
+            return ScoredPair(*await asyncio.gather(*parts))
+        finally:
+            for part in parts:
+                part.cancel()
+            await asyncio.gather(*parts, return_exceptions=True)
+
+    async def _rewards(self, version: int, task: Task, occurrence: int) -> Sequence[float]:
+        known = self._sampled[version, task.task_id]
+        while len(known) <= occurrence:
+            known.append(await self._sample(task, version, self.eval_id))
+        return known[occurrence]
+
+
+class _LiveSessions:
+    """Makes one outcome of each live session: the mean reward of its first scored group since the
+    latest decision."""
+
+    def __init__(self) -> None:
+        self._comparison = 0
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._publishes: list[tuple[float, int]] = []
+        """Unix time at which each version was first seen, with the version."""
+
+    def published(self, version: int, now: float) -> None:
+        """Record the newest version at the time `now`, in Unix seconds."""
+        if not self._publishes or self._publishes[-1][1] != version:
+            self._publishes.append((now, version))
+            del self._publishes[:-MAX_PUBLISHES]
+
+    def begin(self, comparison: int) -> None:
+        """Let each session count once more if another comparison begins. `comparison` is the number
+        of the decision with which it began."""
+        if comparison != self._comparison:
+            self._comparison = comparison
+            self._seen.clear()
+
+    def add(self, group: GroupOutcome) -> ScoredSession | None:
+        """Return the outcome of the group's session. Return None if the session was counted
+        already, if it takes no part, or if it is not known which version answered it."""
+        if group.arm not in (Arm.TRAINING, Arm.RELEASED) or group.root in self._seen:
+            return None
+        version = None
+        if group.arm is Arm.TRAINING:
+            # A version that was published while the group was sampled may have answered too. The
+            # older one counts, so that no rejected version passes for its successor.
+            position = bisect.bisect_right(self._publishes, (group.received_at, 1 << 62))
+            if position == 0:
+                return None
+            version = self._publishes[position - 1][1]
+        self._seen[group.root] = None
+        if len(self._seen) > MAX_SESSIONS:
+            self._seen.popitem(last=False)
+        return ScoredSession(version, group.mean)
+
+
+def _refusal(error: aiohttp.ClientResponseError) -> str:
+    """Return a line about an error response of the server."""
+    if error.status == 403:
+        return RELEASES_NEED_ADMIN_KEY
+    if error.status in (404, 405):
+        return RELEASES_NEED_NEWER_SERVER
+    return f"the server {describe_error(error, RELEASE_TIMEOUT_S)}"
+
+
+def _figures(evidence: dict[str, Any]) -> str:
+    """Return the figures of a decision for a log line.
+
+    >>> _figures({"difference": -0.1, "low": -0.14, "high": -0.06, "pairs": 120, "released": 7})
+    ': difference to version 7 -0.100 (-0.140 to -0.060), from 120 pairs'
+    """
+    if evidence.get("difference") is None:
+        return ""
+    return (
+        f": difference to version {evidence['released']} {evidence['difference']:+.3f} "
+        f"({evidence['low']:+.3f} to {evidence['high']:+.3f}), from {evidence['pairs']} pairs"
+    )
