@@ -181,3 +181,72 @@ def test_apps_are_answered_if_the_version_of_the_baseline_cannot_be_sampled(
     assert len(warnings) == 1
     assert "Version 999 does not exist" in warnings[0]
     assert "Set release.baseline_version" in warnings[0]
+
+
+EMBEDDED_CONFIG = """
+[job]
+batch_size = 2
+lr = 1e-3
+num_repeat = 4
+
+[release]
+baseline_share = 0.5
+"""
+PREFER_LONG = """
+def on_compute_relative_reward(siblings, answers):
+    return [min(1.0, len(answer["content"] or "") / 100) for answer in answers]
+"""
+
+
+def test_the_embedded_engine_answers_the_baseline_with_version_0_after_training(
+    processes: Processes, tmp_path: Path
+) -> None:
+    (tmp_path / "fakevllm.toml").write_text(EMBEDDED_CONFIG)
+    hooks = write_hooks(tmp_path / "hooks", PREFER_LONG)
+    server = processes.server("--backend", "embedded", "--model", "demo")
+    flags = ("--config", str(tmp_path / "fakevllm.toml"), "--hooks", str(hooks))
+    proxy = processes.proxy(server, *flags)
+
+    def arms() -> Any:
+        return httpx.get(f"{proxy.url}/fakevllm/stats").json()["arms"]
+
+    wait_until(lambda: not arms()["trouble"], 120.0, "version 0")
+    before = greedy_log_probs(proxy, "before")
+    number = 0
+
+    def is_trained() -> bool:
+        nonlocal number
+        number += 1
+        body = {"messages": [{"role": "user", "content": f"What is {number} plus 3?"}]}
+        body |= {"model": "demo", "max_tokens": 24}
+        reply = httpx.post(f"{proxy.url}/v1/chat/completions", json=body, timeout=60)
+        assert reply.status_code == 200 and reply.json()["model"] == "demo"
+        return rows(proxy, "SELECT COUNT(DISTINCT trained_step) FROM groups")[0][0] >= 3
+
+    wait_until(is_trained, 120.0, "three steps")
+    after = [greedy_log_probs(proxy, f"after {n}") for n in range(12)]
+    query = "SELECT arm, state, reason FROM groups WHERE question = 'Say it.' ORDER BY received_at"
+    wait_until(lambda: len(rows(proxy, query)) == 13, 20.0, "the greedy requests")
+    _, *told = [tuple(row) for row in rows(proxy, query)]
+    assert set(told) == {
+        ("baseline", "served", "greedy_request"),
+        ("training", "served", "greedy_request"),
+    }
+    for (arm, _, _), log_probs in zip(told, after, strict=True):
+        is_version_0 = log_probs == pytest.approx(before, abs=1e-4)
+        assert is_version_0 == (arm == "baseline")
+    assert_never_captured(proxy)
+    query = "SELECT COUNT(*) FROM groups WHERE arm = 'baseline' AND reason = 'other_arm'"
+    assert rows(proxy, query)[0][0] > 0
+
+
+def greedy_log_probs(proxy: Process, key: str) -> list[float]:
+    """Return log-probabilities of a greedy answer. Each key is an app of its own, so the request
+    opens a session."""
+    body = {"model": "demo", "messages": [{"role": "user", "content": "Say it."}]}
+    body |= {"temperature": 0, "logprobs": True, "max_tokens": 4}
+    headers = {"Authorization": f"Bearer {key}"}
+    url = f"{proxy.url}/v1/chat/completions"
+    reply = httpx.post(url, json=body, headers=headers, timeout=60)
+    assert reply.status_code == 200, reply.text
+    return [token["logprob"] for token in reply.json()["choices"][0]["logprobs"]["content"]]
