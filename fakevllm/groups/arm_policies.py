@@ -43,23 +43,30 @@ class _ArmPolicy:
         self._arm = arm
         self._advice = advice
         self._loading: asyncio.Task[None] | None = None
+        self._started_at = 0.0
+        """Time at which the last load began."""
         self._failed_at: float | None = None
         self._reported: str | None = None
         """Trouble that was logged last."""
 
     async def wait_loaded(self, max_s: float) -> str | None:
-        """Wait until the version is loaded, at most `max_s` seconds. Return the reason if it cannot
-        be sampled, else None."""
-        failed_at = self._failed_at
-        is_failing = failed_at is not None and time.monotonic() - failed_at < RETRY_EVERY_S
+        """Wait until the version is loaded, until `max_s` seconds after the load began. Return the
+        reason if it cannot be sampled, else None."""
+        now_s, failed_at = time.monotonic(), self._failed_at
+        is_failing = failed_at is not None and now_s - failed_at < RETRY_EVERY_S
         if self.trouble is not None and not is_failing:
-            await asyncio.wait({self.start()}, timeout=max_s)
+            loading = self.start()
+            # Only the first requests wait for a load that takes long.
+            wait_s = self._started_at + max_s - now_s
+            if wait_s > 0:
+                await asyncio.wait({loading}, timeout=wait_s)
         return self.trouble
 
     def start(self) -> asyncio.Task[None]:
         """Start to load the version, if it is not being loaded. Return the task that loads it."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self._load())
+            self._started_at = time.monotonic()
         return self._loading
 
     def mark_lost(self) -> None:

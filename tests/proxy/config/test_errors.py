@@ -97,3 +97,24 @@ def test_messages_do_not_print_tables(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         load(write_config(tmp_path, text), {})
     assert "{" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[release]\nbaseline_share = 1.0", "baseline_share = 1 leaves no session for the other"),
+        ("[release]\nbaseline_share = 1.5", "shares must add up to less than 1"),
+        ("[release]\nbaseline_share = -0.1", "greater than or equal to 0"),
+        ("[release]\nbaseline_version = -1", "greater than or equal to 0"),
+        ("[release]\nreward_range = [1, 0]", "the smaller number first"),
+        ("[release]\nreward_range = [0]", "reward_range"),
+        (
+            "[release]\nbaseline_share = 0.1\n[job]\nlockstep = true",
+            "release.baseline_share does not go with job.lockstep",
+        ),
+    ],
+)
+def test_a_mistake_in_the_baseline_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(write_config(tmp_path, text), {})
+    assert message in str(refusal.value) and "\n" not in str(refusal.value)

@@ -240,3 +240,23 @@ async def test_a_sample_counts_as_trained_unless_the_step_reports_that_it_was_no
         proxy.ledger.apply_log("r", [step])
         found, _ = await until_states(proxy, state, "pooled")
         assert found.reason == reason
+
+
+@pytest.mark.parametrize("arm", ["baseline", "released"])
+async def test_late_feedback_about_an_answer_of_another_arm_is_kept_and_not_trained(
+    tmp_path: Path, arm: str
+) -> None:
+    async with open_feedback_proxy(tmp_path) as (proxy, service, swarm):
+        record_pooled(proxy, "g2")
+        proxy.ledger.record(replace(group("g1", state="served"), arm=arm, arm_propensity=0.5))
+        # Even if the ledger had the answer's tokens, they would not be trained.
+        proxy.ledger.settle("g1", "served", "other_arm", None, [[call()], [call()]], "r")
+        await service.accept(feedback_on("g1"), KEY)
+        await service.accept(feedback_on("g2", thumbs="down"), KEY)
+        found, _ = await until_states(proxy, "kept", "waiting")
+        assert (found.reason, found.value) == ("other_arm", 1.0)
+        assert swarm.calls["/add_sample"] == 0
+        record_pooled(proxy, "g3")
+        await service.accept(feedback_on("g3"), KEY)
+        await until_states(proxy, "kept", "pooled", "pooled")
+        assert swarm.calls["/add_sample"] == 2

@@ -20,6 +20,7 @@ from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.training.policies import (
     IN_USE_S,
     MAX_UNPINNED,
+    PINNED_S,
     PolicyLoader,
     PolicyRefused,
 )
@@ -73,6 +74,9 @@ class Policies:
 
     async def load(self, version: int) -> str:
         return await self.loader.load(version, self.endpoint)
+
+    async def pin(self, version: int) -> str:
+        return await self.loader.load(version, self.endpoint, pinned=True)
 
 
 @pytest_asyncio.fixture
@@ -190,3 +194,52 @@ async def test_a_restarted_engine_gets_its_policies_again(policies: Policies) ->
     assert await policies.rollout.policies() == {}
     assert await policies.load(3) == "policy-3"
     assert await policies.rollout.policies() == {"policy-3": 3}
+
+
+async def test_a_pinned_version_stays_whatever_evaluations_load_and_unload(
+    policies: Policies,
+) -> None:
+    *versions, other = range(1, MAX_UNPINNED + 2)
+    await policies.save(*versions, other)
+    assert await policies.pin(0) == "policy-0"
+    for version in versions:
+        await policies.load(version)
+    await policies.loader.unload(0)
+    policies.now_s += IN_USE_S - 1
+    assert await policies.pin(0) == "policy-0"
+    policies.now_s += 1
+    assert await policies.load(other) == f"policy-{other}"
+    assert set((await policies.rollout.policies()).values()) == {0, *versions[1:], other}
+    policies.now_s += PINNED_S
+    await policies.loader.unload(0)
+    assert 0 not in (await policies.rollout.policies()).values()
+
+
+async def test_a_version_can_be_pinned_while_evaluations_use_all_of_their_places(
+    policies: Policies,
+) -> None:
+    versions = range(1, MAX_UNPINNED + 1)
+    await policies.save(*versions)
+    for version in versions:
+        await policies.load(version)
+    assert await policies.pin(0) == "policy-0"
+    assert set((await policies.rollout.policies()).values()) == {0, *versions}
+
+
+async def test_only_two_versions_are_pinned_at_a_time(policies: Policies) -> None:
+    await policies.save(1, 2)
+    for version in (0, 1, 0):
+        await policies.pin(version)
+    with pytest.raises(PolicyRefused, match=r"2 versions answer apps \(policy-0, policy-1\)"):
+        await policies.pin(2)
+    policies.now_s += PINNED_S
+    assert await policies.pin(2) == "policy-2"
+
+
+async def test_a_served_version_that_cannot_be_held_cannot_be_pinned(policies: Policies) -> None:
+    with pytest.raises(PolicyRefused, match="9 has no checkpoint"):
+        await policies.pin(SERVED)
+    policies.endpoint = replace(policies.endpoint, holds_policies=False)
+    policies.served_version = 0
+    with pytest.raises(PolicyRefused, match="holds one set of weights"):
+        await policies.pin(0)
