@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fakevllm.cli import control, evaluate, keys, overwatch, tokens
+from fakevllm.cli import control, evaluate, keys, overwatch, release, tokens
 from fakevllm.cli.options import ConfigFile, ProxyKey, ProxyUrl, RunDir, SwarmKey
 from fakevllm.errors import UserError
 from fakevllm_runtime.commands import run_command
@@ -21,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich would double the time of --help
 )
 app.add_typer(keys.app)
+app.add_typer(release.app)
 
 Hooks = Annotated[Path | None, typer.Option(help="Folder with the hook files, or one file.")]
 Aliases = Annotated[

@@ -79,6 +79,8 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
     yield "model", str(engine.get("model") or "not known yet")
     if step := engine.get("global_step"):
         yield "step", str(step)
+    if (release := stats.get("release")) is not None:
+        yield from _release_rows(release)
     yield "groups", _counts(stats["counts"])
     yield "not trained", _counts(stats["untrained"])
     if dropped := engine.get("dropped"):
@@ -92,6 +94,20 @@ def status_rows(stats: Json) -> Iterator[tuple[str, str]]:
         yield "ledger", f"{stats['ledger_dropped']} writes dropped"
     if stats["ledger_error"]:
         yield "ledger", f"cannot be written: {stats['ledger_error']}"
+
+
+def _release_rows(release: Json) -> Iterator[tuple[str, str]]:
+    held = "; releases are on hold" if release["is_held"] else ""
+    yield "released", f"version {release['released']}{held}"
+    if release["candidate"] is not None:
+        figures: Json = release["evaluation"]
+        text = f"version {release['candidate']}, {figures.get('pairs', 0)} pairs"
+        if figures.get("difference") is not None:
+            low, high = figures["low"], figures["high"]
+            text += f", difference {figures['difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+        yield "candidate", text
+    if release["trouble"]:
+        yield "release gate", str(release["trouble"])
 
 
 def arm_rows(arms: Json) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""The section `[release]` of fakevllm.toml. It says which versions of the weights answer apps, which
-rows are held out of training so that versions can be measured with them, and when a version is
-released or rejected."""
+"""The section `[release]` of fakevllm.toml. It says which versions of the weights answer apps,
+which rows are held out of training so that versions can be measured with them, and when a version
+is released or rejected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The release gate: evaluate versions of the weights on held-out rows, and send the decisions to the
-server. `release/controller` decides; this module carries the decisions out.
+"""The release gate: evaluate versions of the weights on held-out rows, and send decisions about
+them to the server. `release/controller` decides; this module carries the decisions out.
 
 Nothing here is remembered. The server keeps the history of decisions, and the ledger keeps the
 evaluated rows. After a restart, both are read, and the evaluation continues with its next row. Only
@@ -111,6 +111,9 @@ class ReleaseGate:
         on_released: Callable[[int], None],
         unload: Callable[[int], Awaitable[None]],
         arm_trouble: Callable[[], str | None] = lambda: None,
+        *,
+        retry_every_s: float = RETRY_EVERY_S,
+        check_every_s: float = CHECK_EVERY_S,
     ) -> None:
         """Create the gate. `rows` are the held-out rows, and `read_evaluated` reads an evaluation's
         rows from the ledger, blocking the thread. `on_released` is called with the version that
@@ -124,6 +127,8 @@ class ReleaseGate:
         self._on_released = on_released
         self._unload = unload
         self._arm_trouble = arm_trouble
+        self._retry_every_s = retry_every_s
+        self._check_every_s = check_every_s
         self._controller = GateController(rules)
         self._run_id = ""
         self._history: ReleasesReply | None = None
@@ -135,12 +140,12 @@ class ReleaseGate:
     async def run(self) -> None:
         """Carry out what is due, until this task is cancelled."""
         while True:
-            pause_s = RETRY_EVERY_S
+            pause_s = self._retry_every_s
             try:
                 pause_s = await self._step()
             except aiohttp.ClientResponseError as error:
                 if error.status == 503:  # a decision waits for the end of a training step
-                    self._trouble, pause_s = "the server is busy", CHECK_EVERY_S
+                    self._trouble, pause_s = "the server is busy", self._check_every_s
                 else:
                     self._report(_refusal(error))
             except (*NETWORK_ERRORS, ValueError) as error:
@@ -182,7 +187,7 @@ class ReleaseGate:
         """Do what is due, and return the seconds until the next look."""
         status = self._server.status
         if status is None:
-            return CHECK_EVERY_S
+            return self._check_every_s
         now_s = asyncio.get_running_loop().time()
         if self._history is None or status.run_id != self._run_id or now_s >= self._read_at:
             await self._read()
@@ -190,7 +195,7 @@ class ReleaseGate:
         self._live.published(status.weight_version, time.time())
         if (trouble := self._arm_trouble()) is not None:
             self._trouble = f"the released arm: {trouble}"  # logged with the arm
-            return CHECK_EVERY_S
+            return self._check_every_s
         match self._controller.next_action():
             case Decide() as decision:
                 return await self._decide(decision)
@@ -200,7 +205,7 @@ class ReleaseGate:
                 return 0.0
             case Evaluate() | Wait():
                 self._report(None)
-                return CHECK_EVERY_S
+                return self._check_every_s
 
     async def _read(self) -> None:
         """Read the history of the server's present run."""
@@ -233,7 +238,7 @@ class ReleaseGate:
         await self._read()
         if reply.record is None or not reply.success:
             self._report(f"the server refused a decision: {reply.failure_reason}")
-            return RETRY_EVERY_S
+            return self._retry_every_s
         self._report(None)
         log.info(
             "version %s is %s%s",

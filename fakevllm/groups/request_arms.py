@@ -40,17 +40,16 @@ class RequestArms:
         gains: ArmGains,
         reads: ArmReads,
         served_model: Callable[[], str | None],
-        on_outcome: Callable[[GroupOutcome], None] | None = None,
     ) -> None:
         """Create the object. `reads` reads the groups of earlier proxy processes, and
-        `served_model` returns the served model's name, or None while it is unknown. `on_outcome` is
-        called with each group that ends with rewards."""
+        `served_model` returns the served model's name, or None while it is unknown."""
         self.policies = policies
         self._assigner = assigner
         self._gains = gains
         self._reads = reads
         self._served_model = served_model
-        self._on_outcome = on_outcome
+        self.on_outcome: Callable[[GroupOutcome], None] | None = None
+        """Callback that is called with each group that ends with rewards."""
         self._newest_row = reads.newest_row()
         self._buffered: list[GroupOutcome] | None = []
         """Groups that ended before the ledger was read; None afterwards."""
@@ -99,8 +98,8 @@ class RequestArms:
         outcome = _outcome(request, group)
         if outcome is None:
             return
-        if self._on_outcome is not None:
-            self._on_outcome(outcome)
+        if self.on_outcome is not None:
+            self.on_outcome(outcome)
         if self._buffered is None:
             self._gains.add(outcome)
         elif len(self._buffered) < MAX_BUFFERED:

@@ -55,6 +55,9 @@ from fakevllm_runtime.open_files import DEFAULT_FILES, FileBudget
 
 log = logging.getLogger("fakevllm.web.proxy_components")
 
+FIRST_READ_S = 3.0
+"""Seconds for which the start of the proxy waits for the server to say which version is released.
+If the server does not answer, apps get no answers either."""
 _MODEL_UNKNOWN = "The engine is not ready: the swarm server has not reported which model it serves."
 
 
@@ -182,7 +185,16 @@ async def open_proxy(
         feedback = FeedbackService(config.feedback, ledger, delivery, late, hooks, tasks, metrics)
         with ledger.reading():
             resends = _open_resend_cache(config, ledger)
+        evaluator = None
+        if hooks is not None:
+            floor = config.reward.failure_floor
+            evaluator = Evaluator(upstream, retry_handler, hooks, ledger, link, floor)
+            unloading = asyncio.create_task(evaluator.run())
+            stack.push_async_callback(_cancel, unloading)
         arms = _open_arms(config, ledger, link, metrics, stack)
+        gate = None
+        if arms is not None and evaluator is not None and config.release.is_gated:
+            gate = await _open_gate(config, ledger, link, evaluator, model_names, arms, stack)
         pipeline = Pipeline(
             config,
             upstream,
@@ -203,12 +215,6 @@ async def open_proxy(
         traffic_gate = TrafficGate(
             config.policy, pause, tasks.key_names, held_out=held_out, trains=trains
         )
-        evaluator = None
-        if hooks is not None:
-            floor = config.reward.failure_floor
-            evaluator = Evaluator(upstream, retry_handler, hooks, ledger, link, floor)
-            unloading = asyncio.create_task(evaluator.run())
-            stack.push_async_callback(_cancel, unloading)
         metrics.gauge(
             "fakevllm_requests_open", "Requests being answered.", lambda: pipeline.num_open
         )
@@ -244,6 +250,7 @@ async def open_proxy(
             metrics=metrics,
             evaluator=evaluator,
             arms=arms,
+            gate=gate,
             hook_files=hook_files,
         )
 
@@ -258,7 +265,12 @@ def _open_arms(
     """Return the object that assigns requests to arms, or None if all sessions are of the training
     arm."""
     release = config.release
-    if release.baseline_share == 0:
+    if release.is_gated and config.hooks.path is None:
+        raise ConfigError(
+            'release.mode "gated" needs hooks, which score the held-out rows: set hooks.path, or '
+            "take release.mode out."
+        )
+    if release.baseline_share == 0 and not release.is_gated:
         return None
     if config.hooks.path is None:
         log.warning(
@@ -270,10 +282,20 @@ def _open_arms(
         "Set release.baseline_version to a version that can be sampled, or release.baseline_share "
         "to 0."
     )
+    shares = Shares.continuous(release.baseline_share)
+    versions = {Arm.BASELINE: release.baseline_version} if release.baseline_share else {}
+    if release.is_gated:
+        advice = (
+            'The mode "gated" needs an engine that holds several versions, such as the embedded '
+            'one: use such an engine, or set release.mode to "continuous".'
+        )
+        rest = 1 - release.canary_share - release.baseline_share
+        shares = Shares(release.canary_share, rest, release.baseline_share)
+        versions[Arm.RELEASED] = 0  # until the gate has read which version is released
     with ledger.reading():
         arms = RequestArms(
-            ArmAssigner(ledger.arm_salt(), Shares.continuous(release.baseline_share)),
-            ArmPolicies(link, {Arm.BASELINE: release.baseline_version}, advice),
+            ArmAssigner(ledger.arm_salt(), shares),
+            ArmPolicies(link, versions, advice),
             ArmGains(RewardRange(*release.reward_range)),
             ledger.arms,
             lambda: link.model,
@@ -282,6 +304,49 @@ def _open_arms(
     stack.push_async_callback(arms.close, running)
     add_arm_gauges(metrics, arms)
     return arms
+
+
+async def _open_gate(
+    config: Config,
+    ledger: Ledger,
+    link: SwarmLink,
+    evaluator: Evaluator,
+    model_names: ModelNames,
+    arms: RequestArms,
+    stack: contextlib.AsyncExitStack,
+) -> ReleaseGate:
+    """Start the object that decides about versions, and wait until it knows the released one."""
+    release = config.release
+    assert release.eval_dataset is not None, "the configuration of a gate names held-out rows"
+
+    async def sample(task: Task, version: int, eval_id: str) -> list[float]:
+        draft = row_draft(task, model_names.reported(), link.engine)
+        row = await evaluator.evaluate(draft, release.eval_samples, eval_id, version)
+        samples = row.group.siblings[1:]  # the first one is greedy
+        return [sibling.reward for sibling in samples if sibling.reward is not None]
+
+    gate = ReleaseGate(
+        GateRules(
+            RewardRange(*release.reward_range),
+            release.eval_samples,
+            release.evaluate_every,
+            release.margin,
+            release.alpha,
+            release.max_samples,
+        ),
+        read_tasks(release.eval_dataset, config.dataset.field),
+        link,
+        sample,
+        ledger.evaluated_rows,
+        on_released=lambda version: arms.policies.set_version(Arm.RELEASED, version),
+        unload=evaluator.unload,
+        arm_trouble=lambda: arms.policies.trouble(Arm.RELEASED),
+    )
+    arms.on_outcome = gate.group_scored
+    await gate.first_read(FIRST_READ_S)
+    running = asyncio.create_task(gate.run())
+    stack.push_async_callback(_cancel, running)
+    return gate
 
 
 def _add_gauges(

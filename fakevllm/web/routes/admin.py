@@ -4,6 +4,7 @@ groups, engine status and statistics."""
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
@@ -108,6 +109,22 @@ class PauseReply(BaseModel):
     none."""
 
 
+class ReleaseStats(BaseModel):
+    """State of the release gate."""
+
+    released: int
+    """Version that answers the sessions of the released arm."""
+    candidate: int | None
+    """Version that is evaluated."""
+    is_held: bool
+    """Whether no version is released until `fakevllm release resume`."""
+    evaluation: dict[str, Any] = {}
+    """Figures of the present evaluation: the difference of the candidate's mean reward to the
+    released version, with its interval. Empty without a candidate."""
+    trouble: str | None = None
+    """Reason why nothing is decided now; None if there is none."""
+
+
 class Stats(BaseModel):
     """Statistics of this proxy and its ledger."""
 
@@ -132,6 +149,8 @@ class Stats(BaseModel):
     """Number of feedbacks by state."""
     arms: ArmStats | None = None
     """Sessions and gains by arm; None if all sessions are of the training arm."""
+    release: ReleaseStats | None = None
+    """State of the release gate; None unless `release.mode` is `gated`."""
     run_id: str = ""
     """Id of the run whose curve is shown: the requested run, or the newest run in this ledger."""
     other_runs: list[str] = []
@@ -257,6 +276,9 @@ async def _stats_reply(proxy: ProxyComponents, run: str, *, ends_only: bool) -> 
         failures=failures,
         feedback=feedback,
         arms=None if proxy.arms is None else arm_stats(proxy.arms),
+        release=None
+        if proxy.gate is None
+        else ReleaseStats.model_validate(proxy.gate.view(), from_attributes=True),
         run_id=run_id,
         other_runs=[name for name in runs if name != run_id],
         curve=[StepStats.model_validate(row, from_attributes=True) for row in curve.steps],

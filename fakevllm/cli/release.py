@@ -1,0 +1,157 @@
+"""The commands `fakevllm release …`, which show and change the versions that may answer apps."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fakevllm.cli.options import ConfigFile, SwarmKey
+from fakevllm_runtime.commands import run_command
+
+if TYPE_CHECKING:
+    from fakevllm.cli.release_requests import ReleaseRequests
+
+app = typer.Typer(
+    name="release",
+    help="Show which versions of the weights may answer apps, release a version, or go back.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+SwarmUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--swarm", help="URL of the swarm server. Default: the address in the configuration file."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Version = Annotated[int, typer.Argument(min=0, help="Version of the weights.")]
+
+
+@app.command()
+def status(
+    swarm: SwarmUrl = None,
+    swarm_key: SwarmKey = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """Show which version is released, which one is evaluated, and which are rejected."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from fakevllm.cli.release_table import status_json, status_table
+
+        with _server(swarm, swarm_key, config) as server:
+            history = server.history()
+            if as_json:
+                print(status_json(history))
+            else:
+                Console().print(status_table(server.url, history))
+
+    run_command(run)
+
+
+@app.command()
+def history(
+    swarm: SwarmUrl = None,
+    swarm_key: SwarmKey = None,
+    as_json: AsJson = False,
+    config: ConfigFile = None,
+) -> None:
+    """List all decisions about versions, with the figures on which they are based."""
+
+    def run() -> None:
+        from rich.console import Console
+
+        from fakevllm.cli.release_table import history_json, history_table
+
+        with _server(swarm, swarm_key, config) as server:
+            records = server.history().records
+            if as_json:
+                print(history_json(records))
+            else:
+                Console().print(history_table(records))
+
+    run_command(run)
+
+
+@app.command()
+def promote(
+    version: Version,
+    force: Annotated[
+        bool, typer.Option("--force", help="Release the version although it was rejected.")
+    ] = False,
+    swarm: SwarmUrl = None,
+    swarm_key: SwarmKey = None,
+    config: ConfigFile = None,
+) -> None:
+    """Release a version without an evaluation. In the mode `gated`, it then answers apps."""
+
+    def run() -> None:
+        with _server(swarm, swarm_key, config) as server:
+            record = server.promote(version, force=force)
+            print(f"Version {record.version} is released (decision {record.number}).")
+
+    run_command(run)
+
+
+@app.command()
+def rollback(
+    version: Annotated[
+        int | None,
+        typer.Argument(min=0, help="Version to go back to. Default: the released one."),
+    ] = None,
+    swarm: SwarmUrl = None,
+    swarm_key: SwarmKey = None,
+    config: ConfigFile = None,
+) -> None:
+    """Let training go back to a version. All versions that were trained from it are rejected, and
+    never answer apps again."""
+
+    def run() -> None:
+        with _server(swarm, swarm_key, config) as server:
+            record = server.roll_back(version)
+            restored = record.evidence.get("restored", "the released one")
+            print(
+                f"Training goes on from version {restored}. Version {record.version} and all that "
+                f"were trained from it are rejected (decision {record.number})."
+            )
+
+    run_command(run)
+
+
+@app.command()
+def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
+    """Release no version until `resume`, and evaluate no new one. Bad ones are still rejected."""
+
+    def run() -> None:
+        with _server(swarm, swarm_key, config) as server:
+            server.hold()
+            print("Releases are on hold: no version is released until `fakevllm release resume`.")
+
+    run_command(run)
+
+
+@app.command()
+def resume(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
+    """End a hold. Versions are evaluated and released again."""
+
+    def run() -> None:
+        with _server(swarm, swarm_key, config) as server:
+            server.resume()
+            print("Releases are not on hold.")
+
+    run_command(run)
+
+
+def _server(swarm: str | None, key: str | None, config: Path | None) -> ReleaseRequests:
+    """Return a client of the server that the flags or the configuration name. Raises UserError if
+    they are not valid."""
+    from fakevllm.cli.release_requests import ReleaseRequests
+    from fakevllm.config.model import load
+
+    section = load(config, {"swarm": {"url": swarm, "key": key}}).swarm
+    return ReleaseRequests(section.url, section.key)

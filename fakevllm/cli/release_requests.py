@@ -1,0 +1,118 @@
+"""The requests of `fakevllm release …` to the swarm server."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from fakevllm.errors import UserError
+from fakevllm.sdk.http_driver import HttpDriver
+from fakevllm.sdk.protocol import Backoff, ServerRequest, fetch, fetch_with_retries
+from fakevllm.sdk.types import ServerUnreachable, SwarmError
+from fakevllm_adapters.protocol.keys import new_id
+from fakevllm_adapters.protocol.releases import (
+    Decision,
+    ReleaseRecord,
+    ReleaseReply,
+    ReleaseRequest,
+    ReleasesReply,
+    RollbackRequest,
+)
+
+TIMEOUT_S = 90.0
+"""Timeout of one request. A decision waits for the end of a training step, and the server answers
+within 60 seconds that it is still to come."""
+MAX_WAIT_S = 600.0
+"""Seconds for which a decision is sent again until it is carried out."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class ReleaseRequests:
+    """A client of the server's routes for releases. Use it as a context manager."""
+
+    def __init__(self, url: str, key: str | None, max_wait_s: float = MAX_WAIT_S) -> None:
+        self.url = url
+        self._max_wait_s = max_wait_s
+        self._http = HttpDriver(url, key)
+
+    def __enter__(self) -> ReleaseRequests:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def history(self) -> ReleasesReply:
+        """Return the history of releases. Raises UserError if the server does not send it."""
+        return self._run(ServerRequest("/releases"), ReleasesReply, is_decision=False)
+
+    def promote(self, version: int, *, force: bool) -> ReleaseRecord:
+        """Release a version. Raises UserError if the server refuses."""
+        return self._decide(Decision.RELEASED, version, force=force)
+
+    def hold(self) -> ReleaseRecord:
+        """Let no version be released. Raises UserError if the server refuses."""
+        return self._decide(Decision.HOLD)
+
+    def resume(self) -> ReleaseRecord:
+        """End a hold. Raises UserError if the server refuses."""
+        return self._decide(Decision.RESUME)
+
+    def roll_back(self, version: int | None) -> ReleaseRecord:
+        """Let training go back to a version, or to the released one. Raises UserError if the server
+        refuses."""
+        return self._post("/rollback", RollbackRequest(id=_new_id(), version=version))
+
+    def _decide(
+        self, decision: Decision, version: int | None = None, *, force: bool = False
+    ) -> ReleaseRecord:
+        request = ReleaseRequest(id=_new_id(), decision=decision, version=version, force=force)
+        return self._post("/release", request)
+
+    def _post(self, path: str, message: BaseModel) -> ReleaseRecord:
+        self.history()  # fails at once if the server does not answer or knows no releases
+        request = ServerRequest(path, message.model_dump(mode="json"), TIMEOUT_S)
+        reply = self._run(request, ReleaseReply, is_decision=True)
+        if not reply.success or reply.record is None:
+            raise UserError(reply.failure_reason or f"The server at {self.url} made no decision.")
+        return reply.record
+
+    def _run(self, request: ServerRequest, reply: type[M], *, is_decision: bool) -> M:
+        """Send a request. A decision is sent again while the server is busy, because it has an id.
+        Raises UserError that says what to do if it fails."""
+        call = fetch(request, reply)
+        if is_decision:
+            call = fetch_with_retries(request, reply, Backoff(self._max_wait_s))
+        try:
+            return self._http.run(call)
+        except ServerUnreachable as error:
+            raise UserError(
+                f"No swarm server answers at {self.url} ({error.detail}): start it with "
+                "`fakevllm-server start`, or set --swarm."
+            ) from None
+        except SwarmError as error:
+            raise UserError(self._advice(error)) from None
+        except ValidationError:
+            raise UserError(
+                f"{self.url}{request.path} was not answered by a swarm server: set --swarm."
+            ) from None
+
+    def _advice(self, error: SwarmError) -> str:
+        match error.status:
+            case 401:
+                return "The server needs an API key: pass an admin's key with --swarm-key."
+            case 403:
+                return "This key may not decide about releases: pass an admin's key (--swarm-key)."
+            case 404 | 405:
+                return (
+                    f"The server at {self.url} does not know releases: update fakevllm-server, or "
+                    "set --swarm."
+                )
+            case _:
+                return f"The server at {self.url} refused: {error.detail}"
+
+
+def _new_id() -> str:
+    """Return the id of an operator's decision. Ids of the gate begin with its name."""
+    return f"operator-{new_id()}"

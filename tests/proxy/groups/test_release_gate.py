@@ -1,0 +1,258 @@
+"""The release gate carries out the controller's decisions, also through outages and restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+
+from fakevllm.groups.release_gate import ReleaseGate
+from fakevllm.ledger.records import EvaluatedRewards
+from fakevllm.release.arm_gains import GroupOutcome
+from fakevllm.release.arms import Arm
+from fakevllm.release.controller import GateRules
+from fakevllm.statistics.confidence_sequence import RewardRange
+from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.outage_reasons import OutageReason
+from fakevllm_adapters.protocol.releases import (
+    Decision,
+    ReleaseReply,
+    ReleaseRequest,
+    ReleasesReply,
+)
+from fakevllm_adapters.protocol.swarm import EngineStatus, EngineStatusReply, Task
+from tests.proxy.release.simulated_run import SimulatedServer
+from tests.proxy.scripted_swarm import until
+
+ROWS = [Task(main_query=f"question {number}", task_id=f"row-{number}") for number in range(5)]
+RULES = GateRules(RewardRange(0, 1), num_samples=2, evaluate_every=10, max_samples=400)
+DECISIONS_OF_A_RELEASE = [Decision.CANDIDATE, Decision.RELEASED]
+PAUSE_S = 0.001
+
+
+@dataclass
+class FakeServer:
+    """A server that keeps a history, and can be away, or lose its replies."""
+
+    state: SimulatedServer
+    run_id: str = "run"
+    is_away: bool = False
+    num_lost_replies: int = 0
+    num_requests: int = 0
+
+    @property
+    def status(self) -> EngineStatusReply | None:
+        return EngineStatusReply(
+            engine_status=EngineStatus.ROLLING,
+            run_id=self.run_id,
+            weight_version=self.state.newest,
+        )
+
+    @property
+    def is_serving(self) -> bool:
+        return not self.is_away
+
+    async def releases(self) -> ReleasesReply:
+        self._answer()
+        return self.state.history()
+
+    async def decide(self, request: ReleaseRequest) -> ReleaseReply:
+        self._answer()
+        self.state.decide(request.id, request.decision, request.version)
+        record = next(one for one in self.state.records if one.id == request.id)
+        if self.num_lost_replies:
+            self.num_lost_replies -= 1
+            raise aiohttp.ServerDisconnectedError
+        return ReleaseReply(success=True, record=record)
+
+    def _answer(self) -> None:
+        self.num_requests += 1
+        if self.is_away:
+            raise aiohttp.ClientConnectionError("refused")
+
+
+@dataclass
+class GateRig:
+    """A gate with its server, and what it samples."""
+
+    server: FakeServer
+    rewards: Callable[[int], float] = lambda version: float(version > 0)
+    """Reward of all samples of a version."""
+    evaluated: list[EvaluatedRewards] = field(default_factory=list[EvaluatedRewards])
+    """Rows in the ledger."""
+    eval_ids: set[str] = field(default_factory=set[str])
+    num_outages: int = 0
+    most_rows: int | None = None
+    """Number of sampled rows after which the engine does not answer any more."""
+    released: list[int] = field(default_factory=list[int])
+    unloaded: list[int] = field(default_factory=list[int])
+    arm_trouble: str | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[ReleaseGate]:
+        gate = ReleaseGate(
+            RULES,
+            ROWS,
+            self.server,
+            self._sample,
+            lambda eval_id: list(self.evaluated) if eval_id in self.eval_ids else [],
+            self.released.append,
+            self._unload,
+            lambda: self.arm_trouble,
+            retry_every_s=PAUSE_S,
+            check_every_s=PAUSE_S,
+        )
+        task = asyncio.create_task(gate.run())
+        try:
+            yield gate
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _sample(self, task: Task, version: int, eval_id: str) -> list[float]:
+        if self.num_outages:
+            self.num_outages -= 1
+            raise unavailable("The engine is away.", OutageReason.ENGINE_NOT_READY)
+        if self.most_rows is not None and len(self.evaluated) >= self.most_rows:
+            await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        self.eval_ids.add(eval_id)
+        rewards = [self.rewards(version)] * 2
+        self.evaluated.append(EvaluatedRewards(version, task.task_id, rewards))
+        return rewards
+
+    async def _unload(self, version: int) -> None:
+        self.unloaded.append(version)
+
+    def num_sampled(self, version: int) -> int:
+        return sum(row.version == version for row in self.evaluated)
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [record.decision for record in self.server.state.records]
+
+
+@pytest.fixture
+def rig() -> GateRig:
+    return GateRig(FakeServer(SimulatedServer([0.5] * 11)))
+
+
+async def test_a_better_version_is_released_and_answers_apps(rig: GateRig) -> None:
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+        await until(lambda: rig.released[-1] == 10)
+    assert rig.decisions == DECISIONS_OF_A_RELEASE
+    assert rig.released[0] == 0
+    assert rig.unloaded == []
+    assert rig.num_sampled(0) == rig.num_sampled(10) < 40
+
+
+async def test_a_worse_version_is_rejected_and_unloaded(rig: GateRig) -> None:
+    rig.rewards = lambda version: float(version == 0)
+    async with rig.running():
+        await until(lambda: rig.unloaded == [10])
+    assert rig.decisions == [Decision.CANDIDATE, Decision.REJECTED]
+    assert set(rig.released) == {0}
+
+
+async def test_after_a_restart_no_row_is_sampled_again(rig: GateRig) -> None:
+    rig.most_rows = 7
+    async with rig.running():
+        await until(lambda: len(rig.evaluated) >= 7)
+    assert rig.decisions == [Decision.CANDIDATE]
+    rig.most_rows = None
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    undisturbed = GateRig(FakeServer(SimulatedServer([0.5] * 11)))
+    async with undisturbed.running():
+        await until(lambda: len(undisturbed.decisions) == 2)
+    assert rig.num_sampled(10) == undisturbed.num_sampled(10)
+    assert rig.num_sampled(0) == undisturbed.num_sampled(0)
+
+
+async def test_a_decision_whose_reply_is_lost_is_made_once(rig: GateRig) -> None:
+    rig.server.num_lost_replies = 2
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+        await until(lambda: rig.released[-1] == 10)
+    assert rig.decisions == DECISIONS_OF_A_RELEASE
+
+
+async def test_decisions_wait_while_the_server_is_away(rig: GateRig) -> None:
+    rig.server.is_away = True
+    async with rig.running() as gate:
+        await until(lambda: rig.server.num_requests > 3)
+        trouble = gate.view().trouble
+        rig.server.is_away = False
+        await until(lambda: len(rig.decisions) == 2)
+        await until(lambda: gate.view().trouble is None)
+    assert trouble is not None and "fakevllm-server start" in trouble
+
+
+async def test_a_row_is_sampled_again_after_an_outage_of_the_engine(rig: GateRig) -> None:
+    rig.num_outages = 3
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+    assert rig.decisions == DECISIONS_OF_A_RELEASE
+
+
+async def test_another_run_of_the_server_has_its_own_evaluations(rig: GateRig) -> None:
+    async with rig.running():
+        await until(lambda: len(rig.decisions) == 2)
+        rig.server.state, rig.server.run_id = SimulatedServer([0.5] * 11), "other"
+        await until(lambda: len(rig.decisions) == 2)
+    assert rig.eval_ids == {"gate-10-run", "gate-10-other"}
+
+
+async def test_nothing_is_evaluated_while_the_released_version_cannot_be_sampled(
+    rig: GateRig,
+) -> None:
+    rig.arm_trouble = "the engine holds one set of weights"
+    async with rig.running() as gate:
+        await until(lambda: gate.view().trouble is not None)
+        assert rig.decisions == []
+        rig.arm_trouble = None
+        await until(lambda: len(rig.decisions) == 2)
+
+
+def outcome(root: str, arm: Arm, mean: float, received_at: float = 2e9) -> GroupOutcome:
+    return GroupOutcome(root, arm, received_at, mean, mean, mean, mean)
+
+
+async def test_live_sessions_of_the_training_arm_can_reject_it(rig: GateRig) -> None:
+    rig.server.state.means = [0.5] * 5
+    async with rig.running() as gate:
+        await until(lambda: rig.released == [0])
+        for number in range(40):
+            gate.group_scored(outcome(f"released-{number}", Arm.RELEASED, 0.9))
+            gate.group_scored(outcome(f"training-{number}", Arm.TRAINING, 0.1))
+        await until(lambda: rig.decisions == [Decision.REJECTED])
+    assert rig.server.state.records[0].version == 4
+
+
+async def test_each_live_session_counts_once_and_only_after_its_version_is_known(
+    rig: GateRig,
+) -> None:
+    rig.server.state.means = [0.5] * 5
+    async with rig.running() as gate:
+        await until(lambda: rig.released == [0])
+        for number in range(100):
+            gate.group_scored(outcome(f"released-{number}", Arm.RELEASED, 0.9))
+            gate.group_scored(outcome("one session", Arm.TRAINING, 0.1))
+            gate.group_scored(outcome(f"early-{number}", Arm.TRAINING, 0.1, received_at=1.0))
+        num_requests = rig.server.num_requests
+        await asyncio.sleep(20 * PAUSE_S)
+        assert rig.decisions == []
+        assert rig.server.num_requests >= num_requests
+
+
+async def test_the_released_version_is_read_before_the_first_look(rig: GateRig) -> None:
+    rig.server.state.released = 7
+    async with rig.running() as gate:
+        await gate.first_read(1.0)
+        assert rig.released[0] == 7
+        assert gate.view().released == 7
