@@ -54,7 +54,7 @@ class RequestArms:
 
     async def run(self) -> None:
         """Read the earlier groups, and keep the versions of the arms loaded, until cancelled."""
-        await self._read_earlier()
+        await self.read_earlier()
         await self.policies.run()
 
     def assign(self, draft: GroupDraft) -> None:
@@ -105,7 +105,8 @@ class RequestArms:
         """Return the sessions of each arm, and the gains."""
         return self._gains.summary(time.time())
 
-    async def _read_earlier(self) -> None:
+    async def read_earlier(self) -> None:
+        """Count the groups of earlier proxy processes, and then those that have ended meanwhile."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
             self._gains.add_all(groups)
