@@ -76,7 +76,7 @@ class RequestArms:
         if request.alias is None:
             request.exchange = RenamingExchange(request.exchange, name)
         request.has_native_route = False  # the engine's own routes do not know the arm
-        arm.policy, arm.reload = self.policies.model(arm.arm), self.policies.reload
+        arm.policy, arm.reload = self.policies.model(arm.arm), self._reload
 
     async def prepare(self, request: Request) -> None:
         """Wait until the weights of the request's arm can be sampled. If they cannot, the served
@@ -87,9 +87,16 @@ class RequestArms:
         trouble = await self.policies.wait_loaded(arm.arm)
         if trouble is not None:
             return arm.use_served_weights(trouble)
+        arm.policy = self.policies.model(arm.arm)
         name, served = _requested_name(request), self._served_model()
         if request.alias is None and name is not None and name != served:
             arm.use_served_weights("unknown model")  # the engine refuses the name
+
+    async def _reload(self, arm: RequestArm) -> str | None:
+        trouble = await self.policies.reload(arm.arm)
+        if arm.policy is not None:  # no other call of the request has given up meanwhile
+            arm.policy = self.policies.model(arm.arm)
+        return trouble
 
     def group_ended(self, request: Request, group: GroupRecord) -> None:
         """Count an ended group in the gains, if its siblings have rewards."""

@@ -26,8 +26,8 @@ def baseline(troubles: list[str | None] | None = None) -> RequestArm:
     """Return the baseline, whose reloads end with these troubles."""
     outcomes = iter(troubles or [])
 
-    async def reload(arm: Arm) -> str | None:
-        assert arm is Arm.BASELINE
+    async def reload(arm: RequestArm) -> str | None:
+        assert arm.arm is Arm.BASELINE
         return next(outcomes)
 
     return RequestArm(Arm.BASELINE, 0.1, "root", policy="policy-0", reload=reload)
