@@ -50,7 +50,7 @@ def record_sessions(folder: Path, *, reward: float = 1.0) -> None:
         ("open", "training", [0.5, 0.5], now),
     ):
         record = group(name, rewards, served=1, received_at=at, state="pooled")
-        record = replace(record, session_id=name, arm=arm, arm_propensity=0.5)
+        record = replace(record, arm=arm, arm_propensity=0.5)
         ledger.record(record)
     assert ledger.drain()
     ledger.close()
