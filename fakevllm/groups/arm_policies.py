@@ -75,9 +75,14 @@ class _ArmPolicy:
             self.trouble = f"version {self.version} is not loaded"
             self._failed_at = None
 
-    async def close(self) -> None:
+    def cancel(self) -> None:
+        """Stop to load the version, because it is not needed any more."""
         if self._loading is not None:
             self._loading.cancel()
+
+    async def close(self) -> None:
+        self.cancel()
+        if self._loading is not None:
             await asyncio.gather(self._loading, return_exceptions=True)
 
     async def _load(self) -> None:
@@ -140,9 +145,11 @@ class ArmPolicies:
             await policy.close()
 
     def set_version(self, arm: Arm, version: int) -> None:
-        """Let another version answer an arm. It is loaded with the arm's next request."""
+        """Let another version answer an arm, and start to load it."""
         if self._policies[arm].version != version:
+            self._policies[arm].cancel()
             self._policies[arm] = _ArmPolicy(self._link, arm, version, self._advice)
+            self._policies[arm].start()
 
     def model(self, arm: Arm) -> str:
         """Return the model name by which calls are sampled by the arm's version."""

@@ -56,7 +56,7 @@ class RequestArms:
 
     async def run(self) -> None:
         """Read the earlier groups, and keep the versions of the arms loaded, until cancelled."""
-        await self._read_earlier()
+        await self.read_earlier()
         await self.policies.run()
 
     def assign(self, draft: GroupDraft) -> None:
@@ -78,7 +78,7 @@ class RequestArms:
         if request.alias is None:
             request.exchange = RenamingExchange(request.exchange, name)
         request.has_native_route = False  # the engine's own routes do not know the arm
-        arm.policy, arm.reload = self.policies.model(arm.arm), self.policies.reload
+        arm.policy, arm.reload = self.policies.model(arm.arm), self._reload
 
     async def prepare(self, request: Request) -> None:
         """Wait until the weights of the request's arm can be sampled. If they cannot, the served
@@ -89,9 +89,16 @@ class RequestArms:
         trouble = await self.policies.wait_loaded(arm.arm)
         if trouble is not None:
             return arm.use_served_weights(trouble)
+        arm.policy = self.policies.model(arm.arm)
         name, served = _requested_name(request), self._served_model()
         if request.alias is None and name is not None and name != served:
             arm.use_served_weights("unknown model")  # the engine refuses the name
+
+    async def _reload(self, arm: RequestArm) -> str | None:
+        trouble = await self.policies.reload(arm.arm)
+        if arm.policy is not None:  # no other call of the request has given up meanwhile
+            arm.policy = self.policies.model(arm.arm)
+        return trouble
 
     def group_ended(self, request: Request, group: GroupRecord) -> None:
         """Count an ended group in the gains, if its siblings have rewards."""
@@ -109,7 +116,8 @@ class RequestArms:
         """Return the sessions of each arm, and the gains."""
         return self._gains.summary(time.time())
 
-    async def _read_earlier(self) -> None:
+    async def read_earlier(self) -> None:
+        """Count the groups of earlier proxy processes, and then those that have ended meanwhile."""
         try:
             groups = await asyncio.to_thread(lambda: list(self._reads.outcomes(self._newest_row)))
             self._gains.add_all(groups)

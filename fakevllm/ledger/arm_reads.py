@@ -18,7 +18,8 @@ _SCORED = """
     SELECT g.group_id, g.session_id, g.parent_session_id, g.arm, g.received_at,
            AVG(CASE WHEN NOT (g.served_by IS 'greedy' AND s."index" = 0) THEN s.reward END) AS mean,
            MAX(CASE WHEN s.served THEN s.reward END), MIN(s.reward), MAX(s.reward)
-    FROM (SELECT * FROM group_rows INDEXED BY ix_groups_arm
+    FROM (SELECT group_id, session_id, parent_session_id, arm, received_at, served_by, served_index
+          FROM group_rows INDEXED BY ix_groups_arm
           WHERE arm_propensity IS NOT NULL AND rowid <= ?) AS g
     JOIN sibling_rows AS s USING (group_id)
     WHERE s.reward IS NOT NULL AND g.served_index IS NOT NULL

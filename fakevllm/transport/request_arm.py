@@ -33,9 +33,9 @@ class RequestArm:
     """Root of the session's tree, which has one arm."""
     policy: str | None = None
     """Model name of the policy that samples the request; None for the served weights."""
-    reload: Callable[[Arm], Awaitable[str | None]] | None = None
-    """Function that loads the arm's policy once more. It returns the reason if that fails, else
-    None."""
+    reload: Callable[[RequestArm], Awaitable[str | None]] | None = None
+    """Function that loads the arm's policy once more, and sets `policy` to its name, which changes
+    if the arm gets another version. It returns the reason if that fails, else None."""
     trouble: str | None = None
     """Reason why the served weights answer in place of the arm's policy; None if they do not."""
 
@@ -60,7 +60,7 @@ class RequestArm:
             return
         trouble = LOST
         if may_reload and self.reload is not None:
-            trouble = await self.reload(self.arm)
+            trouble = await self.reload(self)
         if trouble is not None:
             self.use_served_weights(trouble)
 

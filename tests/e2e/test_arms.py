@@ -227,12 +227,12 @@ def test_the_embedded_engine_answers_the_baseline_with_version_0_after_training(
     after = [greedy_log_probs(proxy, f"after {n}") for n in range(12)]
     query = "SELECT arm, state, reason FROM groups WHERE question = 'Say it.' ORDER BY received_at"
     wait_until(lambda: len(rows(proxy, query)) == 13, 20.0, "the greedy requests")
-    _, *told = [tuple(row) for row in rows(proxy, query)]
-    assert set(told) == {
+    _, *answered = [tuple(row) for row in rows(proxy, query)]
+    assert set(answered) == {
         ("baseline", "served", "greedy_request"),
         ("training", "served", "greedy_request"),
     }
-    for (arm, _, _), log_probs in zip(told, after, strict=True):
+    for (arm, _, _), log_probs in zip(answered, after, strict=True):
         is_version_0 = log_probs == pytest.approx(before, abs=1e-4)
         assert is_version_0 == (arm == "baseline")
     assert_never_captured(proxy)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Mapping, MutableMapping
+from contextlib import asynccontextmanager
+from typing import Any
+
 import orjson
 import pytest
 
+from fakevllm.groups.sampler import Sampler
 from fakevllm.release.arms import Arm
+from fakevllm.transport.app_response import AppResponse
+from fakevllm.transport.engine_client import EngineClient, LiveResponse
 from fakevllm.transport.request import Request, SiblingPlan, sibling_headers
 from fakevllm.transport.request_arm import LOST, PolicyGone, RequestArm, check_policy, with_policy
+from fakevllm.transport.retry_handler import RetryHandler
 from fakevllm_adapters.formats.base import EngineInfo
+from fakevllm_adapters.formats.model_name import RenamingExchange
 from fakevllm_adapters.formats.registry import ADAPTERS
 from fakevllm_adapters.protocol.swarm import ARM_HEADER, SIBLING_HEADER
 
@@ -26,8 +35,8 @@ def baseline(troubles: list[str | None] | None = None) -> RequestArm:
     """Return the baseline, whose reloads end with these troubles."""
     outcomes = iter(troubles or [])
 
-    async def reload(arm: Arm) -> str | None:
-        assert arm is Arm.BASELINE
+    async def reload(arm: RequestArm) -> str | None:
+        assert arm.arm is Arm.BASELINE
         return next(outcomes)
 
     return RequestArm(Arm.BASELINE, 0.1, "root", policy="policy-0", reload=reload)
@@ -95,3 +104,66 @@ async def test_a_404_of_the_served_weights_is_the_apps() -> None:
     check_policy(RequestArm(Arm.TRAINING, 1.0, "root"), 404)
     with pytest.raises(PolicyGone):
         check_policy(baseline(), 404)
+
+
+class ForgetfulEngine(EngineClient):
+    """An engine that does not know policies until they are loaded again."""
+
+    def __init__(self) -> None:
+        super().__init__("http://127.0.0.1:9", None)
+        self.known = {"m"}
+        self.models: list[str] = []
+
+    @asynccontextmanager
+    async def live(
+        self, method: str, path: str, body: bytes, headers: Mapping[str, str]
+    ) -> AsyncGenerator[LiveResponse]:
+        model = orjson.loads(body)["model"]
+        self.models.append(model)
+        if model not in self.known:
+            yield LiveResponse(404, [], False, _once(b'{"error": {"message": "no"}}'))
+            return
+        choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}}
+        answer = {"id": "1", "model": model, "choices": [choice | {"finish_reason": "stop"}]}
+        yield LiveResponse(200, [], False, _once(orjson.dumps(answer)))
+
+
+async def _once(chunk: bytes) -> AsyncGenerator[bytes]:
+    yield chunk
+
+
+@pytest.mark.parametrize("is_loaded_again", [True, False])
+@pytest.mark.parametrize("has_siblings", [True, False])
+async def test_the_app_gets_an_answer_with_its_own_name_if_the_policy_is_gone(
+    is_loaded_again: bool, has_siblings: bool
+) -> None:
+    engine = ForgetfulEngine()
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def reload(arm: RequestArm) -> str | None:
+        if not is_loaded_again:
+            return "no server"
+        engine.known.add("policy-0")
+        return None
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    arm = RequestArm(Arm.BASELINE, 0.1, "root", policy="policy-0", reload=reload)
+    request = make_request(arm)
+    assert request.exchange is not None
+    request.exchange = RenamingExchange(request.exchange, "m")
+    request.has_native_route = False
+    handler = RetryHandler(engine)
+    async with AppResponse(send, request.adapter, request.exchange) as app:
+        if has_siblings:
+            sampler = Sampler(engine, handler, 1.0)
+            await sampler.relay(request, SiblingPlan(2), app, lambda: None)
+        else:
+            await handler.relay(request, app)
+    await engine.close()
+    assert engine.models == ["policy-0", "policy-0" if is_loaded_again else "m"]
+    assert sent[0]["status"] == 200
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert orjson.loads(body)["model"] == "m"
+    assert arm.trouble == (None if is_loaded_again else "no server")
