@@ -78,6 +78,9 @@ SERVER_ROUTES: dict[str, Access] = {
     "/resume_claims": ADMIN,
     "/load_policy": ADMIN,
     "/unload_policy": ADMIN,
+    "/releases": ADMIN,
+    "/release": ADMIN,
+    "/rollback": ADMIN,
     "/replay_latest_llm_call": ADMIN,
     "/get_episode_tokens": ADMIN,
     **dict.fromkeys(

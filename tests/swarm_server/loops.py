@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from swarm_server.local_engines import LocalRollout, LocalTrainer
 from swarm_server.samples import call
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.releases import (
+    Decision,
+    ReleaseReply,
+    ReleaseRequest,
+    RollbackRequest,
+)
 from fakevllm_adapters.protocol.swarm import (
     EndGroupReply,
     EndGroupRequest,
@@ -26,8 +32,10 @@ from fakevllm_server.journal import reads
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.releases import Releases
 from fakevllm_server.training import loop
 from fakevllm_server.training.checkpointing import Checkpointer
+from fakevllm_server.training.release_service import ReleaseService
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.types.backend import Backend, Endpoint
 from fakevllm_server.types.calls import RecordedCall
@@ -51,7 +59,8 @@ class Run(Generic[AnyBackend]):
         self.backend = backend
         self.journal = Journal(folder / "journal.sqlite")
         self.log = RunLog(self.journal)
-        self.intake = Intake(self.journal, self.log, self.engine)
+        self.releases = Releases(self.journal, self.log)
+        self.intake = Intake(self.journal, self.log, self.engine, self.releases.rejected)
         self.intake.resume(job, now=0.0)
         self.folders = CheckpointFolders(folder / "checkpoints")
         self.loop = loop.TrainLoop(
@@ -60,9 +69,18 @@ class Run(Generic[AnyBackend]):
             self.intake,
             self.backend,
             self.log,
-            Checkpointer(backend.trainer, self.folders, self.journal, job.save_freq),
+            Checkpointer(
+                backend.trainer,
+                self.folders,
+                self.journal,
+                job.save_freq,
+                lambda: self.releases.state.pinned,
+            ),
             self._connect,
             vocabulary,
+        )
+        self.service = ReleaseService(
+            self.journal, self.log, self.releases, self.folders, self.loop.between_steps
         )
         self.engine.move(EngineStatus.BOOTING, 0.0)
         self.task = asyncio.create_task(self.loop.run())
@@ -125,6 +143,16 @@ class Run(Generic[AnyBackend]):
         await self.until(
             lambda: name in self.trained_groups and self.engine.status is EngineStatus.ROLLING
         )
+
+    async def decide(
+        self, decision: Decision, version: int | None = None, **fields: Any
+    ) -> ReleaseReply:
+        """Make a decision about a version. The default id contains the decision and the version."""
+        body = {"id": f"{decision} {version}", "decision": decision, "version": version}
+        return await self.service.decide(ReleaseRequest.model_validate(body | fields), "alice")
+
+    async def roll_back(self, version: int | None, id: str = "rollback") -> ReleaseReply:
+        return await self.service.roll_back(RollbackRequest(id=id, version=version), "alice")
 
     async def stop(self) -> None:
         await self.loop.stop(self.task)

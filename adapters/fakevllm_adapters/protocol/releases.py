@@ -39,6 +39,11 @@ GATE = "gate"
 """Value of `decided_by` for decisions that no operator made."""
 
 
+MAX_PINNED = 16
+"""Maximum number of versions that a decision may name to be kept. A checkpoint takes the space of
+the weights and the optimizer."""
+
+
 class ReleaseRequest(BaseModel):
     """A decision of the proxy or of an operator (`POST /release`). A request with the id of an
     earlier one changes nothing, and gets the same reply."""
@@ -53,6 +58,9 @@ class ReleaseRequest(BaseModel):
     version with its interval, the number of pairs, and the margin."""
     force: bool = False
     """Whether a version that was rejected may be released all the same."""
+    pinned: list[int] = Field(default_factory=list[int], max_length=MAX_PINNED)
+    """Further versions whose checkpoints are kept, such as the baseline, until a later decision
+    names others."""
 
 
 class RollbackRequest(BaseModel):

@@ -229,6 +229,10 @@ class EngineStatusReply(BaseModel):
     """Version that the engine's /version returns."""
     shares_calls: bool = False
     """Whether one call may sample several siblings, which the sibling header names as a range."""
+    released: int = 0
+    """Version that answers apps; 0 before the first release."""
+    num_releases: int = 0
+    """Number of entries in the history of releases."""
 
 
 class SuccessReply(BaseModel):

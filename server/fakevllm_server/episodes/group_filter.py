@@ -25,6 +25,9 @@ TIED = "tied"
 """Reason for not pooling a group whose rewards are all equal."""
 FULL = "pool_full"
 """Reason for dropping a group because the pool was full."""
+REJECTED_VERSION = "rejected_version"
+"""Reason for dropping a group because a rejected version of the weights sampled one of its tokens,
+or because it was trained in a step that was discarded with a rejected version."""
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 """AgentJet's sample-collection method that collects until enough groups have different rewards."""
 

@@ -11,7 +11,7 @@ request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fakevllm_adapters.job.model import TrainJob
@@ -20,7 +20,7 @@ from fakevllm_server.episodes.active_clients import ActiveClients
 from fakevllm_server.episodes.batch_selection import PoolCounts, method_of
 from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
 from fakevllm_server.episodes.finished_groups import FinishedGroups
-from fakevllm_server.episodes.group_filter import FULL, TIED, why_not_pooled
+from fakevllm_server.episodes.group_filter import FULL, REJECTED_VERSION, TIED, why_not_pooled
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask, ExpiredTask, WaitingTasks
 from fakevllm_server.episodes.open_groups import OpenGroups
 from fakevllm_server.episodes.quotas import MixQuotas
@@ -52,12 +52,15 @@ class Pool:
         self,
         job: TrainJob | None = None,
         ended_reason: Callable[[str], str | None] = lambda group_id: None,
+        rejected: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         """Create an empty pool for a job.
 
         `ended_reason` is a function that looks up a group id from before a restart. It returns the
-        reason why the id is refused, or None if the id was not used.
+        reason why the id is refused, or None if the id was not used. `rejected` returns the
+        versions of the weights that were rejected, whose groups are not trained.
         """
+        self._rejected = rejected
         self._job = job = job or TrainJob()
         self._open = OpenGroups()
         self._finished = FinishedGroups()
@@ -336,9 +339,25 @@ class Pool:
         """Drop all finished groups. Return a dict from the id of each dropped group to `reason`."""
         return dict.fromkeys(self._finished.clear(), reason)
 
+    def drop_rejected(self) -> dict[str, str]:
+        """Drop the finished groups that were sampled by a rejected version. Return the reason for
+        each dropped group id."""
+        dropped = [group.group_id for group in self._finished if self._is_rejected(group)]
+        for group_id in dropped:
+            self._finished.remove(group_id)
+            self.quotas.dropped(group_id)
+        return dict.fromkeys(dropped, REJECTED_VERSION)
+
+    def _is_rejected(self, group: FinishedGroup) -> bool:
+        """Return True if a token of the group was sampled by a rejected version."""
+        rejected = self._rejected()
+        return bool(rejected) and not group.versions.isdisjoint(rejected)
+
     def _pool_group(self, group: FinishedGroup) -> str | None:
         """Add an ended group to the groups that wait for training, and return None. If the group
         cannot be trained, return the reason instead."""
+        if self._is_rejected(group):
+            return REJECTED_VERSION
         reason = why_not_pooled(group, self._job)
         if reason == TIED:
             self._tied.append(len(group.episodes))

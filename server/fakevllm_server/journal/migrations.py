@@ -49,6 +49,31 @@ def m006_prompts(db: Connection) -> None:
     prompts.move_prompts(db)
 
 
+def m007_releases(db: Connection) -> None:
+    """Add the history of releases, which is empty for earlier runs."""
+    db.exec_driver_sql(
+        """
+        CREATE TABLE releases (
+            number INTEGER NOT NULL,
+            id VARCHAR NOT NULL,
+            request_hash BLOB NOT NULL,
+            decision VARCHAR NOT NULL,
+            version INTEGER,
+            parent INTEGER,
+            newest INTEGER NOT NULL,
+            restored INTEGER,
+            is_rollback BOOLEAN NOT NULL,
+            pinned_json VARCHAR NOT NULL,
+            at FLOAT NOT NULL,
+            decided_by VARCHAR NOT NULL,
+            evidence_json VARCHAR NOT NULL,
+            PRIMARY KEY (number),
+            UNIQUE (id)
+        )
+        """
+    )
+
+
 MIGRATIONS: list[Migration] = [
     m001_tables,
     m002_drops,
@@ -56,6 +81,7 @@ MIGRATIONS: list[Migration] = [
     m004_idempotency,
     m005_hook_hash,
     m006_prompts,
+    m007_releases,
 ]
 
 

@@ -10,15 +10,18 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from fakevllm_adapters.protocol.releases import ReleaseRecord
 from fakevllm_adapters.protocol.swarm import LogEntry, SiblingRef, parse_sibling
 from fakevllm_server.episodes.episode_registry import ID_CHARS, Episode, Idempotency
 from fakevllm_server.journal.call_reads import CALL_COLUMNS, CallReader
 from fakevllm_server.journal.rows import (
     PRUNED,
     CorruptCall,
+    ReleaseRow,
     SavedCheckpoint,
     ScoredSample,
     Submission,
+    VersionChange,
     groups_hash,
 )
 from fakevllm_server.journal.statements import execute
@@ -260,6 +263,49 @@ def checkpoints(db: Connection) -> list[SavedCheckpoint]:
     """Return all checkpoints, newest first."""
     query = "SELECT step, folder, version, digest, reward_mean FROM checkpoints ORDER BY step DESC"
     return [SavedCheckpoint(*row) for row in _rows(db, query)]
+
+
+def releases(db: Connection) -> list[ReleaseRow]:
+    """Return the history of releases, oldest first."""
+    query = (
+        "SELECT number, id, decision, version, parent, at, decided_by, evidence_json, "
+        "request_hash, newest, restored, is_rollback, pinned_json FROM releases ORDER BY number"
+    )
+    return [_release(row) for row in _rows(db, query)]
+
+
+def _release(row: Sequence[Any]) -> ReleaseRow:
+    number, id, decision, version, parent, at, decided_by, evidence, *others = row
+    request_hash, newest, restored, is_rollback, pinned = others
+    record = ReleaseRecord(
+        number=number,
+        id=id,
+        decision=decision,
+        version=version,
+        parent=parent,
+        time_s=at,
+        decided_by=decided_by,
+        evidence=json.loads(evidence),
+    )
+    return ReleaseRow(
+        record, request_hash, newest, restored, bool(is_rollback), tuple(json.loads(pinned))
+    )
+
+
+def version_changes(db: Connection, after: int) -> list[VersionChange]:
+    """Return the entries of the run log that made a version of the weights, oldest first, from the
+    entry after the one with the number `after`."""
+    query = (
+        "SELECT seq, version, step, kind = 'step', kind = 'restored' AND "
+        "COALESCE(json_extract(entry_json, '$.reason'), '') <> '', "
+        "CASE kind WHEN 'restored' THEN (SELECT restored FROM releases "
+        "WHERE newest + 1 = entries.version AND restored IS NOT NULL) END "
+        "FROM entries WHERE seq > ? AND kind IN ('step', 'restored') ORDER BY seq"
+    )
+    return [
+        VersionChange(seq, version, step, bool(is_step), bool(is_discarding), restored)
+        for seq, version, step, is_step, is_discarding, restored in _rows(db, query, after)
+    ]
 
 
 def submission(db: Connection, key: str) -> Submission | None:

@@ -8,6 +8,7 @@ which tests end the server.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Sequence
 from typing import cast
@@ -25,6 +26,7 @@ from fakevllm_server.journal.rows import (
     PRUNED,
     CallRows,
     PooledGroup,
+    ReleaseRow,
     SavedCheckpoint,
     ScoredSample,
     Submission,
@@ -260,17 +262,26 @@ def abandoned(entry: LogEntry) -> Change:
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
 
-    def apply(db: Connection) -> None:
-        db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
-        db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
-        for group_id in entry.lost:
-            put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
-        delete_calls(db, entry.lost)
-        # Steps from here on can be trained again, although steps with these numbers were pruned.
-        put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
-        put_entry(db, entry)
+    return Change("abandon", lambda db: abandon(db, entry))
 
-    return Change("abandon", apply)
+
+# --- releases
+
+
+def release_decided(row: ReleaseRow) -> Change:
+    """Append a decision that changes nothing else to the history of releases."""
+    return Change("release", lambda db: put_release(db, row))
+
+
+def went_back(entry: LogEntry, row: ReleaseRow) -> Change:
+    """Append a decision with which training goes back to an earlier version, and discard all steps
+    after the step in `entry`, as `abandoned` does."""
+
+    def apply(db: Connection) -> None:
+        put_release(db, row)
+        abandon(db, entry)
+
+    return Change("go_back", apply)
 
 
 def published(version: int, step: int) -> Change:
@@ -292,6 +303,38 @@ def meta_set(key: str, value: str | None) -> Change:
 
 
 # --- the SQL of the changes, one function for each kind of row
+
+
+def abandon(db: Connection, entry: LogEntry) -> None:
+    db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
+    db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
+    for group_id in entry.lost:
+        put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
+    delete_calls(db, entry.lost)
+    # Steps from here on can be trained again, although steps with these numbers were pruned.
+    put_meta(db, PRUNED, str(min(reads.last_pruned(db), entry.step)))
+    put_entry(db, entry)
+
+
+def put_release(db: Connection, row: ReleaseRow) -> None:
+    record = row.record
+    values = (
+        record.number,
+        record.id,
+        row.request_hash,
+        record.decision,
+        record.version,
+        record.parent,
+        row.newest,
+        row.restored,
+        row.is_rollback,
+        json.dumps(list(row.pinned)),
+        record.time_s,
+        record.decided_by,
+        json.dumps(record.evidence),
+    )
+    marks = ", ".join("?" * len(values))
+    db.exec_driver_sql(f"INSERT INTO releases VALUES ({marks})", values)
 
 
 def put_meta(db: Connection, key: str, value: str | None) -> None:

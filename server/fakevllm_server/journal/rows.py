@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from fakevllm_adapters.protocol.releases import ReleaseRecord
 from fakevllm_server.journal.tables import GroupState
 from fakevllm_server.types.calls import RecordedCall, VersionSpan
 from fakevllm_server.types.number_arrays import float_array, id_array
@@ -171,6 +172,40 @@ class SavedCheckpoint:
     version: int
     digest: str
     reward_mean: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRow:
+    """An entry of the history of releases, as it is recorded in the journal."""
+
+    record: ReleaseRecord
+    request_hash: bytes
+    """Hash of the request's kind and body."""
+    newest: int
+    """Highest version at the time of the decision."""
+    restored: int | None = None
+    """Version to which training went back; None if it did not."""
+    is_rollback: bool = False
+    """Whether the request was a rollback."""
+    pinned: Sequence[int] = ()
+    """Further versions whose checkpoints are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionChange:
+    """An entry of the run log that made a version of the weights."""
+
+    seq: int
+    version: int
+    step: int
+    """Step that trained the weights, or whose weights were restored."""
+    is_step: bool
+    """Whether a training step made the version. If not, it was restored."""
+    is_discarding: bool = False
+    """Whether the steps after the restored one were discarded. If not, they are trained again with
+    the same batches."""
+    restored: int | None = None
+    """Version to which a decision let training go back; None for a step, and after a crash."""
 
 
 def groups_hash(group_ids: Sequence[str]) -> str:

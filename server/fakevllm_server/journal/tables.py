@@ -212,6 +212,34 @@ class Entries(_Row, table=True):
     entry_json: str
 
 
+class Releases(_Row, table=True):
+    """An entry of the history of releases: a decision about a version of the weights, or about all
+    releases. Rows are only ever appended."""
+
+    number: int | None = Field(default=None, primary_key=True)
+    id: str = Field(unique=True)
+    """Id of the request, with which a repeated request is recognized."""
+    request_hash: bytes
+    """Hash of the request's kind and body."""
+    decision: str
+    version: int | None = None
+    parent: int | None = None
+    """Version from which the version's training began."""
+    newest: int
+    """Highest version at the time of the decision."""
+    restored: int | None = None
+    """Version to which training went back; NULL if it did not. Its weights got a new version."""
+    is_rollback: bool
+    """Whether the request was a rollback, which rejects all versions that descend from
+    `restored`."""
+    pinned_json: str
+    """Further versions whose checkpoints are kept until the next decision that names some."""
+    at: float
+    """Unix seconds."""
+    decided_by: str
+    evidence_json: str
+
+
 class Meta(_Row, table=True):
     """A stored fact about the run, such as the run's latest job."""
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from fakevllm_adapters.protocol.reward_changes import RewardChanges
 from fakevllm_adapters.protocol.swarm import LogEntry, TrainedGroup
+from fakevllm_server.episodes.group_filter import REJECTED_VERSION
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.reads import PlannedBatch, ServedWeights
-from fakevllm_server.journal.rows import SavedCheckpoint
+from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, ClientMetrics
 from fakevllm_server.run.trained_token_share import additive_metrics
@@ -163,11 +164,23 @@ class RunLog:
 
         Groups that were trained in later steps or planned for them are not trained again.
         """
+        self._put(row_changes.abandoned, self._abandon(step, version, reason))
+
+    def put_return(self, step: int, row: ReleaseRow) -> int:
+        """Queue a decision with which training goes back to the end of `step`, and return its
+        position in the journal's queue. The batches of later steps are discarded for good, and the
+        restored weights get the next version. All changes of the journal must be on disk."""
+        entry = self._next(self._abandon(step, self.version + 1, REJECTED_VERSION))
+        self.version, self.last_step = entry.version, step
+        self._update_totals()
+        return self._journal.put(row_changes.went_back(entry, row))
+
+    def _abandon(self, step: int, version: int, reason: str) -> LogEntry:
         if self._served is not None and self._served.step > step:
             self._served = None
         entry = LogEntry(seq=0, kind="restored", step=step, version=version, reason=reason)
         entry.lost = self._journal.read(reads.groups_trained_after, step)
-        self._put(row_changes.abandoned, entry)
+        return entry
 
     async def record_untrainable_batch(self, batch: PlannedBatch, reason: str) -> None:
         """Drop the groups of a planned batch that the trainer could not train, and delete the

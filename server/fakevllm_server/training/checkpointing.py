@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
@@ -22,15 +22,23 @@ log = logging.getLogger("fakevllm.server")
 
 KEEP = 3
 """Number of newest checkpoints to keep. Two older checkpoints are kept as well: the best one, and
-the best one from before the newest change of the reward hooks or the job."""
+the best one from before the newest change of the reward hooks or the job. The checkpoints of
+pinned versions (the released one, for example) are kept too."""
 
 
 class Checkpointer:
     """Decides when the trainer saves a checkpoint, and which checkpoints of the run are kept."""
 
     def __init__(
-        self, trainer: Trainer, folders: CheckpointFolders, journal: Journal, save_freq: int
+        self,
+        trainer: Trainer,
+        folders: CheckpointFolders,
+        journal: Journal,
+        save_freq: int,
+        pinned: Callable[[], Collection[int]] = frozenset,
     ) -> None:
+        """Create the object. `pinned` returns the versions whose checkpoints must be kept."""
+        self._pinned = pinned
         self._trainer = trainer
         self._folders = folders
         self._journal = journal
@@ -112,15 +120,25 @@ class Checkpointer:
         with earlier ones."""
         self._rewards = []
 
+    async def steps_were_discarded(self) -> None:
+        """Delete the folders of checkpoints that the journal does not have any more. Call this
+        method after the journal recorded that training went back to an earlier checkpoint."""
+        self._is_overdue, self._rewards = False, []
+        known = [saved.folder for saved in self._journal.read(reads.checkpoints)]
+        await asyncio.to_thread(self._folders.delete_except, known)
+
     async def prune(self) -> None:
         """Delete old checkpoints, and the captured calls in the journal that only these checkpoints
         needed. Call this method after a new checkpoint was recorded."""
         self._is_overdue, self._rewards = False, []
         known = self._journal.read(reads.checkpoints)
         changes = [step for step, _ in self._journal.read(reads.reward_changes)]
-        best = best_checkpoint(known, changes)
-        before = best_before_change(known, changes)
-        old = [saved for saved in known[KEEP:] if saved not in (best, before)]
+        kept: list[SavedCheckpoint | None] = [*known[:KEEP]]
+        kept += [best_checkpoint(known, changes), best_before_change(known, changes)]
+        pinned = self._pinned()
+        old = [one for one in known if one not in kept and one.version not in pinned]
+        # The steps after an older checkpoint are not trained again from it: neither a rollback to a
+        # pinned one needs their calls, nor a start for which no newer one can be read.
         oldest_kept = known[:KEEP][-1].step
         await self._journal.write(row_changes.pruned([saved.step for saved in old], oldest_kept))
         for saved in old:

@@ -11,19 +11,28 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_adapters.protocol.swarm import EngineStatus
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.forest.call_text_comparison import Vocabulary
+from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.publisher import Publisher
+from fakevllm_server.training.release_service import Action, ReleaseRefused, Target
 from fakevllm_server.training.step import StepRunner
 from fakevllm_server.training.stop_and_restart import RestartBackoff, finish_reason
 from fakevllm_server.training.submission_intake import Intake
-from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, Endpoint
+from fakevllm_server.types.backend import (
+    ActionFailed,
+    Backend,
+    BackendError,
+    BackendRefused,
+    Endpoint,
+)
 
 log = logging.getLogger("fakevllm.server")
 
@@ -33,6 +42,10 @@ STEP_GRACE_S = 30.0
 """Seconds that a stop waits for the running step."""
 SAVE_GRACE_S = 60.0
 """Seconds that a stop waits for the last checkpoint."""
+
+
+class LoopEnded(Exception):
+    """Error for an action that was not run, because the training loop has ended."""
 
 
 class EngineLost(Exception):
@@ -82,6 +95,12 @@ class TrainLoop:
         self._sweep_at = 0.0
         self._connected: Endpoint | None = None
         self._lost: asyncio.Future[str] | None = None
+        self._actions: deque[tuple[Action, asyncio.Future[ReleaseRow]]] = deque()
+        """Actions that wait for the end of a training step."""
+        self.has_ended = False
+        """Whether the loop has ended, so that it runs no action any more."""
+        self._starts_anew = False
+        """Whether the trainer has to be started again, with the model's own weights."""
 
     @property
     def closed_reason(self) -> str | None:
@@ -101,9 +120,31 @@ class TrainLoop:
         """Wake the loop, because the pool or the episodes changed."""
         self._changed.set()
 
+    async def between_steps(self, action: Action) -> ReleaseRow:
+        """Run an action when no training step runs and the engines are ready, and return its
+        result. Raises LoopEnded if the loop ends before."""
+        if self.has_ended:
+            raise LoopEnded
+        done: asyncio.Future[ReleaseRow] = asyncio.get_running_loop().create_future()
+        self._actions.append((action, done))
+        self.notify()
+        return await done
+
     async def run(self) -> None:
         """Run the training loop until it is stopped. If an engine fails, restart it after a pause.
         The pauses become longer if failures continue."""
+        try:
+            await self._run()
+        finally:
+            self._end_actions()
+
+    def _end_actions(self) -> None:
+        self.has_ended = True
+        for _, done in self._actions:
+            if not done.done():
+                done.set_exception(LoopEnded())
+
+    async def _run(self) -> None:
         while not self._is_stopping:
             try:
                 await self._boot()
@@ -126,6 +167,7 @@ class TrainLoop:
             await asyncio.wait({running}, timeout=STEP_GRACE_S)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        self._end_actions()  # a task that is cancelled before it begins does not end them
         # Isolated: a stop must complete.
         try:
             async with asyncio.timeout(SAVE_GRACE_S):
@@ -228,9 +270,12 @@ class TrainLoop:
 
     async def _roll(self) -> None:
         while True:
-            await self._until(self._can_step)
+            await self._until(lambda: bool(self._actions) or self._can_step())
             if self._is_stopping:
                 return
+            if self._actions:
+                await self._run_action(*self._actions[0])
+                continue
             self._move(EngineStatus.ROLLING_POST)
             await self._until(
                 lambda: (
@@ -245,6 +290,66 @@ class TrainLoop:
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
             self._move(EngineStatus.ROLLING, self._steps.stop_reason)
+
+    async def _run_action(self, action: Action, done: asyncio.Future[ReleaseRow]) -> None:
+        """Run an action. An error that it raises goes to the caller of `between_steps`. If an
+        engine failed, or training went back only in part, the error is raised here too, so that the
+        engines are restarted."""
+        failure: BaseException | None = None
+        try:
+            result = await action(self)
+            if not done.done():
+                done.set_result(result)
+        # Passed on: the caller gets every error.
+        except BaseException as error:
+            failure = error
+        self._actions.popleft()
+        self._log.record_drops(self._engine.global_step, self._pool.drop_rejected())
+        if failure is not None and not done.done():
+            is_cancelled = isinstance(failure, asyncio.CancelledError)
+            done.set_exception(LoopEnded() if is_cancelled else failure)
+        is_partial = self._engine.status is EngineStatus.WEIGHT_SYNCING
+        is_refused = isinstance(failure, ReleaseRefused)
+        is_fatal = isinstance(failure, BackendError | asyncio.CancelledError)
+        if failure is not None and (is_fatal or (is_partial and not is_refused)):
+            raise failure
+        if self._starts_anew:
+            self._starts_anew = False
+            raise EngineLost("the trainer is started again with the model's own weights")
+        if self._engine.status is EngineStatus.WEIGHT_SYNCING:
+            self._move(EngineStatus.ROLLING, self._steps.stop_reason)
+
+    async def save_newest(self) -> None:
+        """Save a checkpoint of the newest weights, unless there is one. Raises ActionFailed if the
+        trainer does not have these weights."""
+        if self._log.last_step <= self._checkpointer.last_step:
+            return
+        if not self._steps.is_in_sync:
+            raise ActionFailed(self._publisher.refusal_message or "the trainer is not ready")
+        await self._save_last()
+
+    async def go_back(self, target: Target, record: Callable[[], Awaitable[None]]) -> None:
+        """Continue training from an earlier version. `record` records this in the journal.
+
+        The model's own weights are in no checkpoint. For them, the trainer is started again after
+        this method has returned, as after a crash.
+        """
+        if not self._steps.is_in_sync:
+            raise ActionFailed(self._publisher.refusal_message or "the trainer is not ready")
+        self._move(EngineStatus.WEIGHT_SYNCING)
+        if target.folder is not None:
+            await self._publisher.go_back(target.folder, target.step, record)
+            log.warning(
+                "training went back to step %d (version %d), whose weights are now version %d",
+                target.step,
+                target.version,
+                self._engine.version,
+            )
+            return
+        await record()
+        await self._checkpointer.steps_were_discarded()
+        self._steps.is_in_sync, self._starts_anew = False, True
+        log.warning("training goes back to version 0, the model itself")
 
     def _can_step(self) -> bool:
         return self.closed_reason is None and self._steps.is_due(time.monotonic())

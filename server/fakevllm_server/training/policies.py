@@ -13,7 +13,7 @@ import logging
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,9 +58,12 @@ class PolicyLoader:
         journal: Journal,
         served_version: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
+        rejected: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        """Create the loader. `trainer` is the specification of the backend's trainer, and
-        `served_version` returns the version that the engine serves."""
+        """Create the loader. `trainer` is the specification of the backend's trainer,
+        `served_version` returns the version that the engine serves, and `rejected` returns the
+        versions that must not be sampled any more."""
+        self._rejected = rejected
         self._clock = clock
         self._backend = backend
         self._trainer = trainer
@@ -86,6 +89,12 @@ class PolicyLoader:
         """
         async with self._lock:
             name = policy_name(version)
+            if version in self._rejected():
+                await self._unload_rejected(name, endpoint)
+                raise PolicyRefused(
+                    f"Version {version} was rejected, so it is not sampled any more: name another "
+                    "version."
+                )
             loaded = await self._backend.rollout.policies() if endpoint.holds_policies else {}
             if pinned:
                 self._check_pins(name, loaded)
@@ -114,6 +123,10 @@ class PolicyLoader:
         async with self._lock:
             if not self._is_pinned(policy_name(version)):
                 await self._backend.rollout.unload_policy(policy_name(version))
+
+    async def _unload_rejected(self, name: str, endpoint: Endpoint) -> None:
+        if endpoint.holds_policies:
+            await self._backend.rollout.unload_policy(name)
 
     def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
         known = self._journal.read(reads.checkpoints)

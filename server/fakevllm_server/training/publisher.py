@@ -8,6 +8,8 @@ is trained.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from fakevllm_adapters.job.model import TrainJob
 from fakevllm_server.episodes.states import EngineLifecycle
@@ -15,7 +17,13 @@ from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.step import StepRunner
-from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, BackendStart
+from fakevllm_server.types.backend import (
+    ActionFailed,
+    Backend,
+    BackendError,
+    BackendRefused,
+    BackendStart,
+)
 from fakevllm_server.types.crash_points import crash_point
 
 log = logging.getLogger("fakevllm.server")
@@ -74,6 +82,26 @@ class Publisher:
         self._engine.version = version
         if version:
             await self._log.record_publication(version, self._log.last_step)
+
+    async def go_back(self, folder: Path, step: int, record: Callable[[], Awaitable[None]]) -> None:
+        """Restore a checkpoint of an earlier step into the running trainer, and serve its weights.
+        The steps after it are not trained again. `record` records this in the journal.
+
+        Raises ActionFailed if the checkpoint cannot be restored. The trainer's weights are
+        unchanged then, and nothing is recorded.
+        """
+        self._steps.is_in_sync = False
+        try:
+            await self._backend.trainer.restore(folder)
+        except ActionFailed:
+            self._steps.is_in_sync = True
+            raise
+        crash_point("go_back.restored")
+        await record()
+        await self._checkpointer.steps_were_discarded()
+        self._steps.resume([])
+        self._engine.global_step = step + 1
+        await self.publish(self._log.version)
 
     async def _catch_up_untrainable(self, refusal: str) -> None:
         log.error("nothing is trained: %s", refusal)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from fakevllm_adapters.job.model import TrainJob
@@ -50,7 +50,16 @@ class Intake:
     """Owns the episodes and the pool of groups of one run. It writes every change of them to the
     journal (the run's SQLite file)."""
 
-    def __init__(self, journal: Journal, runlog: RunLog, engine: EngineLifecycle) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        runlog: RunLog,
+        engine: EngineLifecycle,
+        rejected: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
+        """Create an intake without a job. `rejected` returns the versions of the weights whose
+        groups are not trained."""
+        self._rejected = rejected
         self._journal = journal
         self._log = runlog
         self._engine = engine
@@ -334,7 +343,7 @@ class Intake:
     # --- the journal
 
     def _new_pool(self, job: TrainJob | None) -> Pool:
-        return Pool(job, self._ended_reason)
+        return Pool(job, self._ended_reason, self._rejected)
 
     def _ended_reason(self, group_id: str) -> str | None:
         """Return the reason why a group id is refused, or None if the id is new. The id is looked

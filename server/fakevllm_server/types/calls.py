@@ -248,6 +248,12 @@ class FinishedGroup:
         return min((call.version for episode in self.episodes for call in episode.calls), default=0)
 
     @property
+    def versions(self) -> set[int]:
+        """All weight versions that sampled a token of the group."""
+        calls = (call for episode in self.episodes for call in episode.calls)
+        return {span.version for call in calls for span in call.versions}
+
+    @property
     def is_partial(self) -> bool:
         """Whether at least one episode of the group has no reward."""
         return len(self.rewards) < len(self.episodes)

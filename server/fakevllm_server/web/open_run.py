@@ -23,6 +23,7 @@ from fakevllm_server.journal.store import JOB, JOB_IDENTITY, Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.folder import RunFolder
 from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.releases import Releases
 from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.training.submission_intake import Intake
 
@@ -74,7 +75,8 @@ class OpenRun:
         job_yaml = self.journal.read(reads.meta, JOB)
         self.job = None if job_yaml is None else TrainJob.from_yaml(job_yaml)
         """Job with which the run's engine was started last; None before the first start."""
-        self.intake = Intake(self.journal, self.runlog, engine)
+        self.releases = Releases(self.journal, self.runlog)
+        self.intake = Intake(self.journal, self.runlog, engine, self.releases.rejected)
         self.intake.resume(self.job, time.monotonic(), self._read_identity())
 
     def _read_identity(self) -> JobIdentity | None:

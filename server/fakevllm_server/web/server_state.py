@@ -25,6 +25,7 @@ from fakevllm_server.episodes.group_pool import Pool
 from fakevllm_server.episodes.job_identity import OTHER_JOB, JobIdentity, identity_of
 from fakevllm_server.episodes.states import EngineLifecycle
 from fakevllm_server.journal.group_commit_writer import JournalError
+from fakevllm_server.journal.rows import ReleaseRow
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.rollout.engine_client import EngineClient
 from fakevllm_server.run.folder import RunFolder
@@ -35,8 +36,9 @@ from fakevllm_server.run.run_choice import TOP
 from fakevllm_server.run.run_directory import RunDirectory
 from fakevllm_server.run.run_list import RunSummary, list_runs
 from fakevllm_server.training.checkpointing import Checkpointer
-from fakevllm_server.training.loop import TrainLoop
+from fakevllm_server.training.loop import LoopEnded, TrainLoop
 from fakevllm_server.training.policies import PolicyLoader
+from fakevllm_server.training.release_service import Action, ReleaseService
 from fakevllm_server.training.stop_and_restart import finish_reason
 from fakevllm_server.training.submission_intake import Intake
 from fakevllm_server.training.tokenizer_reader import load_vocabulary
@@ -85,6 +87,8 @@ class ServerState:
     """Responses that the clients of this server process may retrieve."""
     policies: PolicyLoader | None = None
     """Loader of earlier versions of the weights, or None while the engine is off."""
+    release_service: ReleaseService = field(init=False)
+    """Maker of the decisions about versions of the current run."""
     _model: ModelIdentity = NO_MODEL
     """Model with which the engine was started last."""
     _loop: TrainLoop | None = None
@@ -107,6 +111,26 @@ class ServerState:
             raise
         self.job = self.run.job
         self.engine.global_step = self.runlog.last_step + 1
+        self.release_service = self._new_release_service()
+
+    def _new_release_service(self) -> ReleaseService:
+        run = self.run
+        return ReleaseService(
+            run.journal, run.runlog, run.releases, run.checkpoints, self._between_steps
+        )
+
+    async def _between_steps(self, action: Action) -> ReleaseRow:
+        """Run an action when no training step runs, and no engine starts or stops."""
+        while True:
+            loop = self._loop
+            if loop is not None and not loop.has_ended:
+                with contextlib.suppress(LoopEnded):
+                    return await loop.between_steps(action)
+            async with self.engine_lock:
+                if self._loop is None or self._loop.has_ended:
+                    row = await action(None)
+                    self.engine.global_step = self.runlog.last_step + 1
+                    return row
 
     def _open_run(self, relative: str) -> OpenRun:
         """Open a run. `relative` is its folder, relative to the run directory. Raises ConfigError
@@ -205,9 +229,21 @@ class ServerState:
         self.intake.resume(job, time.monotonic(), identity)
         self.engine.move(EngineStatus.BOOTING, time.monotonic())
         save_freq = job.save_freq
-        checkpointer = Checkpointer(backend.trainer, self.run.checkpoints, self.journal, save_freq)
+        releases = self.run.releases
+        checkpointer = Checkpointer(
+            backend.trainer,
+            self.run.checkpoints,
+            self.journal,
+            save_freq,
+            lambda: releases.state.pinned,
+        )
         self.policies = PolicyLoader(
-            backend, trainer, self.run.checkpoints, self.journal, lambda: self.engine.version
+            backend,
+            trainer,
+            self.run.checkpoints,
+            self.journal,
+            lambda: self.engine.version,
+            rejected=releases.rejected,
         )
         self._loop = TrainLoop(
             job,
@@ -263,7 +299,9 @@ class ServerState:
 
     async def _replace_run(self, run: OpenRun) -> None:
         """Make `run`, which is already open, the current run. Close the previous run."""
+        await self.release_service.close()
         previous, self.run = self.run, run
+        self.release_service = self._new_release_service()
         self.engine.global_step = run.runlog.last_step + 1
         self.engine.version = 0
         if run.runlog.last_step:
@@ -319,6 +357,7 @@ class ServerState:
     async def close(self) -> None:
         """Stop the engine, close the journal and release the run directory."""
         await self.stop_engine()
+        await self.release_service.close()
         await self.run.close()
         self._lock.close()
 

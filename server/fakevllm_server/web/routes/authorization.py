@@ -25,6 +25,9 @@ ADMIN_PATHS = frozenset(
         "/resume_claims",
         "/load_policy",
         "/unload_policy",
+        "/releases",
+        "/release",
+        "/rollback",
         "/replay_latest_llm_call",
         "/get_episode_tokens",
     }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 from fastapi import APIRouter, HTTPException, Request
@@ -14,6 +16,12 @@ from fakevllm_adapters.formats.base import EngineInfo
 from fakevllm_adapters.job.model import TrainJob, parse_job
 from fakevllm_adapters.job.validation import check_job
 from fakevllm_adapters.protocol.errors import unavailable
+from fakevllm_adapters.protocol.releases import (
+    ReleaseReply,
+    ReleaseRequest,
+    ReleasesReply,
+    RollbackRequest,
+)
 from fakevllm_adapters.protocol.swarm import (
     CLIENT_HEADER,
     EngineStatus,
@@ -28,7 +36,9 @@ from fakevllm_server.config.job_warnings import job_warnings
 from fakevllm_server.config.model import ConfigError
 from fakevllm_server.run.trained_token_share import run_totals
 from fakevllm_server.training.policies import PolicyRefused
+from fakevllm_server.training.release_service import DecisionPending
 from fakevllm_server.types.backend import ActionFailed, BackendError, BackendRefused
+from fakevllm_server.web.routes.authorization import caller_of
 from fakevllm_server.web.routes.refusals import StrictRoute
 from fakevllm_server.web.server_state import ServerState
 
@@ -98,6 +108,8 @@ def router(state: ServerState) -> APIRouter:
             max_model_len=facts.max_model_len,
             engine_version=facts.version,
             shares_calls=True,
+            released=state.run.releases.state.released,
+            num_releases=state.run.releases.num_records,
         )
 
     @routes.post("/sync_train_config")
@@ -165,6 +177,24 @@ def router(state: ServerState) -> APIRouter:
             return SuccessReply(success=False, failure_reason=str(failure))
         return SuccessReply(success=True)
 
+    @routes.get("/releases")
+    async def get_releases() -> ReleasesReply:
+        releases = state.run.releases.reply()
+        await state.journal.wait_written(state.journal.put())
+        return releases
+
+    @routes.post("/release")
+    async def release(request: ReleaseRequest, http: Request) -> ReleaseReply:
+        with _decisions():
+            decided_by = caller_of(state, http.scope)
+            return await state.release_service.decide(request, decided_by)
+
+    @routes.post("/rollback")
+    async def roll_back(request: RollbackRequest, http: Request) -> ReleaseReply:
+        with _decisions():
+            decided_by = caller_of(state, http.scope)
+            return await state.release_service.roll_back(request, decided_by)
+
     @routes.post("/pause_claims")
     async def pause_claims() -> SuccessReply:
         """Refuse new claims until `/resume_claims`, a stop of the engine, or a restart of the
@@ -195,6 +225,21 @@ def router(state: ServerState) -> APIRouter:
         return LogReply(entries=state.runlog.entries_after(after))
 
     return routes
+
+
+@contextmanager
+def _decisions() -> Generator[None]:
+    """Raise WireError (503) if a decision was not carried out yet, or failed with an engine. The
+    same request may be sent again, and takes effect once."""
+    try:
+        yield
+    except DecisionPending:
+        raise unavailable(
+            "The decision waits for the end of the training step: send the same request again."
+        ) from None
+    except BackendError as failure:
+        log.error("a decision about a version failed: %s", failure)
+        raise unavailable("The engine failed: send the same request again.") from None
 
 
 def _refuse_running(state: ServerState) -> None:

@@ -1,0 +1,93 @@
+"""What follows from the history of releases: which version answers apps, which one is evaluated,
+and which ones are rejected. This module does no I/O.
+
+The history is a list of decisions. Each decision changes the state; nothing else does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fakevllm_adapters.protocol.releases import Decision
+from fakevllm_server.journal.rows import ReleaseRow
+from fakevllm_server.run.version_lineage import MODEL, VersionLineage
+
+
+@dataclass(slots=True)
+class ReleaseState:
+    """The state after some decisions."""
+
+    candidate: int | None = None
+    rejected: set[int] = field(default_factory=set[int])
+    """Versions that must not answer apps."""
+    is_held: bool = False
+    _released: list[int] = field(default_factory=lambda: [MODEL])
+    """Versions that were released and are not rejected, oldest first. The model itself cannot be
+    rejected."""
+    _pinned: Sequence[int] = ()
+
+    @property
+    def released(self) -> int:
+        """Version that answers apps."""
+        return self._released[-1]
+
+    @property
+    def pinned(self) -> set[int]:
+        """Versions whose checkpoints are kept: the released one, the one that would answer apps if
+        that one were rejected, the candidate, and those that the latest decision with a list of
+        versions names."""
+        candidate = [] if self.candidate is None else [self.candidate]
+        return {*self._released[-2:], *candidate, *self._pinned}
+
+    def released_without(self, rejected: set[int]) -> int:
+        """Return the version that would answer apps if these versions were rejected."""
+        return next(one for one in reversed(self._released) if one not in rejected)
+
+    def apply(self, row: ReleaseRow, lineage: VersionLineage) -> None:
+        """Change the state by a decision."""
+        version = row.record.version
+        match row.record.decision:
+            case Decision.CANDIDATE:
+                assert version is not None, "a candidate is a version"
+                self.rejected.discard(version)
+                self.candidate = version
+            case Decision.RELEASED:
+                assert version is not None, "a release names its version"
+                self.rejected.discard(version)
+                if version in self._released:
+                    self._released.remove(version)
+                self._released.append(version)
+            case Decision.REJECTED:
+                self._reject(rejected_by(row, lineage))
+            case Decision.UNDECIDED:
+                pass
+            case Decision.HOLD | Decision.RESUME:
+                self.is_held = row.record.decision is Decision.HOLD
+        if row.record.decision is not Decision.CANDIDATE and self.candidate == version:
+            self.candidate = None
+        if row.restored is not None and self.candidate != row.restored:
+            self.candidate = None  # its steps were discarded
+        if row.pinned:
+            self._pinned = row.pinned
+
+    def _reject(self, versions: set[int]) -> None:
+        self.rejected |= versions
+        self._released = [one for one in self._released if one not in versions]
+        if self.candidate in versions:
+            self.candidate = None
+
+
+def rejected_by(row: ReleaseRow, lineage: VersionLineage) -> set[int]:
+    """Return the versions that a rejection or a rollback rejects.
+
+    These are only versions from before the decision: what is trained after it does not descend from
+    them.
+    """
+    if row.is_rollback:
+        assert row.restored is not None, "a rollback names the restored version"
+        versions = lineage.descendants(row.restored) - lineage.twins_of(row.restored)
+    else:
+        assert row.record.version is not None, "a rejection names its version"
+        versions = lineage.descendants(row.record.version)
+    return {one for one in versions if one <= row.newest} - {MODEL}

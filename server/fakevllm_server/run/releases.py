@@ -1,0 +1,73 @@
+"""The history of releases of a run: the decisions about versions of the weights, as they are
+recorded in the journal, and the state that follows from them."""
+
+from __future__ import annotations
+
+from fakevllm_adapters.protocol.releases import ReleasesReply
+from fakevllm_server.journal import reads, row_changes
+from fakevllm_server.journal.rows import ReleaseRow
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.release_history import ReleaseState
+from fakevllm_server.run.version_lineage import VersionLineage
+
+
+class Releases:
+    """The history of releases of a run. The newest decisions may not be on disk yet."""
+
+    def __init__(self, journal: Journal, runlog: RunLog) -> None:
+        self._journal = journal
+        self._log = runlog
+        self._lineage = VersionLineage()
+        self._rows: list[ReleaseRow] = []
+        self.state = ReleaseState()
+        for row in journal.read(reads.releases):
+            self._add(row)
+
+    def lineage(self) -> VersionLineage:
+        """Return the lineage of the run's versions, up to the last entry of the run log that is on
+        disk."""
+        for change in self._journal.read(reads.version_changes, self._lineage.last_seq):
+            self._lineage.add(change)
+        return self._lineage
+
+    def rejected(self) -> set[int]:
+        """Return the rejected versions."""
+        return self.state.rejected
+
+    @property
+    def num_records(self) -> int:
+        return len(self._rows)
+
+    def find(self, id: str) -> ReleaseRow | None:
+        """Return the decision that was made by the request with this id, or None."""
+        return next((row for row in self._rows if row.record.id == id), None)
+
+    async def record(self, row: ReleaseRow) -> None:
+        """Append a decision, and return when it is on disk. Raises JournalError if the journal
+        cannot be written."""
+        position = self._journal.put(row_changes.release_decided(row))
+        self._add(row)
+        await self._journal.wait_written(position, None)
+
+    async def record_return(self, row: ReleaseRow, step: int) -> None:
+        """Append a decision with which training goes back to the end of `step`, and return when it
+        is on disk."""
+        await self._journal.write()
+        position = self._log.put_return(step, row)
+        self._add(row)
+        await self._journal.wait_written(position, None)
+
+    def reply(self) -> ReleasesReply:
+        """Return the history and its state in the form that clients get."""
+        return ReleasesReply(
+            records=[row.record for row in self._rows],
+            released=self.state.released,
+            candidate=self.state.candidate,
+            rejected=sorted(self.state.rejected),
+            is_held=self.state.is_held,
+        )
+
+    def _add(self, row: ReleaseRow) -> None:
+        self._rows.append(row)
+        self.state.apply(row, self.lineage())

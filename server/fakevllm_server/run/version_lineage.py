@@ -1,0 +1,112 @@
+"""The lineage of the versions of the weights: which version was trained from which. This module
+does no I/O.
+
+Training is a path of versions. A training step adds a version. A restore leaves the versions after
+the restored step, and continues from the restored weights under a new version. After a crash, the
+same batches are trained again: such a version has the weights of the version that trained the batch
+before, so the two are twins. What holds for the weights of a version holds for its twins.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from fakevllm_server.journal.rows import VersionChange
+
+MODEL = 0
+"""Version of the model's own weights, before any training step."""
+
+
+class VersionLineage:
+    """The lineage of a run's versions. Add the changes in the order of the run log."""
+
+    def __init__(self) -> None:
+        self.last_seq = 0
+        """Number of the last entry of the run log that was added."""
+        self._steps = {MODEL: 0}
+        """Step of each version."""
+        self._previous: dict[int, int] = {}
+        """Version before each version on its path."""
+        self._next: defaultdict[int, list[int]] = defaultdict(list)
+        self._twins: defaultdict[int, list[int]] = defaultdict(list)
+        self._restored: set[int] = set()
+        """Versions that a restore made."""
+        self._path = [MODEL]
+        self._left: dict[int, int] = {}
+        """By step, the versions that a crash has undone and whose batches are trained again."""
+
+    def add(self, change: VersionChange) -> None:
+        """Add the version that an entry of the run log made."""
+        self.last_seq = change.seq
+        if not change.is_step:
+            self._leave_after(change.step, change.is_discarding)
+            while change.restored in self._path[:-1]:  # a later one may have the same step
+                self._path.pop()
+            self._restored.add(change.version)
+        self._append(change.version, change.step)
+        twin = self._left.pop(change.step, None) if change.is_step else None
+        if twin is not None:
+            self._twins[twin].append(change.version)
+            self._twins[change.version].append(twin)
+
+    def _leave_after(self, step: int, is_discarding: bool) -> None:
+        left = {at: version for at, version in self._left.items() if at > step}
+        while self._steps[self._path[-1]] > step:
+            version = self._path.pop()
+            left[self._steps[version]] = version
+        self._left = {} if is_discarding else left
+
+    def _append(self, version: int, step: int) -> None:
+        previous = self._path[-1]
+        self._previous[version] = previous
+        self._next[previous].append(version)
+        self._steps[version] = step
+        self._path.append(version)
+
+    def __contains__(self, version: int) -> bool:
+        return version in self._steps
+
+    @property
+    def newest(self) -> int:
+        """Version of the present weights."""
+        return self._path[-1]
+
+    @property
+    def path(self) -> list[int]:
+        """Versions from the model to the present weights, oldest first."""
+        return list(self._path)
+
+    def step_of(self, version: int) -> int:
+        """Return the step of a known version."""
+        return self._steps[version]
+
+    def parent_of(self, version: int) -> int:
+        """Return the version from which a version's training began: the one that was restored last
+        before it, or the model."""
+        while version not in self._restored and version != MODEL:
+            version = self._previous[version]
+        return self._previous.get(version, MODEL)
+
+    def twins_of(self, version: int) -> set[int]:
+        """Return the versions that have the same weights, because the same steps were trained
+        again. The version itself is one of them."""
+        found: set[int] = set()
+        waiting = [version]
+        while waiting:
+            one = waiting.pop()
+            if one not in found:
+                found.add(one)
+                waiting += self._twins.get(one, ())
+        return found
+
+    def descendants(self, version: int) -> set[int]:
+        """Return a version, its twins, and all versions that were trained from one of them."""
+        found: set[int] = set()
+        waiting = [version]
+        while waiting:
+            one = waiting.pop()
+            if one not in found:
+                found.add(one)
+                waiting += self._next.get(one, ())
+                waiting += self._twins.get(one, ())
+        return found

@@ -1,0 +1,395 @@
+"""Make decisions about versions of the weights: check a request, carry out what it means for
+training, record it in the journal, and acknowledge it.
+
+Decisions are made one after another. What changes the trainer or needs a checkpoint runs between
+two training steps, under the control of the training loop. While no engine runs, only the journal
+changes, and the next start continues from the checkpoint that is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pydantic import BaseModel
+
+from fakevllm_adapters.protocol.releases import (
+    GATE,
+    Decision,
+    ReleaseRecord,
+    ReleaseReply,
+    ReleaseRequest,
+    RollbackRequest,
+)
+from fakevllm_server.episodes.submissions import IdempotencyConflict
+from fakevllm_server.journal import reads
+from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint
+from fakevllm_server.journal.store import Journal
+from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.log import RunLog
+from fakevllm_server.run.release_history import rejected_by
+from fakevllm_server.run.releases import Releases
+from fakevllm_server.run.version_lineage import MODEL
+from fakevllm_server.types.backend import ActionFailed
+
+GATE_PREFIX = "gate-"
+"""Beginning of the ids of requests that the proxy's gate makes, and no operator."""
+OPERATOR = "operator"
+"""Value of `decided_by` for an operator whose key has no name, or if the server needs no key."""
+REPLY_WITHIN_S = 60.0
+"""Seconds after which a request is told to come again, because its decision still waits for the end
+of a training step. The decision is carried out meanwhile."""
+
+
+class DecisionPending(Exception):
+    """Error for a decision that is not carried out yet. The same request gets the result later."""
+
+
+class ReleaseRefused(Exception):
+    """Error for a decision that cannot be made. The message says why, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The weights to which training goes back."""
+
+    version: int
+    step: int
+    folder: Path | None
+    """Folder of the checkpoint, whose files are whole. None for the model itself."""
+
+
+class TrainingControl(Protocol):
+    """What a decision may do to training, between two steps."""
+
+    async def save_newest(self) -> None:
+        """Save a checkpoint of the newest weights, unless there is one. Raises OSError or
+        BackendError if they cannot be saved."""
+        ...
+
+    async def go_back(self, target: Target, record: Callable[[], Awaitable[None]]) -> None:
+        """Continue training from `target`. `record` records this in the journal.
+
+        If the weights cannot be restored, nothing is recorded. ActionFailed is raised if the
+        trainer still has its weights, and another BackendError if it has to be restarted.
+        """
+        ...
+
+
+Action = Callable[[TrainingControl | None], Awaitable[ReleaseRow]]
+"""An action that is run between two training steps. The argument is None if no engine runs."""
+BetweenSteps = Callable[[Action], Awaitable[ReleaseRow]]
+
+
+class ReleaseService:
+    """Makes the decisions about the versions of one run."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        runlog: RunLog,
+        releases: Releases,
+        folders: CheckpointFolders,
+        between_steps: BetweenSteps,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Create the service. `between_steps` runs an action between two training steps. The
+        action's argument is None if no engine runs, and no engine is then started meanwhile."""
+        self._journal = journal
+        self._log = runlog
+        self._releases = releases
+        self._folders = folders
+        self._between_steps = between_steps
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        """Lock held while a decision is made, and not while it waits for the training loop."""
+        self._running: dict[str, tuple[bytes, asyncio.Task[ReleaseRecord]]] = {}
+        """Request hash and task of each decision that is being made, by its id."""
+
+    async def decide(self, request: ReleaseRequest, decided_by: str) -> ReleaseReply:
+        """Make a decision about a version, and return the reply when the decision is on disk.
+        Raises IdempotencyConflict if a different request had the same id, DecisionPending if the
+        training step takes long, and BackendError if an engine fails."""
+
+        async def make(control: TrainingControl | None) -> ReleaseRow:
+            async with self._making(request) as known:
+                return known or await self._decide(request, decided_by, control)
+
+        if request.decision in (Decision.HOLD, Decision.RESUME, Decision.UNDECIDED):
+            return await self._once("release", request, lambda: make(None))
+        return await self._once("release", request, lambda: self._between_steps(make))
+
+    async def roll_back(self, request: RollbackRequest, decided_by: str) -> ReleaseReply:
+        """Let training go back to a version, and return the reply when this is on disk. Raises
+        the same errors as `decide`."""
+
+        async def make(control: TrainingControl | None) -> ReleaseRow:
+            async with self._making(request) as known:
+                return known or await self._roll_back(request, decided_by, control)
+
+        return await self._once("rollback", request, lambda: self._between_steps(make))
+
+    async def close(self) -> None:
+        """Give up the decisions that are not carried out yet. Their requests may be sent again to
+        the next server process."""
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _making(
+        self, request: ReleaseRequest | RollbackRequest
+    ) -> AsyncGenerator[ReleaseRow | None]:
+        """Let no other decision be made in the `with` block. Yield the decision of the request, if
+        it was made already: an action is run again if the training loop ended while it ran."""
+        async with self._lock:
+            await self._journal.wait_written(self._journal.put())
+            yield self._releases.find(request.id)
+
+    async def _once(
+        self,
+        kind: str,
+        request: ReleaseRequest | RollbackRequest,
+        make: Callable[[], Awaitable[ReleaseRow]],
+    ) -> ReleaseReply:
+        request_hash = _hash_of(kind, request)
+        known = self._releases.find(request.id)
+        if known is not None:
+            if known.request_hash != request_hash:
+                raise IdempotencyConflict
+            await self._journal.wait_written(self._journal.put())
+            return ReleaseReply(success=True, record=known.record)
+        running = self._running.get(request.id)
+        if running is None:
+
+            async def run() -> ReleaseRecord:
+                try:
+                    return (await make()).record
+                finally:
+                    del self._running[request.id]
+
+            running = request_hash, asyncio.create_task(run())
+            self._running[request.id] = running
+        if running[0] != request_hash:
+            raise IdempotencyConflict
+        # A client that disconnects does not end a decision that is being carried out.
+        done, _ = await asyncio.wait({running[1]}, timeout=REPLY_WITHIN_S)
+        if not done or running[1].cancelled():
+            raise DecisionPending
+        try:
+            record = running[1].result()
+        except ReleaseRefused as refused:
+            return ReleaseReply(success=False, failure_reason=str(refused))
+        return ReleaseReply(success=True, record=record)
+
+    async def _decide(
+        self, request: ReleaseRequest, decided_by: str, control: TrainingControl | None
+    ) -> ReleaseRow:
+        decision, version = request.decision, request.version
+        if decision in (Decision.HOLD, Decision.RESUME):
+            row = self._row("release", request, decision, None, decided_by)
+        elif decision in (Decision.CANDIDATE, Decision.RELEASED):
+            self._refuse_held()
+            version = await self._version_with_checkpoint(request, control)
+            row = self._row("release", request, decision, version, decided_by)
+        elif version is None:
+            raise ReleaseRefused(f"Name the version that is {decision}.")
+        else:
+            self._check_known(version)
+            row = self._row("release", request, decision, version, decided_by)
+        if decision is Decision.REJECTED:
+            return await self._reject(row, control)
+        await self._releases.record(row)
+        return row
+
+    def _refuse_held(self) -> None:
+        if self._releases.state.is_held:
+            raise ReleaseRefused(
+                "Releases are on hold, so no version becomes a candidate and none is released: "
+                "send the decision `resume` first."
+            )
+
+    async def _version_with_checkpoint(
+        self, request: ReleaseRequest, control: TrainingControl | None
+    ) -> int:
+        """Return the version of a decision for which the version needs a checkpoint. The checkpoint
+        of the newest version is saved now, if there is none."""
+        version = request.version
+        if version is None and request.decision is not Decision.CANDIDATE:
+            raise ReleaseRefused(f"Name the version that is {request.decision}.")
+        if version is not None:
+            self._check_known(version)
+        if version in self._releases.state.rejected and not request.force:
+            raise ReleaseRefused(
+                f"Version {version} was rejected: name another version, or send `force`."
+            )
+        newest = self._releases.lineage().newest
+        if version in (None, newest) and newest != MODEL and control is not None:
+            try:
+                await control.save_newest()
+            except (OSError, ActionFailed) as failure:
+                raise ReleaseRefused(
+                    f"Version {newest} could not be saved, so it cannot be {request.decision}: "
+                    f"{failure}. Send the request again when this is mended."
+                ) from None
+        if version is None:
+            version = self._newest_saved()
+        elif version != MODEL and version not in self._saved():
+            raise ReleaseRefused(
+                f"Version {version} has no checkpoint (any more). These versions have one: "
+                f"{self._choices()}."
+            )
+        return version
+
+    def _newest_saved(self) -> int:
+        """Return the version of the checkpoint with the newest weights, which is to become the
+        candidate."""
+        saved = self._saved()
+        step = self._log.last_step
+        version = next((one.version for one in saved.values() if one.step == step), MODEL)
+        if step == 0:
+            raise ReleaseRefused(
+                "The newest weights are those of the model itself: wait for the next training step."
+            )
+        if version == self._releases.state.released:
+            raise ReleaseRefused(
+                f"The newest weights are those of version {version}, which is released already: "
+                "wait for the next training step."
+            )
+        if version == MODEL:
+            raise ReleaseRefused(
+                f"The newest weights, of step {step}, have no checkpoint: start the engine, and "
+                "send the request again."
+            )
+        return version
+
+    async def _reject(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
+        """Record a rejection. If the newest weights are rejected with the version, let training go
+        back to the version that answers apps then."""
+        if row.record.version == MODEL:
+            raise ReleaseRefused("Version 0 is the model itself, which cannot be rejected.")
+        lineage = self._releases.lineage()
+        rejected = rejected_by(row, lineage)
+        if lineage.newest not in rejected:
+            await self._releases.record(row)
+            return row
+        target = self._releases.state.released_without(rejected)
+        return await self._go_back(_with_restored(row, target), control)
+
+    async def _roll_back(
+        self, request: RollbackRequest, decided_by: str, control: TrainingControl | None
+    ) -> ReleaseRow:
+        version = self._releases.state.released if request.version is None else request.version
+        self._check_known(version)
+        path = self._releases.lineage().path
+        if version not in path:
+            raise ReleaseRefused(
+                f"Version {version} is not one from which the newest weights were trained. "
+                f"Training can go back to these versions: {self._choices()}."
+            )
+        if version == path[-1]:
+            raise ReleaseRefused(
+                f"Version {version} is the newest: there is nothing to go back from."
+            )
+        first = path[path.index(version) + 1]
+        row = self._row("rollback", request, Decision.REJECTED, first, decided_by)
+        row = _with_restored(row, version, is_rollback=True)
+        return await self._go_back(row, control)
+
+    async def _go_back(self, row: ReleaseRow, control: TrainingControl | None) -> ReleaseRow:
+        assert row.restored is not None, "the caller chooses the version to go back to"
+        target = await self._find_target(row.restored)
+
+        async def record() -> None:
+            await self._releases.record_return(row, target.step)
+
+        if control is None:
+            await record()
+            return row
+        try:
+            await control.go_back(target, record)
+        except ActionFailed as failure:
+            raise ReleaseRefused(
+                f"Version {target.version} could not be restored, and nothing was changed: "
+                f"{failure}."
+            ) from None
+        return row
+
+    async def _find_target(self, version: int) -> Target:
+        if version == MODEL:
+            return Target(MODEL, 0, None)
+        # Versions of one step on the path have the same weights, if one of them was restored.
+        lineage = self._releases.lineage()
+        step = lineage.step_of(version) if version in lineage.path else None
+        saved = next((one for one in self._saved().values() if one.step == step), None)
+        if saved is None:
+            raise ReleaseRefused(
+                f"Training cannot go back to version {version}, which has no checkpoint (any "
+                f"more). Send a rollback to one of these versions: {self._choices()}."
+            )
+        try:
+            folder = await asyncio.to_thread(self._folders.find, saved)
+        except OSError as error:
+            raise ReleaseRefused(
+                f"Training cannot go back to version {version} ({error}): repair the files, or "
+                f"send a rollback to another of these versions: {self._choices()}."
+            ) from None
+        return Target(version, saved.step, folder.resolve())
+
+    def _check_known(self, version: int) -> None:
+        if version not in self._releases.lineage():
+            newest = self._log.version
+            raise ReleaseRefused(f"Version {version} does not exist: the newest is {newest}.")
+
+    def _saved(self) -> dict[int, SavedCheckpoint]:
+        """Return the checkpoints by version, oldest first."""
+        known = self._journal.read(reads.checkpoints)
+        return {saved.version: saved for saved in reversed(known)}
+
+    def _choices(self) -> str:
+        """Return the versions that have weights, for a message."""
+        return ", ".join(map(str, [MODEL, *self._saved()]))
+
+    def _row(
+        self,
+        kind: str,
+        request: ReleaseRequest | RollbackRequest,
+        decision: Decision,
+        version: int | None,
+        decided_by: str,
+    ) -> ReleaseRow:
+        lineage = self._releases.lineage()
+        record = ReleaseRecord(
+            number=self._releases.num_records + 1,
+            id=request.id,
+            decision=decision,
+            version=version,
+            parent=None if version is None else lineage.parent_of(version),
+            time_s=self._clock(),
+            decided_by=GATE if request.id.startswith(GATE_PREFIX) else decided_by or OPERATOR,
+            evidence=request.evidence,
+        )
+        pinned: Sequence[int] = ()
+        if isinstance(request, ReleaseRequest):
+            pinned = request.pinned
+        return ReleaseRow(record, _hash_of(kind, request), self._log.version, pinned=pinned)
+
+
+def _with_restored(row: ReleaseRow, version: int, *, is_rollback: bool = False) -> ReleaseRow:
+    """Return a decision with which training goes back to `version`. Clients read this version from
+    the evidence."""
+    evidence = row.record.evidence | {"restored": version}
+    record = row.record.model_copy(update={"evidence": evidence})
+    return ReleaseRow(record, row.request_hash, row.newest, version, is_rollback, row.pinned)
+
+
+def _hash_of(kind: str, request: BaseModel) -> bytes:
+    body = f"{kind} {request.model_dump_json()}"
+    return hashlib.blake2b(body.encode(), digest_size=16).digest()

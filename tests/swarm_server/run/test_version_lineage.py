@@ -1,0 +1,118 @@
+"""The lineage of versions: parents, descendants, and the path to the present weights."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakevllm_server.journal.rows import VersionChange
+from fakevllm_server.run.version_lineage import MODEL, VersionLineage
+
+
+class Lineage(VersionLineage):
+    """A lineage to which tests add numbered versions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._version = 0
+
+    def train(self, num_steps: int = 1) -> None:
+        for _ in range(num_steps):
+            self._change(self.step_of(self.newest) + 1, is_step=True)
+
+    def crash(self, step: int) -> None:
+        """Go back to the end of a step; the later steps are trained again."""
+        self._change(step)
+
+    def go_back(self, step: int, restored: int | None = None) -> None:
+        """Go back to the end of a step for good. `restored` is the version that was chosen, if a
+        decision did so."""
+        self._change(step, is_discarding=True, restored=restored)
+
+    def _change(
+        self,
+        step: int,
+        *,
+        is_step: bool = False,
+        is_discarding: bool = False,
+        restored: int | None = None,
+    ) -> None:
+        self._version += 1
+        number = self._version
+        self.add(VersionChange(number, number, step, is_step, is_discarding, restored))
+
+
+def test_steps_descend_from_all_steps_before_them() -> None:
+    lineage = Lineage()
+    lineage.train(3)
+    assert lineage.path == [0, 1, 2, 3]
+    assert lineage.descendants(2) == {2, 3}
+    assert [lineage.parent_of(version) for version in lineage.path] == [0, 0, 0, 0]
+
+
+def test_versions_after_a_return_descend_from_the_restored_version_and_not_from_later_ones() -> (
+    None
+):
+    lineage = Lineage()
+    lineage.train(3)
+    lineage.go_back(1)  # version 4 has the weights of version 1
+    lineage.train(2)
+    assert lineage.path == [0, 1, 4, 5, 6]
+    assert lineage.descendants(2) == {2, 3}
+    assert lineage.descendants(1) == {1, 2, 3, 4, 5, 6}
+    assert [lineage.parent_of(version) for version in (3, 4, 6)] == [0, 1, 1]
+
+
+def test_a_step_that_is_trained_again_after_a_crash_has_the_weights_of_the_first_time() -> None:
+    lineage = Lineage()
+    lineage.train(3)
+    lineage.crash(1)
+    lineage.train(3)
+    assert lineage.path == [0, 1, 4, 5, 6, 7]
+    assert lineage.twins_of(2) == {2, 5} and lineage.twins_of(6) == {3, 6}
+    assert lineage.descendants(2) == {2, 3, 5, 6, 7}
+    assert lineage.descendants(7) == {7}
+
+
+def test_a_second_crash_during_the_repetition_changes_no_twins() -> None:
+    lineage = Lineage()
+    lineage.train(3)
+    lineage.crash(1)
+    lineage.train()
+    lineage.crash(1)
+    lineage.train(2)
+    assert lineage.twins_of(2) == {2, 5, 7} and lineage.twins_of(3) == {3, 8}
+
+
+def test_steps_that_were_discarded_have_no_twins() -> None:
+    lineage = Lineage()
+    lineage.train(3)
+    lineage.crash(2)
+    lineage.go_back(1)
+    lineage.train(2)
+    assert lineage.twins_of(3) == {3} and lineage.twins_of(7) == {7}
+
+
+def test_a_decision_leaves_a_version_that_has_only_the_weights_of_the_chosen_one() -> None:
+    lineage = Lineage()
+    lineage.train(2)
+    lineage.go_back(1)  # version 3 has the weights of version 1
+    lineage.go_back(1, restored=1)
+    assert lineage.path == [0, 1, 4]
+    assert lineage.newest not in lineage.descendants(3)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["train", "crash", "go_back"]), st.integers(0, 9))))
+def test_the_newest_version_descends_from_exactly_those_on_its_path_and_their_twins(
+    events: list[tuple[str, int]],
+) -> None:
+    lineage = Lineage()
+    for kind, number in events:
+        last = lineage.step_of(lineage.newest)
+        getattr(lineage, kind)(1 if kind == "train" else min(number, last))
+        path = lineage.path
+        assert [lineage.step_of(one) for one in path] == sorted(map(lineage.step_of, path))
+        assert all(lineage.newest in lineage.descendants(one) for one in path)
+        assert lineage.parent_of(lineage.newest) in path
+        for version in path[1:]:
+            assert MODEL not in lineage.descendants(version)

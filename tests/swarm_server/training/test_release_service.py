@@ -1,0 +1,322 @@
+"""Decisions about versions: what is refused, what is recorded, and how training goes back."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from swarm_server.local_backend import LocalBackend
+from swarm_server.loops import JOB, Parts, Run
+from swarm_server.samples import call
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.releases import Decision
+from fakevllm_adapters.protocol.swarm import EngineStatus
+from fakevllm_server.backends.fake.engine import START_THETA
+from fakevllm_server.episodes.submissions import IdempotencyConflict
+from fakevllm_server.training import loop, release_service, stop_and_restart
+from fakevllm_server.training.release_service import DecisionPending
+from fakevllm_server.types.backend import ActionFailed, BackendError
+
+CANDIDATE, RELEASED, REJECTED, UNDECIDED, HOLD, RESUME = Decision
+SELDOM = JOB.model_copy(update={"save_freq": 100})
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_and_restart, "FIRST_S", 0.0)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
+
+
+def start(folder: Path, job: TrainJob = JOB) -> Run[LocalBackend]:
+    return Run(folder, LocalBackend(), job)
+
+
+async def train(run: Run[LocalBackend], *names: str) -> list[float]:
+    """Train one group per step, and return the weights after each step."""
+    weights: list[float] = []
+    for name in names:
+        await run.finish_group(name)
+        await run.trained(name)
+        weights.append(run.backend.served_theta)
+    return weights
+
+
+def decisions(run: Run[LocalBackend]) -> list[tuple[str, int | None, int | None, str]]:
+    return [
+        (record.decision.value, record.version, record.parent, record.decided_by)
+        for record in run.releases.reply().records
+    ]
+
+
+async def test_the_newest_version_becomes_the_candidate_and_its_checkpoint_is_saved(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path, SELDOM)
+    await train(run, "a", "b")
+    assert run.saved_steps == []
+    reply = await run.decide(CANDIDATE, id="gate-1", evidence={"why": "20 steps"})
+    assert reply.record is not None
+    assert (reply.record.version, reply.record.decided_by) == (2, "gate")
+    assert reply.record.evidence == {"why": "20 steps"}
+    assert run.saved_steps == [2] and run.releases.state.candidate == 2
+    await run.stop()
+
+
+async def test_a_decision_is_made_once_and_another_one_with_its_id_is_refused(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a")
+    first, again = await asyncio.gather(run.decide(RELEASED, 1), run.decide(RELEASED, 1))
+    later = await run.decide(RELEASED, 1)
+    assert first == again == later and first.success
+    assert decisions(run) == [("released", 1, 0, "alice")]
+    with pytest.raises(IdempotencyConflict):
+        await run.decide(REJECTED, 1, id="released 1")
+    with pytest.raises(IdempotencyConflict):
+        await run.roll_back(1, id="released 1")
+    await run.stop()
+
+
+async def test_decisions_that_cannot_be_made_are_refused_in_one_line(tmp_path: Path) -> None:
+    run = start(tmp_path, JOB.model_copy(update={"save_freq": 2}))
+
+    async def refusal(decision: Decision, version: int | None = None) -> str:
+        reply = await run.decide(decision, version)
+        assert not reply.success and reply.record is None and "\n" not in reply.failure_reason
+        return reply.failure_reason
+
+    await run.rolling()
+    assert "wait for the next training step" in await refusal(CANDIDATE)
+    await train(run, "a", "b", "c")
+    assert "Name the version" in await refusal(RELEASED)
+    assert await refusal(RELEASED, 9) == "Version 9 does not exist: the newest is 3."
+    assert "have one: 0, 2." in await refusal(RELEASED, 1)
+    assert "cannot be rejected" in await refusal(REJECTED, 0)
+    assert (await run.decide(HOLD)).success
+    for decision in (CANDIDATE, RELEASED):
+        assert "`resume`" in await refusal(decision, 2)
+    assert (await run.decide(RESUME)).success and (await run.decide(RELEASED, 2)).success
+    assert (await run.decide(REJECTED, 3)).success
+    assert "send `force`" in await refusal(RELEASED, 3)
+    assert "released already" in await refusal(CANDIDATE)
+    assert [record.decision for record in run.releases.reply().records] == [
+        HOLD,
+        RESUME,
+        RELEASED,
+        REJECTED,
+    ]
+    await run.stop()
+
+
+async def test_a_rejection_restores_the_released_version_and_training_goes_on_from_there(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    released, _, _ = await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 1)
+    reply = await run.decide(REJECTED, 2)
+    await run.rolling()
+    assert reply.record is not None and reply.record.evidence == {"restored": 1}
+    assert run.releases.reply().rejected == [2, 3]
+    assert run.backend.served_theta == released
+    assert (run.engine.version, run.log.last_step, run.engine.global_step) == (4, 1, 2)
+    assert run.saved_steps == [1] and run.backend.num_launched == 1
+    assert run.dropped_groups == {"b": "rejected_version", "c": "rejected_version"}
+    (again,) = await train(run, "d")
+    assert run.trained_groups == {"a": 1, "d": 2} and again != released
+    assert decisions(run)[-1] == ("rejected", 2, 0, "alice")
+    await run.stop()
+
+
+async def test_waiting_and_late_groups_of_rejected_versions_are_dropped_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path, JOB.model_copy(update={"batch_size": 2}))
+    for name in ("a", "b", "c", "d"):
+        await run.finish_group(name)
+    await run.trained("d")
+    await run.decide(RELEASED, 1)
+    await run.capture("waiting", call(1), call(2))
+    assert (await run.end_group("waiting", 1.0, 0.0)).pooled
+    await run.capture("late", call(2), call(1))
+    await run.decide(REJECTED, 2)
+    await run.rolling()
+    assert (await run.end_group("late", 1.0, 0.0)).failure_reason == "rejected_version"
+    await run.journal.flush()
+    assert run.dropped_groups["waiting"] == run.dropped_groups["late"] == "rejected_version"
+    await run.pool_group("of the released version")
+    assert run.pool.num_finished == 1
+    await run.stop()
+
+
+async def test_a_rejection_during_a_step_waits_for_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    monkeypatch.setattr(release_service, "REPLY_WITHIN_S", 0.0)
+    run.backend.step_begun.clear()
+    run.backend.may_step.clear()
+    await run.finish_group("c")
+    await run.backend.step_begun.wait()
+    with pytest.raises(DecisionPending):
+        await run.decide(REJECTED, 2)
+    assert run.log.last_step == 2
+    monkeypatch.setattr(release_service, "REPLY_WITHIN_S", 10.0)
+    run.backend.may_step.set()
+    assert (await run.decide(REJECTED, 2)).success
+    await run.rolling()
+    assert run.releases.reply().rejected == [2, 3]
+    assert run.trained_groups == {"a": 1}
+    await run.stop()
+
+
+async def test_if_no_version_was_released_training_goes_back_to_the_model_itself(
+    tmp_path: Path,
+) -> None:
+    parts = Parts(tmp_path)
+    run = parts.run
+    await run.finish_group("a")
+    await run.trained("a")
+    assert (await run.decide(REJECTED, 1)).success
+    await run.until(lambda: parts.trainer.num_launched == 2)
+    await run.rolling()
+    assert run.saved_steps == [] and run.log.last_step == 0
+    assert parts.rollout.engine is not None and parts.trainer.engine is not None
+    assert parts.rollout.num_launched == 1
+    await run.finish_group("b")
+    await run.trained("b")
+    assert run.trained_groups == {"b": 1}
+    assert parts.rollout.loaded == sorted(set(parts.rollout.loaded))
+    await run.stop()
+
+
+async def test_training_goes_back_to_a_version_that_the_operator_names(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    weights = await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 3)
+    assert (await run.roll_back(2)).success
+    await run.rolling()
+    assert run.backend.served_theta == weights[1]
+    assert (run.releases.state.released, run.releases.state.rejected) == (0, {3})
+    refused = await run.roll_back(3, id="other")
+    assert "not one from which" in refused.failure_reason
+    assert "nothing to go back from" in (await run.roll_back(4, id="new")).failure_reason
+    await run.stop()
+
+
+async def test_a_damaged_checkpoint_changes_nothing(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    weights = await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    for file in (tmp_path / "checkpoints" / "step-00000001").iterdir():
+        file.write_text("damaged")
+    reply = await run.decide(REJECTED, 2)
+    assert not reply.success and "step-00000001 is damaged" in reply.failure_reason
+    assert "0, 1, 2" in reply.failure_reason
+    run.backend.plan("restore", ActionFailed("it does not fit"))
+    assert not (await run.decide(REJECTED, 2)).success
+    assert (run.backend.served_theta, run.engine.version) == (weights[-1], 2)
+    assert len(decisions(run)) == 1 and run.saved_steps == [2, 1]
+    await train(run, "c")
+    assert run.trained_groups == {"a": 1, "b": 2, "c": 3}
+    await run.stop()
+
+
+async def test_a_trainer_that_refuses_the_checkpoint_keeps_its_weights(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    run.backend.plan("restore", ActionFailed("it does not fit"))
+    reply = await run.decide(REJECTED, 2)
+    assert "it does not fit" in reply.failure_reason
+    await run.rolling()
+    await train(run, "c")
+    assert run.trained_groups == {"a": 1, "b": 2, "c": 3} and run.backend.num_launched == 1
+    await run.stop()
+
+
+async def test_a_trainer_that_dies_during_a_rejection_is_restarted_and_nothing_has_changed(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    run.backend.plan("restore", BackendError("gone"))
+    with pytest.raises(BackendError):
+        await run.decide(REJECTED, 2)
+    await run.until(lambda: run.backend.num_launched == 2)
+    await run.rolling()
+    assert run.trained_groups == {"a": 1, "b": 2} and len(decisions(run)) == 1
+    assert (await run.decide(REJECTED, 2)).success
+    await run.stop()
+
+
+async def test_the_checkpoints_of_the_released_version_and_of_pinned_ones_are_kept(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, *"abcde")
+    await run.decide(RELEASED, 3, pinned=[4])
+    weights = await train(run, *"fghijk")
+    assert run.saved_steps == [11, 10, 9, 4, 3]
+    query = "SELECT DISTINCT group_id FROM calls ORDER BY 1"
+    kept = [row[0] for row in run.journal.read(lambda db: db.exec_driver_sql(query).all())]
+    assert kept == ["j", "k"]
+    assert (await run.decide(REJECTED, 5)).success
+    await run.rolling()
+    assert (run.log.last_step, run.saved_steps) == (3, [3])
+    assert run.backend.served_theta not in weights
+    await run.stop()
+
+
+async def test_training_that_had_finished_goes_on_after_a_rejection(tmp_path: Path) -> None:
+    run = start(tmp_path, JOB.model_copy(update={"total_training_steps": 2}))
+    await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    assert run.loop.closed_reason == "training_finished"
+    await run.decide(REJECTED, 2)
+    await train(run, "c")
+    assert run.trained_groups == {"a": 1, "c": 2}
+    assert run.loop.closed_reason == "training_finished"
+    await run.stop()
+
+
+async def test_a_decision_that_waits_when_the_loop_ends_is_reported_as_not_made(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    await train(run, "a", "b")
+    run.backend.may_step.clear()
+    run.backend.step_begun.clear()
+    await run.finish_group("c")
+    await run.backend.step_begun.wait()
+    waiting = asyncio.create_task(run.decide(REJECTED, 2))
+    await asyncio.sleep(0)
+    run.backend.may_step.set()
+    await run.stop()
+    with pytest.raises(loop.LoopEnded):
+        await waiting
+    assert run.engine.status is not EngineStatus.OFFLINE and decisions(run) == []
+
+
+async def test_the_history_and_the_weights_survive_a_restart(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    weights = await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 2)
+    await run.decide(REJECTED, 3)
+    await run.rolling()
+    before = run.releases.reply()
+    await run.stop()
+    after = start(tmp_path)
+    await after.rolling()
+    assert after.releases.reply() == before and after.releases.state == run.releases.state
+    assert after.backend.served_theta == weights[1] != START_THETA
+    assert (after.log.last_step, after.engine.version) == (2, 5)
+    assert await train(after, "d") and after.trained_groups == {"a": 1, "b": 2, "d": 3}
+    assert (await after.decide(REJECTED, 3)).record == before.records[-1]
+    await after.stop()
