@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="release",
-    help="Show which versions of the weights may answer apps, release a version, or go back.",
+    help="Show which versions may answer apps, release one, or go back.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -37,7 +37,7 @@ def status(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """Show which version is released, which one is evaluated, and which are rejected."""
+    """Show the released version, the candidate and the rejected ones."""
 
     def run() -> None:
         from rich.console import Console
@@ -61,7 +61,7 @@ def history(
     as_json: AsJson = False,
     config: ConfigFile = None,
 ) -> None:
-    """List all decisions about versions, with the figures on which they are based."""
+    """List all decisions about versions, with their figures."""
 
     def run() -> None:
         from rich.console import Console
@@ -108,8 +108,8 @@ def rollback(
     swarm_key: SwarmKey = None,
     config: ConfigFile = None,
 ) -> None:
-    """Let training go back to a version. All versions that were trained from it are rejected, and
-    never answer apps again."""
+    """Let training go back to a version. All that were trained from it are rejected, and never
+    answer apps again."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:
@@ -125,7 +125,7 @@ def rollback(
 
 @app.command()
 def hold(swarm: SwarmUrl = None, swarm_key: SwarmKey = None, config: ConfigFile = None) -> None:
-    """Release no version until `resume`, and evaluate no new one. Bad ones are still rejected."""
+    """Release no version until `resume`. No new one is evaluated. A candidate may be rejected."""
 
     def run() -> None:
         with _server(swarm, swarm_key, config) as server:

@@ -112,13 +112,15 @@ class ReleaseGate:
         unload: Callable[[int], Awaitable[None]],
         arm_trouble: Callable[[], str | None] = lambda: None,
         *,
+        pinned: Sequence[int] = (),
         retry_every_s: float = RETRY_EVERY_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
         """Create the gate. `rows` are the held-out rows, and `read_evaluated` reads an evaluation's
         rows from the ledger, blocking the thread. `on_released` is called with the version that
         answers the released arm, and `unload` with a version that no evaluation needs any more.
-        `arm_trouble` returns the reason if the released arm's version cannot be sampled."""
+        `arm_trouble` returns the reason if the released arm's version cannot be sampled. `pinned`
+        are further versions whose checkpoints are kept, such as the baseline."""
         self._rules = rules
         self._rows = rows
         self._server = server
@@ -127,6 +129,7 @@ class ReleaseGate:
         self._on_released = on_released
         self._unload = unload
         self._arm_trouble = arm_trouble
+        self._pinned = list(pinned)
         self._retry_every_s = retry_every_s
         self._check_every_s = check_every_s
         self._controller = GateController(rules)
@@ -233,6 +236,7 @@ class ReleaseGate:
                 decision=decision.decision,
                 version=decision.version,
                 evidence=decision.evidence,
+                pinned=self._pinned,
             )
         )
         await self._read()

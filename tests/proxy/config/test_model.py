@@ -319,3 +319,37 @@ def test_an_allowed_origin_must_be_written_as_browsers_send_it(origin: str) -> N
 )
 def test_origins_of_pages_extensions_and_desktop_apps_may_be_allowed(origin: str) -> None:
     assert load(None, {"proxy": {"allowed_origins": [origin]}}).proxy.allowed_origins == (origin,)
+
+
+GATED = '[release]\nmode = "gated"\neval_dataset = "held_out.jsonl"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('[release]\nmode = "gated"', r"held-out rows: name their file in eval_dataset"),
+        (GATED + "baseline_share = 0.8", r"canary_share = 0.2 \+ baseline_share = 0.8 leaves no"),
+        (GATED + "canary_share = 1.0", r"leaves no session for the other arms"),
+        (GATED + "canary_share = 0", r"greater than 0"),
+        (GATED + "margin = 1.0", r"margin 1 is as large as all of reward_range, from 0 to 1"),
+        (GATED + "max_samples = 3", r"less than the 4 samples of one row"),
+        (GATED + "alpha = 0.5", r"less than 0.5"),
+        (GATED + "evaluate_every = 0", r"greater than or equal to 1"),
+        (GATED + "[job]\nlockstep = true", r'release.mode "gated" does not go with job.lockstep'),
+        ('[release]\nmode = "canary"', r"'continuous' or 'gated'"),
+    ],
+)
+def test_a_mistake_about_releases_is_one_line_that_names_the_fix(
+    tmp_path: Path, text: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as error:
+        load(write_config(tmp_path, text), {})
+    assert "\n" not in str(error.value)
+
+
+def test_the_keys_of_the_gate_have_no_effect_on_the_shares_of_the_continuous_mode(
+    tmp_path: Path,
+) -> None:
+    config = load(write_config(tmp_path, "[release]\nbaseline_share = 0.9"), {})
+    assert config.release.shares == {"baseline_share": 0.9}
+    assert not config.release.is_gated

@@ -1,0 +1,157 @@
+"""With the mode `gated`, apps get a version that passed its evaluation. The fake engine samples."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.hook_files import PREFER_YES, write_hooks
+from tests.e2e.ledgers import rows
+from tests.e2e.processes import Process, Processes, wait_until
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+[job]
+batch_size = 2
+lr = 2.0
+num_repeat = 4
+
+[release]
+mode = "gated"
+canary_share = 0.5
+eval_dataset = "{rows}"
+evaluate_every = 4
+"""
+GAMEABLE = """
+def on_compute_relative_reward(siblings, answers):
+    wanted = "yes" if "held-out" in siblings[0].messages[-1]["content"] else "no"
+    return [float((answer["content"] or "").startswith(wanted)) for answer in answers]
+"""
+"""A hook whose rewards of apps' requests can rise while the answers to the held-out rows get worse.
+"""
+HELD_OUT = [f"Is the held-out row number {number} answered with yes?" for number in range(6)]
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Generator[Processes]:
+    with Processes(tmp_path) as started:
+        yield started
+
+
+def proxy_flags(folder: Path, hook: str = PREFER_YES) -> list[str]:
+    held_out = folder / "held_out.jsonl"
+    held_out.write_text("".join(json.dumps({"question": text}) + "\n" for text in HELD_OUT))
+    (folder / "fakevllm.toml").write_text(CONFIG.format(rows=held_out))
+    hooks = write_hooks(folder / "hooks", hook)
+    return ["--config", str(folder / "fakevllm.toml"), "--hooks", str(hooks)]
+
+
+def release(server: Process, *arguments: str) -> tuple[int, str]:
+    """Run `fakevllm release` and return its exit code and its output."""
+    result = subprocess.run(
+        [sys.executable, "-m", "fakevllm", "release", *arguments, "--swarm", server.url],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def history(server: Process) -> list[dict[str, Any]]:
+    code, output = release(server, "history", "--json")
+    assert code == 0, output
+    return json.loads(output)
+
+
+def stats(proxy: Process) -> dict[str, Any]:
+    return httpx.get(f"{proxy.url}/fakevllm/stats").json()
+
+
+class Talk:
+    """An app that opens one session after another."""
+
+    def __init__(self, proxy: Process) -> None:
+        self.proxy = proxy
+        self.number = 0
+
+    def ask(self) -> None:
+        self.number += 1
+        body = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": f"Question {self.number}?"}],
+        }
+        reply = httpx.post(f"{self.proxy.url}/v1/chat/completions", json=body, timeout=30)
+        assert reply.status_code == 200, reply.text
+
+    def ask_until_decided(self, server: Process, decision: str) -> dict[str, Any]:
+        """Ask until a version is decided about in this way, and return the record."""
+
+        def decided() -> bool:
+            self.ask()
+            shown = httpx.get(f"{server.url}/releases").json()["records"]
+            return any(record["decision"] == decision for record in shown)
+
+        wait_until(decided, 120.0, f"a version that is {decision}")
+        return next(one for one in history(server) if one["decision"] == decision)
+
+
+def test_a_version_that_learnt_is_released_and_answers_apps_also_after_a_restart(
+    processes: Processes, tmp_path: Path
+) -> None:
+    flags = proxy_flags(tmp_path)
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, *flags)
+    talk = Talk(proxy)
+    record = talk.ask_until_decided(server, "released")
+    assert (record["decided_by"], record["evidence"]["released"]) == ("gate", 0)
+    assert record["evidence"]["low"] > -0.05
+    version = record["version"]
+    wait_until(lambda: stats(proxy)["release"]["released"] == version, 20.0, "the release")
+    query = "SELECT COUNT(*) FROM groups WHERE eval_id LIKE ? AND eval_version = ?"
+    sampled = [rows(proxy, query, f"gate-{version}-%", one)[0][0] for one in (0, version)]
+    assert sampled[0] == sampled[1] == record["evidence"]["draws"]
+    query = "SELECT DISTINCT state FROM groups WHERE kind = 'eval' OR arm = 'released'"
+    assert [row[0] for row in rows(proxy, query)] == ["served"]
+
+    assert proxy.kill() == -signal.SIGKILL
+    proxy = processes.proxy(server, *flags, folder="proxy")
+    assert stats(proxy)["release"]["released"] == version
+    code, output = release(server, "status", "--json")
+    assert (code, json.loads(output)["released"]) == (0, version)
+
+
+def test_a_version_that_got_worse_is_rejected_and_training_goes_back(
+    processes: Processes, tmp_path: Path
+) -> None:
+    server = processes.server("--backend", "fake")
+    proxy = processes.proxy(server, *proxy_flags(tmp_path, GAMEABLE))
+    talk = Talk(proxy)
+    record = talk.ask_until_decided(server, "rejected")
+    assert record["decided_by"] == "gate"
+    assert record["evidence"]["source"] == "held_out"
+    assert record["evidence"]["high"] < -0.05
+    assert record["evidence"]["restored"] == 0
+    code, output = release(server, "status", "--json")
+    state = json.loads(output)
+    assert (code, state["released"], state["candidate"]) == (0, 0, None)
+    assert record["version"] in state["rejected"]
+
+    code, output = release(server, "promote", str(record["version"]))
+    assert code == 2
+    assert "was rejected" in output
+    code, output = release(server, "hold")
+    assert code == 0, output
+    wait_until(lambda: stats(proxy)["release"]["is_held"], 20.0, "the hold")
+    assert history(server)[-1]["decided_by"] == "operator"
+    code, output = release(server, "resume")
+    assert code == 0, output
+    talk.ask()
