@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.releases import Decision, ReleaseRequest, RollbackRequest
 from fakevllm_adapters.protocol.swarm import (
     AddSampleRequest,
     CapturedCall,
@@ -107,6 +108,49 @@ class Client:
             return {"request": request.model_dump(), "reply": reply.model_dump()}
 
         await self._once(f"add_sample {name}", do)
+        await self.until_ended(name)
+
+    async def decide(self, name: str, decision: Decision, version: int | None = None) -> Ack:
+        """Make a decision about a version, and return its record."""
+
+        async def do() -> Ack:
+            body = ReleaseRequest(id=name, decision=decision, version=version)
+            reply = await self._swarm.release_service.decide(body, "")
+            assert reply.record is not None, reply.failure_reason
+            return {"record": reply.record.model_dump(mode="json")}
+
+        return (await self._once(f"decide {name}", do))["record"]
+
+    async def roll_back(self, name: str, version: int) -> None:
+        async def do() -> Ack:
+            body = RollbackRequest(id=name, version=version)
+            reply = await self._swarm.release_service.roll_back(body, "")
+            assert reply.record is not None, reply.failure_reason
+            return {"record": reply.record.model_dump(mode="json")}
+
+        await self._once(f"decide {name}", do)
+
+    async def newest_version(self, name: str) -> int:
+        """Return the version of the newest weights. It stays the same for the rest of the script,
+        also if a crash gives the weights another version."""
+
+        async def do() -> Ack:
+            await self._until(lambda: True)
+            return {"version": self._swarm.engine.version}
+
+        return (await self._once(f"newest {name}", do))["version"]
+
+    async def end_group(self, name: str, *rewards: float) -> None:
+        """End a group whose calls were sampled before, and wait until it is trained or dropped."""
+        request = EndGroupRequest(group_id=name, rewards=list(rewards))
+
+        async def do() -> Ack:
+            reply = await self._swarm.intake.end_group(request, self._swarm.closed_reason)
+            self._swarm.notify_loop()
+            complete = reply.with_prompts_per_call()
+            return {"request": request.model_dump(), "reply": complete.model_dump()}
+
+        await self._once(f"end_group {name}", do)
         await self.until_ended(name)
 
     async def call(self, sibling: SiblingRef) -> None:

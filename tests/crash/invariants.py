@@ -280,6 +280,25 @@ def _dump(run: RunFiles) -> list[Any]:
     return [run.rows(f"SELECT * FROM {name}") for name in sorted(tables)]
 
 
+def decisions_are_made_once(run: RunFiles) -> None:
+    """Each acknowledged decision has one record with the same content, in the order of the script.
+    Groups of rejected versions are dropped, and no weights were trained on them."""
+    columns = "number, id, decision, version, parent, decided_by"
+    rows = run.rows(f"SELECT {columns} FROM releases ORDER BY number")
+    records = [ack["record"] for ack in run.acks_of_kind("decide")]
+    assert rows == [tuple(record[name] for name in columns.split(", ")) for record in records]
+    returns = [entry for entry in run.entries if entry.reason == "rejected_version"]
+    assert len(returns) == len([record for record in records if "restored" in record["evidence"]])
+    trained = {group for _, calls in run.lineage for group, _ in calls}
+    for ack in run.acks_of_kind("end_group"):
+        if not ack["request"]["group_id"].startswith("rejected"):
+            continue
+        assert run.states[ack["request"]["group_id"]] == ("dropped", "rejected_version"), ack
+    assert not [group for group in trained if group.startswith("rejected")]
+    if "decide roll back while off" in run.acks:
+        assert {"released", "kept"} <= trained
+
+
 FILE_INVARIANTS: tuple[Callable[[RunFiles], None], ...] = (
     v1_acknowledged_is_accounted_for,
     v2_nothing_is_trained_twice,
@@ -289,6 +308,7 @@ FILE_INVARIANTS: tuple[Callable[[RunFiles], None], ...] = (
     v7_batches_contain_the_consumed_groups,
     versions_only_grow,
     evaluations_are_logged_once,
+    decisions_are_made_once,
     rows_have_complete_folders,
     folders_have_rows,
 )

@@ -21,6 +21,7 @@ from crash.lineage_backend import FAR, POISON, LineageBackend
 from swarm_server.journal.disk_faults import Disk
 
 from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.releases import Decision
 from fakevllm_adapters.protocol.swarm import SiblingRef
 from fakevllm_server.config.model import ServerConfig
 from fakevllm_server.journal import group_commit_writer
@@ -147,6 +148,35 @@ async def _play_second_half(client: Client, run_dir: Path) -> None:
     await client.start("fourth", TASKS_OF_TWO)
     await client.group("last", 0.2, 0.0)
     await client.stop("fourth")
+    await _play_releases(client)
+
+
+async def _play_releases(client: Client) -> None:
+    """Release a version, reject a later one, and go back to the released one once more."""
+    await client.start("fifth", TASKS_OF_TWO)
+    await client.group("released", 0.2, 0.0)
+    await client.decide("pause", Decision.HOLD)
+    await client.decide("go on", Decision.RESUME)
+    candidate = await client.decide("try", Decision.CANDIDATE)  # saves a checkpoint
+    await client.decide("promote", Decision.RELEASED, candidate["version"])
+    await client.group("rejected-0", 0.2, 0.0)
+    worse = await client.newest_version("worse")
+    await client.group("rejected-1", 0.2, 0.0)
+    for index in range(2):
+        await client.call(SiblingRef("late", index))
+    await client.decide("reject", Decision.REJECTED, worse)
+    await client.end_group("late", 0.2, 0.0)
+    await client.group("rejected-3", 0.2, 0.0)
+    await client.stop("fifth")
+
+    await client.decide("try while off", Decision.CANDIDATE)
+    await client.start("sixth", TASKS_OF_TWO)
+    await client.group("rejected-2", 0.2, 0.0)
+    await client.stop("sixth")
+    await client.roll_back("roll back while off", candidate["version"])
+    await client.start("seventh", TASKS_OF_TWO)
+    await client.group("kept", 0.2, 0.0)
+    await client.stop("seventh")
 
 
 async def _play_episodes(client: Client) -> None:

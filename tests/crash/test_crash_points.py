@@ -27,6 +27,10 @@ LATER = (
     "drop.after_commit:2",
     "roll_back.after_commit:2",
     "meta.after_commit:5",
+    "release.before_commit:4",
+    "release.after_commit:4",
+    "go_back.before_commit:2",
+    "go_back.after_commit:2",
 )
 """Later passes of a crash point.
 
@@ -66,6 +70,12 @@ async def test_nothing_is_lost_or_done_twice_by_a_crash(
             "call.before_commit",
         ),
         ("abandon.before_commit", "abandon.after_commit", "publish.before", "train.before_commit"),
+        (
+            "go_back.restored",
+            "go_back.before_commit",
+            "go_back.after_commit",
+            "roll_back.after_commit",
+        ),
     ],
     ids=" ".join,
 )

@@ -99,8 +99,8 @@ class TrainLoop:
         """Actions that wait for the end of a training step."""
         self.has_ended = False
         """Whether the loop has ended, so that it runs no action any more."""
-        self._starts_anew = False
-        """Whether the trainer has to be started again, with the model's own weights."""
+        self._restart_cause: str | None = None
+        """Reason why the trainer has to be started again; None if it has not."""
 
     @property
     def closed_reason(self) -> str | None:
@@ -313,9 +313,9 @@ class TrainLoop:
         is_fatal = isinstance(failure, BackendError | asyncio.CancelledError)
         if failure is not None and (is_fatal or (is_partial and not is_refused)):
             raise failure
-        if self._starts_anew:
-            self._starts_anew = False
-            raise EngineLost("the trainer is started again with the model's own weights")
+        cause, self._restart_cause = self._restart_cause, None
+        if cause is not None:
+            raise EngineLost(cause)
         if self._engine.status is EngineStatus.WEIGHT_SYNCING:
             self._move(EngineStatus.ROLLING, self._steps.stop_reason)
 
@@ -338,7 +338,9 @@ class TrainLoop:
             raise ActionFailed(self._publisher.refusal_message or "the trainer is not ready")
         self._move(EngineStatus.WEIGHT_SYNCING)
         if target.folder is not None:
+            self._restart_cause = "the trainer could not restore a checkpoint"
             await self._publisher.go_back(target.folder, target.step, record)
+            self._restart_cause = None
             log.warning(
                 "training went back to step %d (version %d), whose weights are now version %d",
                 target.step,
@@ -348,7 +350,8 @@ class TrainLoop:
             return
         await record()
         await self._checkpointer.steps_were_discarded()
-        self._steps.is_in_sync, self._starts_anew = False, True
+        self._steps.is_in_sync = False
+        self._restart_cause = "training begins again, with the model's own weights"
         log.warning("training goes back to version 0, the model itself")
 
     def _can_step(self) -> bool:

@@ -17,13 +17,7 @@ from fakevllm_server.journal.reads import PlannedBatch
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.training.checkpointing import Checkpointer
 from fakevllm_server.training.step import StepRunner
-from fakevllm_server.types.backend import (
-    ActionFailed,
-    Backend,
-    BackendError,
-    BackendRefused,
-    BackendStart,
-)
+from fakevllm_server.types.backend import Backend, BackendError, BackendRefused, BackendStart
 from fakevllm_server.types.crash_points import crash_point
 
 log = logging.getLogger("fakevllm.server")
@@ -87,15 +81,11 @@ class Publisher:
         """Restore a checkpoint of an earlier step into the running trainer, and serve its weights.
         The steps after it are not trained again. `record` records this in the journal.
 
-        Raises ActionFailed if the checkpoint cannot be restored. The trainer's weights are
-        unchanged then, and nothing is recorded.
+        Raises ActionFailed if the checkpoint cannot be restored. Nothing is recorded then, and the
+        trainer must be started again, because a part of its weights may have changed.
         """
         self._steps.is_in_sync = False
-        try:
-            await self._backend.trainer.restore(folder)
-        except ActionFailed:
-            self._steps.is_in_sync = True
-            raise
+        await self._backend.trainer.restore(folder)
         crash_point("go_back.restored")
         await record()
         await self._checkpointer.steps_were_discarded()

@@ -76,8 +76,8 @@ class TrainingControl(Protocol):
     async def go_back(self, target: Target, record: Callable[[], Awaitable[None]]) -> None:
         """Continue training from `target`. `record` records this in the journal.
 
-        If the weights cannot be restored, nothing is recorded. ActionFailed is raised if the
-        trainer still has its weights, and another BackendError if it has to be restarted.
+        Raises ActionFailed if the trainer does not accept the weights, and another BackendError if
+        it fails. Nothing is recorded then, and training continues from the newest weights.
         """
         ...
 

@@ -1,0 +1,167 @@
+"""The routes of releases: replies, keys, repeated requests and the engine that is off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from swarm_server.local_backend import LocalBackend
+from swarm_server.samples import call
+
+from fakevllm_adapters.job.model import TrainJob
+from fakevllm_adapters.protocol.keys import KeyRing, Role, named_key
+from fakevllm_adapters.protocol.releases import ReleasesReply
+from fakevllm_adapters.protocol.swarm import EndGroupRequest, EngineStatus, SiblingRef
+from fakevllm_server.config.model import ServerConfig
+from fakevllm_server.training import loop
+from fakevllm_server.types.backend import Endpoint
+from fakevllm_server.web import server_state
+from fakevllm_server.web.app import create_app
+from fakevllm_server.web.server_state import ServerState
+
+KEYS = KeyRing(
+    [
+        named_key("sk-root", "root", "2026-11-26"),
+        named_key("sk-bob", "bob", "2026-11-26", Role.CLIENT),
+    ]
+)
+OPEN = KeyRing()
+JOB = TrainJob(num_repeat=2, batch_size=1, lr=0.1, save_freq=1, max_staleness=100)
+
+
+class Server:
+    """A server with an engine in this process, and its client."""
+
+    def __init__(self, state: ServerState, http: httpx.AsyncClient) -> None:
+        self.state, self.http = state, http
+
+    async def start(self) -> None:
+        self.state.job = JOB
+        async with self.state.engine_lock:
+            await self.state.start_engine()
+        await self.rolling()
+
+    async def rolling(self) -> None:
+        async with asyncio.timeout(10):
+            while self.state.engine.status is not EngineStatus.ROLLING:
+                await self.state.engine.next_move()
+
+    async def train(self, name: str) -> None:
+        for index in range(2):
+            await self.state.intake.add_call(SiblingRef(name, index), call())
+        end = EndGroupRequest(group_id=name, rewards=[1.0, 0.0])
+        assert (await self.state.intake.end_group(end, None)).pooled
+        step = self.state.runlog.last_step
+        self.state.notify_loop()
+        async with asyncio.timeout(10):
+            while (
+                self.state.runlog.last_step == step
+                or self.state.engine.status.value != "ENGINE.ROLLING"
+            ):
+                await self.state.engine.next_move()
+
+    async def post(self, path: str, **body: Any) -> dict[str, Any]:
+        response = await self.http.post(path, json=body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    async def history(self) -> ReleasesReply:
+        return ReleasesReply.model_validate((await self.http.get("/releases")).json())
+
+
+OpenServer = Callable[..., AbstractAsyncContextManager[Server]]
+
+
+@pytest.fixture
+def open_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenServer:
+    def open_backend(*_: object) -> LocalBackend:
+        return LocalBackend()
+
+    async def connect(self: ServerState, endpoint: Endpoint) -> None: ...
+
+    monkeypatch.setattr(server_state, "open_backend", open_backend)
+    monkeypatch.setattr(ServerState, "connect", connect)
+    monkeypatch.setattr(loop, "SWEEP_EVERY_S", 0.01)
+
+    @asynccontextmanager
+    async def opened(keys: KeyRing = OPEN, key: str = "") -> AsyncGenerator[Server]:
+        app = create_app(ServerConfig("fake", tmp_path / "run", keys=keys))
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=headers
+        ) as http:
+            server = Server(app.state.server, http)
+            yield server
+            await server.state.close()
+
+    return opened
+
+
+async def test_decisions_are_in_the_history_and_in_the_status(open_server: OpenServer) -> None:
+    async with open_server() as server:
+        assert (await server.history()).model_dump() == {
+            "records": [],
+            "released": 0,
+            "candidate": None,
+            "rejected": [],
+            "is_held": False,
+        }
+        await server.start()
+        await server.train("a")
+        candidate = await server.post("/release", id="gate-1", decision="candidate")
+        assert candidate["success"] and candidate["record"]["version"] == 1
+        body = {"id": "ours", "decision": "released", "version": 1}
+        first, again = await server.post("/release", **body), await server.post("/release", **body)
+        assert first == again and first["record"]["decided_by"] == "operator"
+        history = await server.history()
+        assert [record.decided_by for record in history.records] == ["gate", "operator"]
+        assert (history.released, history.candidate) == (1, None)
+        status = (await server.http.get("/get_engine_status")).json()
+        assert (status["released"], status["num_releases"]) == (1, 2)
+        other = await server.http.post("/release", json=body | {"decision": "rejected"})
+        assert other.status_code == 409
+
+
+async def test_a_decision_names_the_key_of_the_operator_and_needs_an_admins_key(
+    open_server: OpenServer,
+) -> None:
+    async with open_server(KEYS, "sk-root") as server:
+        await server.post("/release", id="pause", decision="hold")
+        assert (await server.history()).records[0].decided_by == "root"
+    async with open_server(KEYS, "sk-bob") as server:
+        for method, path in (("GET", "/releases"), ("POST", "/release"), ("POST", "/rollback")):
+            assert (await server.http.request(method, path)).status_code == 403
+
+
+async def test_while_no_engine_runs_a_rollback_decides_where_the_next_start_continues(
+    open_server: OpenServer,
+) -> None:
+    async with open_server() as server:
+        await server.start()
+        for name in "abc":
+            await server.train(name)
+        await server.post("/release", id="1", decision="released", version=1)
+        await server.post("/stop_engine")
+        reply = await server.post("/rollback", id="back")
+        assert reply["success"] and reply["record"]["evidence"] == {"restored": 1}
+        assert (await server.http.get("/get_engine_status")).json()["global_step"] == 2
+        assert (await server.post("/release", id="2", decision="candidate"))["success"] is False
+        await server.start()
+        await server.train("d")
+        assert server.state.runlog.last_step == 2
+        assert (await server.history()).rejected == [2, 3]
+        assert await server.post("/rollback", id="back") == reply
+
+
+async def test_an_invalid_decision_is_refused_with_the_field(open_server: OpenServer) -> None:
+    async with open_server() as server:
+        for body in ({"id": "1", "decision": "perhaps"}, {"decision": "hold"}):
+            response = await server.http.post("/release", json=body)
+            assert response.status_code == 422
+            assert ("decision" if "id" in body else "id") in response.json()["detail"]
