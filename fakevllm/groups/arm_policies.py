@@ -35,8 +35,13 @@ OLD_SERVER = "the server does not know policies: update fakevllm-server"
 class _ArmPolicy:
     """The policy of one arm."""
 
-    def __init__(self, link: SwarmLink, arm: Arm, version: int, advice: str) -> None:
+    def __init__(
+        self, link: SwarmLink, arm: Arm, version: int, advice: str, replaced: int | None = None
+    ) -> None:
+        """Create the policy. `replaced` is a version that answers apps no more. It is unloaded
+        first, because the server keeps only few such versions."""
         self.version = version
+        self._replaced = replaced
         self.trouble: str | None = "not loaded yet"
         """Reason why the policy cannot be sampled; None if it can."""
         self._link = link
@@ -104,6 +109,9 @@ class _ArmPolicy:
 
     async def _request(self) -> tuple[str | None, bool]:
         """Request the version. Return (trouble, whether the server has refused the version)."""
+        if self._replaced is not None:
+            await self._link.unload_policy(self._replaced, pinned=True)
+            self._replaced = None
         try:
             reply = await self._link.load_policy(self.version, pinned=True)
         except aiohttp.ClientResponseError as error:
@@ -146,10 +154,14 @@ class ArmPolicies:
 
     def set_version(self, arm: Arm, version: int) -> None:
         """Let another version answer an arm, and start to load it."""
-        if self._policies[arm].version != version:
-            self._policies[arm].cancel()
-            self._policies[arm] = _ArmPolicy(self._link, arm, version, self._advice)
-            self._policies[arm].start()
+        before = self._policies[arm].version
+        if before == version:
+            return
+        self._policies[arm].cancel()
+        others = {policy.version for other, policy in self._policies.items() if other is not arm}
+        replaced = None if before in others else before
+        self._policies[arm] = _ArmPolicy(self._link, arm, version, self._advice, replaced)
+        self._policies[arm].start()
 
     def model(self, arm: Arm) -> str:
         """Return the model name by which calls are sampled by the arm's version."""

@@ -276,11 +276,12 @@ class SwarmLink:
                 raise
             return LoadPolicyReply(success=False, failure_reason=VERSIONS_NEED_ADMIN_KEY)
 
-    async def unload_policy(self, version: int) -> None:
-        """Tell the server that a version need not be available any more. If the request fails, the
-        error is only logged, because the server unloads policies when it needs room."""
+    async def unload_policy(self, version: int, *, pinned: bool = False) -> None:
+        """Tell the server that a version need not be available any more. `pinned` says that it no
+        longer answers apps. If the request fails, the error is only logged, because the server
+        unloads policies when it needs room."""
         try:
-            request = LoadPolicyRequest(version=version)
+            request = LoadPolicyRequest(version=version, pinned=pinned)
             await self._post("/unload_policy", request, SuccessReply)
         except (*NETWORK_ERRORS, ValueError) as error:
             log.debug("version %d stays loaded: the server %s", version, describe_error(error))

@@ -28,6 +28,7 @@ num_repeat = 4
 [release]
 mode = "gated"
 canary_share = 0.5
+baseline_share = 0.1
 eval_dataset = "{rows}"
 evaluate_every = 4
 """
@@ -92,6 +93,16 @@ class Talk:
         reply = httpx.post(f"{self.proxy.url}/v1/chat/completions", json=body, timeout=30)
         assert reply.status_code == 200, reply.text
 
+    def ask_until_answered_by_the_released_arm(self) -> None:
+        query = "SELECT COUNT(*) FROM groups WHERE arm = 'released' AND reason = 'other_arm'"
+        (num_before,) = rows(self.proxy, query)[0]
+
+        def answered() -> bool:
+            self.ask()
+            return rows(self.proxy, query)[0][0] > num_before
+
+        wait_until(answered, 30.0, "an answer of the released version")
+
     def ask_until_decided(self, server: Process, decision: str) -> dict[str, Any]:
         """Ask until a version is decided about in this way, and return the record."""
 
@@ -116,6 +127,8 @@ def test_a_version_that_learnt_is_released_and_answers_apps_also_after_a_restart
     assert record["evidence"]["low"] > -0.05
     version = record["version"]
     wait_until(lambda: stats(proxy)["release"]["released"] == version, 20.0, "the release")
+    wait_until(lambda: not stats(proxy)["arms"]["trouble"], 30.0, "the versions of the arms")
+    talk.ask_until_answered_by_the_released_arm()
     query = "SELECT COUNT(*) FROM groups WHERE eval_id LIKE ? AND eval_version = ?"
     sampled = [rows(proxy, query, f"gate-{version}-%", one)[0][0] for one in (0, version)]
     assert sampled[0] == sampled[1] == record["evidence"]["draws"]

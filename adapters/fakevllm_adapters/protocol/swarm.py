@@ -248,7 +248,8 @@ class LoadPolicyRequest(BaseModel):
     version: int = Field(ge=0)
     pinned: bool = False
     """Whether the version answers apps, and not only an evaluation. It is then kept for some time,
-    whatever evaluations load and unload, and the request is repeated meanwhile."""
+    whatever evaluations load and unload, and the request is repeated meanwhile. In the request that
+    the version need not be sampled any more: whether it answers apps no more."""
 
 
 class LoadPolicyReply(SuccessReply):

@@ -118,11 +118,15 @@ class PolicyLoader:
                 self._pinned_at[name] = self._clock()
             return name
 
-    async def unload(self, version: int) -> None:
-        """Unload the policy of a version, if it is loaded and not pinned."""
+    async def unload(self, version: int, *, pinned: bool = False) -> None:
+        """Unload the policy of a version, if it is loaded. A policy that answers apps stays, unless
+        `pinned` says that it does so no more."""
         async with self._lock:
-            if not self._is_pinned(policy_name(version)):
-                await self._backend.rollout.unload_policy(policy_name(version))
+            name = policy_name(version)
+            if pinned:
+                self._pinned_at.pop(name, None)
+            if not self._is_pinned(name):
+                await self._backend.rollout.unload_policy(name)
 
     async def _unload_rejected(self, name: str, endpoint: Endpoint) -> None:
         if endpoint.holds_policies:

@@ -124,3 +124,31 @@ async def test_an_arm_gets_another_version(ledger: Ledger) -> None:
             assert policies.model(Arm.BASELINE) == "policy-9"
             swarm.answers["/load_policy"] = LoadPolicyReply(success=True, model="policy-9")
             assert await policies.wait_loaded(Arm.BASELINE) is None
+
+
+async def test_the_version_that_answered_an_arm_before_is_unloaded(ledger: Ledger) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/load_policy"] = LOADED
+        async with policies_of(swarm, ledger) as policies:
+            await policies.wait_loaded(Arm.BASELINE)
+            assert swarm.calls["/unload_policy"] == 0
+            policies.set_version(Arm.BASELINE, 9)
+            await policies.wait_loaded(Arm.BASELINE)
+            assert swarm.bodies["/unload_policy"] == {"version": 7, "pinned": True}
+            policies.set_version(Arm.BASELINE, 9)
+            await policies.wait_loaded(Arm.BASELINE)
+            assert swarm.calls["/unload_policy"] == 1
+
+
+async def test_a_version_that_another_arm_has_too_stays_loaded(ledger: Ledger) -> None:
+    async with ScriptedSwarm() as swarm:
+        swarm.answers["/load_policy"] = LOADED
+        link = SwarmLink(swarm.url, None, TrainJob(), ledger)
+        policies = ArmPolicies(link, {Arm.BASELINE: 7, Arm.RELEASED: 7}, "Choose another.")
+        try:
+            policies.set_version(Arm.RELEASED, 9)
+            await policies.wait_loaded(Arm.RELEASED)
+            assert swarm.calls["/unload_policy"] == 0
+        finally:
+            await policies.close()
+            await link.close()

@@ -226,6 +226,17 @@ async def test_a_version_can_be_pinned_while_evaluations_use_all_of_their_places
     assert set((await policies.rollout.policies()).values()) == {0, *versions}
 
 
+async def test_a_version_that_answers_apps_no_more_makes_room_for_the_next_one(
+    policies: Policies,
+) -> None:
+    await policies.save(1, 2)
+    for version in (0, 1):
+        await policies.pin(version)
+    await policies.loader.unload(1, pinned=True)
+    assert await policies.pin(2) == "policy-2"
+    assert set((await policies.rollout.policies()).values()) == {0, 2}
+
+
 async def test_only_two_versions_are_pinned_at_a_time(policies: Policies) -> None:
     await policies.save(1, 2)
     for version in (0, 1, 0):

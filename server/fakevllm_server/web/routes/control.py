@@ -172,7 +172,7 @@ def router(state: ServerState) -> APIRouter:
         state.serving_engine()
         assert state.policies is not None, "an engine that serves has a loader"
         try:
-            await state.policies.unload(request.version)
+            await state.policies.unload(request.version, pinned=request.pinned)
         except BackendError as failure:
             return SuccessReply(success=False, failure_reason=str(failure))
         return SuccessReply(success=True)
