@@ -15,7 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fakevllm.ledger.records import EVAL_KIND, GroupRecord, SiblingRecord
+from fakevllm.ledger.records import (
+    EVAL_KIND,
+    EvaluatedRewards,
+    GroupRecord,
+    SiblingRecord,
+)
 from fakevllm.ledger.store import Ledger
 from fakevllm_adapters.protocol.swarm import Task
 from tests.proxy.ledger.ledger_cases import (
@@ -124,6 +129,27 @@ def test_hooks_never_get_a_row_of_an_evaluation_as_the_latest_group(ledger: Ledg
     assert ledger.drain()
     latest = ledger.latest_group()
     assert latest is not None and latest.request_id == "app"
+
+
+def test_the_rows_of_an_evaluation_are_read_in_the_order_in_which_they_were_requested(
+    ledger: Ledger,
+) -> None:
+    def row(group_id: str, at: float, rewards: list[float | None], **changes: Any) -> None:
+        record = group(group_id, rewards, state="served", received_at=at, task_id="row-1")
+        values = {"kind": EVAL_KIND, "eval_id": "gate-20-run", "eval_version": 20}
+        ledger.record(replace(record, **{**values, **changes}))
+
+    row("later", 3.0, [1.0, 0.25, 0.5])
+    row("earlier", 2.0, [1.0, None, 0.75], eval_version=0)
+    row("without a reward", 4.0, [None, None, None], task_id="row-2")
+    row("of another evaluation", 1.0, [1.0, 1.0], eval_id="gate-40-run")
+    row("of changed weights", 1.0, [1.0, 1.0], eval_version=None)
+    assert ledger.drain()
+    assert ledger.evaluated_rows("gate-20-run") == [
+        EvaluatedRewards(0, "row-1", [0.75]),
+        EvaluatedRewards(20, "row-1", [0.25, 0.5]),
+        EvaluatedRewards(20, "row-2", []),
+    ]
 
 
 def test_tasks_are_put_once_and_read_back(ledger: Ledger) -> None:
