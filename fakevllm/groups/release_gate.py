@@ -214,7 +214,7 @@ class ReleaseGate:
         """Read the history of the server's present run."""
         status = self._server.status
         history = await self._server.releases()
-        run_id = "" if status is None else status.run_id
+        run_id = self._run_id if status is None else status.run_id
         if run_id != self._run_id:
             self._run_id = run_id
             self._controller = GateController(self._rules)

@@ -328,11 +328,11 @@ async def _open_gate(
     gate = ReleaseGate(
         GateRules(
             RewardRange(*release.reward_range),
-            release.eval_samples,
-            release.evaluate_every,
-            release.margin,
-            release.alpha,
-            release.max_samples,
+            num_samples=release.eval_samples,
+            evaluate_every=release.evaluate_every,
+            margin=release.margin,
+            alpha=release.alpha,
+            max_samples=release.max_samples,
         ),
         read_tasks(release.eval_dataset, config.dataset.field),
         link,
