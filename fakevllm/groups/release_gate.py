@@ -51,8 +51,6 @@ from fakevllm_adapters.protocol.swarm import EngineStatusReply, Task
 
 log = logging.getLogger("fakevllm.groups.release_gate")
 
-READ_EVERY_S = 5.0
-"""Seconds between two requests for the history, which shows the decisions of operators."""
 CHECK_EVERY_S = 1.0
 """Seconds between two looks at the newest version, which is known from the server's status."""
 RETRY_EVERY_S = 15.0
@@ -137,7 +135,6 @@ class ReleaseGate:
         self._history: ReleasesReply | None = None
         self._evaluation: _HeldOutEvaluation | None = None
         self._live = _LiveSessions()
-        self._read_at = 0.0
         self._trouble: str | None = None
 
     async def run(self) -> None:
@@ -191,8 +188,7 @@ class ReleaseGate:
         status = self._server.status
         if status is None:
             return self._check_every_s
-        now_s = asyncio.get_running_loop().time()
-        if self._history is None or status.run_id != self._run_id or now_s >= self._read_at:
+        if not self._is_current(status):
             await self._read()
         self._controller.version_published(status.weight_version)
         self._live.published(status.weight_version, time.time())
@@ -210,6 +206,14 @@ class ReleaseGate:
                 self._report(None)
                 return self._check_every_s
 
+    def _is_current(self, status: EngineStatusReply) -> bool:
+        """Return True if the known history is that of the server, which may have decisions of
+        operators."""
+        history = self._history
+        if history is None or status.run_id != self._run_id:
+            return False
+        return status.num_releases == len(history.records)
+
     async def _read(self) -> None:
         """Read the history of the server's present run."""
         status = self._server.status
@@ -220,7 +224,6 @@ class ReleaseGate:
             self._controller = GateController(self._rules)
             self._live = _LiveSessions()
         before, self._history = self._history, history
-        self._read_at = asyncio.get_running_loop().time() + READ_EVERY_S
         self._controller.history_read(history)
         self._live.begin(self._controller.latest_verdict)
         self._on_released(history.released)

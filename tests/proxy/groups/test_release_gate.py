@@ -50,6 +50,7 @@ class FakeServer:
             engine_status=EngineStatus.ROLLING,
             run_id=self.run_id,
             weight_version=self.state.newest,
+            num_releases=len(self.state.records),
         )
 
     @property
@@ -191,6 +192,18 @@ async def test_decisions_wait_while_the_server_is_away(rig: GateRig) -> None:
         await until(lambda: len(rig.decisions) == 2)
         await until(lambda: gate.view().trouble is None)
     assert trouble is not None and "fakevllm-server start" in trouble
+
+
+async def test_a_decision_of_an_operator_takes_effect_at_once(rig: GateRig) -> None:
+    rig.server.state.means = [0.5] * 5
+    async with rig.running() as gate:
+        await until(lambda: rig.released == [0])
+        num_requests = rig.server.num_requests
+        rig.server.state.decide("operator-1", Decision.RELEASED, 3, by="anna")
+        await until(lambda: rig.released[-1] == 3)
+        assert rig.server.num_requests == num_requests + 1
+        rig.server.state.decide("operator-2", Decision.HOLD, None, by="anna")
+        await until(lambda: gate.view().is_held)
 
 
 async def test_a_row_is_sampled_again_after_an_outage_of_the_engine(rig: GateRig) -> None:
