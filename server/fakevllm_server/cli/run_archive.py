@@ -153,7 +153,7 @@ class RunArchive:
         """
         folder = self.run_dir / "checkpoints"
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        known = {checkpoint.saved.folder for checkpoint in self.checkpoints()}
+        known = self._read(reads.checkpoint_folders)
         return [name for name in names if name not in known]
 
     def verify(self, checkpoint: CheckpointInfo, on_read: OnRead = int) -> IntegrityReport:
@@ -271,9 +271,7 @@ class CheckpointRestore:
                 f"The journal cannot be written ({self._journal.error or 'the disk is slow'}): "
                 "fix the cause, then run the command again."
             )
-        self._folders.delete_except(
-            [saved.folder for saved in self._journal.read(reads.checkpoints)]
-        )
+        self._folders.delete_except(self._journal.read(reads.checkpoint_folders))
 
     def close(self) -> None:
         self._journal.close()

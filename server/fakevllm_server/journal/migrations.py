@@ -50,7 +50,21 @@ def m006_prompts(db: Connection) -> None:
 
 
 def m007_releases(db: Connection) -> None:
-    """Add the history of releases, which is empty for earlier runs."""
+    """Add the history of releases, and checkpoints of versions that training has left. Both are
+    empty for earlier runs."""
+    db.exec_driver_sql(
+        """
+        CREATE TABLE side_checkpoints (
+            version INTEGER NOT NULL,
+            step INTEGER NOT NULL,
+            folder VARCHAR NOT NULL,
+            digest VARCHAR NOT NULL,
+            reward_mean FLOAT,
+            at FLOAT NOT NULL,
+            PRIMARY KEY (version)
+        )
+        """
+    )
     db.exec_driver_sql(
         """
         CREATE TABLE releases (

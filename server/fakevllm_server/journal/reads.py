@@ -308,6 +308,22 @@ def version_changes(db: Connection, after: int) -> list[VersionChange]:
     ]
 
 
+def side_checkpoints(db: Connection) -> list[SavedCheckpoint]:
+    """Return the checkpoints of versions that training has left, by version. A journal that only an
+    older server has opened has none."""
+    if not _rows(db, "SELECT 1 FROM sqlite_master WHERE name = 'side_checkpoints'"):
+        return []
+    query = (
+        "SELECT step, folder, version, digest, reward_mean FROM side_checkpoints ORDER BY version"
+    )
+    return [SavedCheckpoint(*row) for row in _rows(db, query)]
+
+
+def checkpoint_folders(db: Connection) -> list[str]:
+    """Return the names of the folders of all checkpoints."""
+    return [saved.folder for saved in checkpoints(db) + side_checkpoints(db)]
+
+
 def submission(db: Connection, key: str) -> Submission | None:
     """Return the acknowledged request with this idempotency key, together with its reply. Return
     None if there is no such request."""

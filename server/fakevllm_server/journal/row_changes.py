@@ -30,6 +30,7 @@ from fakevllm_server.journal.rows import (
     SavedCheckpoint,
     ScoredSample,
     Submission,
+    TrainingReturn,
     groups_hash,
 )
 from fakevllm_server.journal.statements import execute, execute_many
@@ -262,7 +263,7 @@ def abandoned(entry: LogEntry) -> Change:
     The groups in `entry.lost` are dropped with the reason `entry.reason`.
     """
 
-    return Change("abandon", lambda db: abandon(db, entry))
+    return Change("abandon", lambda db: abandon(db, entry, entry.step))
 
 
 # --- releases
@@ -273,13 +274,33 @@ def release_decided(row: ReleaseRow) -> Change:
     return Change("release", lambda db: put_release(db, row))
 
 
-def went_back(entry: LogEntry, row: ReleaseRow) -> Change:
+def went_back(entry: LogEntry, row: ReleaseRow, back: TrainingReturn) -> Change:
     """Append a decision with which training goes back to an earlier version, and discard all steps
-    after the step in `entry`, as `abandoned` does."""
+    after the common step, as `abandoned` does. Some of their checkpoints are kept beside those of
+    the run, and all other checkpoints beside them are deleted."""
+    kept = json.dumps(sorted(back.kept))
 
     def apply(db: Connection) -> None:
         put_release(db, row)
-        abandon(db, entry)
+        db.exec_driver_sql(
+            "INSERT OR REPLACE INTO side_checkpoints "
+            "SELECT version, step, folder, digest, reward_mean, at FROM checkpoints "
+            "WHERE step > ? AND version IN (SELECT value FROM json_each(?))",
+            (back.common_step, kept),
+        )
+        abandon(db, entry, back.common_step)
+        if back.step > back.common_step:
+            db.exec_driver_sql(
+                "INSERT OR REPLACE INTO checkpoints "
+                "SELECT step, folder, version, digest, reward_mean, at FROM side_checkpoints "
+                "WHERE version = ?",
+                (back.version,),
+            )
+        db.exec_driver_sql(
+            "DELETE FROM side_checkpoints WHERE version NOT IN (SELECT value FROM json_each(?)) "
+            "OR version IN (SELECT version FROM checkpoints)",
+            (kept,),
+        )
 
     return Change("go_back", apply)
 
@@ -305,9 +326,10 @@ def meta_set(key: str, value: str | None) -> Change:
 # --- the SQL of the changes, one function for each kind of row
 
 
-def abandon(db: Connection, entry: LogEntry) -> None:
-    db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (entry.step,))
-    db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (entry.step,))
+def abandon(db: Connection, entry: LogEntry, step: int) -> None:
+    """Discard the steps after `step`, whose groups are `entry.lost`."""
+    db.exec_driver_sql("DELETE FROM batches WHERE step > ?", (step,))
+    db.exec_driver_sql("DELETE FROM checkpoints WHERE step > ?", (step,))
     for group_id in entry.lost:
         put_group(db, PooledGroup(group_id, GroupState.DROPPED, entry.reason))
     delete_calls(db, entry.lost)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -189,6 +189,20 @@ class ReleaseRow:
     """Whether the request was a rollback."""
     pinned: Sequence[int] = ()
     """Further versions whose checkpoints are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingReturn:
+    """The return of training to an earlier version."""
+
+    step: int
+    """Step of the version."""
+    common_step: int
+    """Last step that the version shares with the newest one. It is `step`, unless training has left
+    the version before."""
+    version: int
+    kept: Collection[int]
+    """Versions that training leaves, and whose checkpoints are kept beside those of the run."""
 
 
 @dataclass(frozen=True, slots=True)

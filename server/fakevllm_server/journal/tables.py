@@ -193,6 +193,21 @@ class Checkpoints(_Row, table=True):
     at: float
 
 
+class SideCheckpoints(_Row, table=True):
+    """The checkpoint of a version that training has left, such as a rejected one. Its steps are not
+    part of the run any more, and their numbers were given to other steps."""
+
+    __tablename__ = "side_checkpoints"  # pyright: ignore[reportAssignmentType]
+
+    version: int = Field(primary_key=True)
+    step: int
+    folder: str
+    """Name below the run directory's `checkpoints`."""
+    digest: str
+    reward_mean: float | None = None
+    at: float
+
+
 class Publications(_Row, table=True):
     """Weights that the rollout engine has served, with the step that made them and their
     version."""

@@ -52,14 +52,17 @@ class CheckpointFolders:
             if folder.name not in names:
                 self.delete(folder.name)
 
-    async def write(self, step: int, save: Callable[[Path], Awaitable[None]]) -> tuple[str, str]:
+    async def write(
+        self, step: int, save: Callable[[Path], Awaitable[None]], suffix: str = ""
+    ) -> tuple[str, str]:
         """Write the checkpoint of a training step. Return the name of its folder and the SHA-256
         digest of its files.
 
-        `save` is a function that writes the trainer's files into a given folder. Raises OSError if
-        the disk fails or is full.
+        `save` is a function that writes the trainer's files into a given folder. `suffix` tells the
+        name of the folder from the one of another checkpoint of the same step that is kept. Raises
+        OSError if the disk fails or is full.
         """
-        temporary = self._folder / f"step-{step:08d}.tmp"
+        temporary = self._folder / f"{folder_name(step)}{suffix}.tmp"
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(mode=0o700)
         await save(temporary)
@@ -104,6 +107,11 @@ class CheckpointFolders:
         _sync(self._folder)
         crash_point("save.renamed")
         return folder_digest
+
+
+def folder_name(step: int) -> str:
+    """Return the usual name of the folder of a step's checkpoint."""
+    return f"step-{step:08d}"
 
 
 def digest(folder: Path, on_read: Callable[[int], object] = int) -> str:

@@ -17,7 +17,7 @@ from fakevllm_server.episodes.group_filter import REJECTED_VERSION
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.group_commit_writer import Change
 from fakevllm_server.journal.reads import PlannedBatch, ServedWeights
-from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint
+from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint, TrainingReturn
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.client_metrics import MAX_NAME_CHARS, ClientMetrics
 from fakevllm_server.run.trained_token_share import additive_metrics
@@ -166,14 +166,16 @@ class RunLog:
         """
         self._put(row_changes.abandoned, self._abandon(step, version, reason))
 
-    def put_return(self, step: int, row: ReleaseRow) -> int:
-        """Queue a decision with which training goes back to the end of `step`, and return its
-        position in the journal's queue. The batches of later steps are discarded for good, and the
-        restored weights get the next version. All changes of the journal must be on disk."""
-        entry = self._next(self._abandon(step, self.version + 1, REJECTED_VERSION))
-        self.version, self.last_step = entry.version, step
+    def put_return(self, row: ReleaseRow, back: TrainingReturn) -> int:
+        """Queue a decision with which training goes back to an earlier version, and return its
+        position in the journal's queue. The batches of the steps that are left are discarded for
+        good, and the restored weights get the next version. All changes of the journal must be on
+        disk."""
+        entry = self._abandon(back.common_step, self.version + 1, REJECTED_VERSION)
+        entry = self._next(entry.model_copy(update={"step": back.step}))
+        self.version, self.last_step = entry.version, back.step
         self._update_totals()
-        return self._journal.put(row_changes.went_back(entry, row))
+        return self._journal.put(row_changes.went_back(entry, row, back))
 
     def _abandon(self, step: int, version: int, reason: str) -> LogEntry:
         if self._served is not None and self._served.step > step:

@@ -3,9 +3,11 @@ recorded in the journal, and the state that follows from them."""
 
 from __future__ import annotations
 
+import copy
+
 from fakevllm_adapters.protocol.releases import ReleasesReply
 from fakevllm_server.journal import reads, row_changes
-from fakevllm_server.journal.rows import ReleaseRow
+from fakevllm_server.journal.rows import ReleaseRow, TrainingReturn
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.log import RunLog
 from fakevllm_server.run.release_history import ReleaseState
@@ -50,11 +52,17 @@ class Releases:
         self._add(row)
         await self._journal.wait_written(position, None)
 
-    async def record_return(self, row: ReleaseRow, step: int) -> None:
-        """Append a decision with which training goes back to the end of `step`, and return when it
+    def pinned_after(self, row: ReleaseRow) -> set[int]:
+        """Return the versions that a decision will pin."""
+        state = copy.deepcopy(self.state)
+        state.apply(row, self.lineage())
+        return state.pinned
+
+    async def record_return(self, row: ReleaseRow, back: TrainingReturn) -> None:
+        """Append a decision with which training goes back to an earlier version, and return when it
         is on disk."""
         await self._journal.write()
-        position = self._log.put_return(step, row)
+        position = self._log.put_return(row, back)
         self._add(row)
         await self._journal.wait_written(position, None)
 

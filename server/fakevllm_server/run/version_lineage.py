@@ -39,9 +39,10 @@ class VersionLineage:
         """Add the version that an entry of the run log made."""
         self.last_seq = change.seq
         if not change.is_step:
-            self._leave_after(change.step, change.is_discarding)
-            while change.restored in self._path[:-1]:  # a later one may have the same step
-                self._path.pop()
+            if change.restored is None:
+                self._leave_after(change.step, change.is_discarding)
+            else:
+                self._path, self._left = self._path_to(change.restored), {}
             self._restored.add(change.version)
         self._append(change.version, change.step)
         twin = self._left.pop(change.step, None) if change.is_step else None
@@ -55,6 +56,12 @@ class VersionLineage:
             version = self._path.pop()
             left[self._steps[version]] = version
         self._left = {} if is_discarding else left
+
+    def _path_to(self, version: int) -> list[int]:
+        path = [version]
+        while path[-1] != MODEL:
+            path.append(self._previous[path[-1]])
+        return path[::-1]
 
     def _append(self, version: int, step: int) -> None:
         previous = self._path[-1]
@@ -79,6 +86,14 @@ class VersionLineage:
     def step_of(self, version: int) -> int:
         """Return the step of a known version."""
         return self._steps[version]
+
+    def common_version(self, version: int) -> int:
+        """Return the newest version on the path from which a version was trained. It is the version
+        itself, unless training has left it."""
+        path = set(self._path)
+        while version not in path:
+            version = self._previous[version]
+        return version
 
     def parent_of(self, version: int) -> int:
         """Return the version from which a version's training began: the one that was restored last

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fakevllm_server.journal import reads, row_changes
 from fakevllm_server.journal.rows import SavedCheckpoint
 from fakevllm_server.journal.store import Journal
-from fakevllm_server.run.checkpoints import CheckpointFolders
+from fakevllm_server.run.checkpoints import CheckpointFolders, folder_name
 from fakevllm_server.types.backend import ActionFailed, BackendRefused, Trainer
 
 log = logging.getLogger("fakevllm.server")
@@ -61,7 +61,7 @@ class Checkpointer:
         """
         self._rewards = []
         known = self._journal.read(reads.checkpoints)
-        self._folders.delete_except([saved.folder for saved in known])
+        self._folders.delete_except(self._journal.read(reads.checkpoint_folders))
         for saved in known:
             try:
                 folder = await asyncio.to_thread(self._folders.find, saved)
@@ -110,7 +110,9 @@ class Checkpointer:
         The checkpoint becomes valid when the caller writes the record to the journal. Raises
         OSError if the disk fails, and BackendError if the trainer fails.
         """
-        folder, digest = await self._folders.write(step, self._trainer.save)
+        beside = {saved.folder for saved in self._journal.read(reads.side_checkpoints)}
+        suffix = f"-v{version}" if folder_name(step) in beside else ""
+        folder, digest = await self._folders.write(step, self._trainer.save, suffix)
         mean = sum(self._rewards) / len(self._rewards) if self._rewards else None
         return SavedCheckpoint(step, folder, version, digest, mean)
 
@@ -124,7 +126,7 @@ class Checkpointer:
         """Delete the folders of checkpoints that the journal does not have any more. Call this
         method after the journal recorded that training went back to an earlier checkpoint."""
         self._is_overdue, self._rewards = False, []
-        known = [saved.folder for saved in self._journal.read(reads.checkpoints)]
+        known = self._journal.read(reads.checkpoint_folders)
         await asyncio.to_thread(self._folders.delete_except, known)
 
     async def prune(self) -> None:

@@ -133,7 +133,7 @@ class PolicyLoader:
             await self._backend.rollout.unload_policy(name)
 
     def _checkpoint_of(self, version: int) -> SavedCheckpoint | None:
-        known = self._journal.read(reads.checkpoints)
+        known = self._journal.read(reads.checkpoints) + self._journal.read(reads.side_checkpoints)
         return next((saved for saved in known if saved.version == version), None)
 
     def _unknown(self, version: int) -> str:

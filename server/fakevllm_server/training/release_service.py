@@ -29,7 +29,7 @@ from fakevllm_adapters.protocol.releases import (
 )
 from fakevllm_server.episodes.submissions import IdempotencyConflict
 from fakevllm_server.journal import reads
-from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint
+from fakevllm_server.journal.rows import ReleaseRow, SavedCheckpoint, TrainingReturn
 from fakevllm_server.journal.store import Journal
 from fakevllm_server.run.checkpoints import CheckpointFolders
 from fakevllm_server.run.log import RunLog
@@ -251,9 +251,9 @@ class ReleaseService:
     def _newest_saved(self) -> int:
         """Return the version of the checkpoint with the newest weights, which is to become the
         candidate."""
-        saved = self._saved()
+        saved = self._journal.read(reads.checkpoints)
         step = self._log.last_step
-        version = next((one.version for one in saved.values() if one.step == step), MODEL)
+        version = next((one.version for one in saved if one.step == step), MODEL)
         if step == 0:
             raise ReleaseRefused(
                 "The newest weights are those of the model itself: wait for the next training step."
@@ -288,17 +288,19 @@ class ReleaseService:
     ) -> ReleaseRow:
         version = self._releases.state.released if request.version is None else request.version
         self._check_known(version)
-        path = self._releases.lineage().path
-        if version not in path:
+        if version in self._releases.state.rejected:
             raise ReleaseRefused(
-                f"Version {version} is not one from which the newest weights were trained. "
-                f"Training can go back to these versions: {self._choices()}."
+                f"Version {version} was rejected: name another version, or release it with `force` "
+                "before."
             )
+        lineage = self._releases.lineage()
+        path = lineage.path
         if version == path[-1]:
             raise ReleaseRefused(
                 f"Version {version} is the newest: there is nothing to go back from."
             )
-        first = path[path.index(version) + 1]
+        following = path[path.index(lineage.common_version(version)) + 1 :]
+        first = following[0] if following else version
         row = self._row("rollback", request, Decision.REJECTED, first, decided_by)
         row = _with_restored(row, version, is_rollback=True)
         return await self._go_back(row, control)
@@ -307,8 +309,10 @@ class ReleaseService:
         assert row.restored is not None, "the caller chooses the version to go back to"
         target = await self._find_target(row.restored)
 
+        back = self._return_to(target, row)
+
         async def record() -> None:
-            await self._releases.record_return(row, target.step)
+            await self._releases.record_return(row, back)
 
         if control is None:
             await record()
@@ -322,13 +326,27 @@ class ReleaseService:
             ) from None
         return row
 
+    def _return_to(self, target: Target, row: ReleaseRow) -> TrainingReturn:
+        """Return what a return of training does to the checkpoints. Those of the versions that are
+        pinned before or after it, and of a version that is rejected now, are kept: they may still
+        be released by force."""
+        kept = self._releases.state.pinned | self._releases.pinned_after(row)
+        if row.record.version is not None and not row.is_rollback:
+            kept.add(row.record.version)
+        lineage = self._releases.lineage()
+        common_step = lineage.step_of(lineage.common_version(target.version))
+        return TrainingReturn(target.step, common_step, target.version, kept)
+
     async def _find_target(self, version: int) -> Target:
         if version == MODEL:
             return Target(MODEL, 0, None)
-        # Versions of one step on the path have the same weights, if one of them was restored.
+        saved = self._saved().get(version)
         lineage = self._releases.lineage()
-        step = lineage.step_of(version) if version in lineage.path else None
-        saved = next((one for one in self._saved().values() if one.step == step), None)
+        if saved is None and version in lineage.path:
+            # A restored version has the weights of the checkpoint of the same step.
+            known = self._journal.read(reads.checkpoints)
+            step = lineage.step_of(version)
+            saved = next((one for one in known if one.step == step), None)
         if saved is None:
             raise ReleaseRefused(
                 f"Training cannot go back to version {version}, which has no checkpoint (any "
@@ -350,8 +368,8 @@ class ReleaseService:
 
     def _saved(self) -> dict[int, SavedCheckpoint]:
         """Return the checkpoints by version, oldest first."""
-        known = self._journal.read(reads.checkpoints)
-        return {saved.version: saved for saved in reversed(known)}
+        known = self._journal.read(reads.checkpoints) + self._journal.read(reads.side_checkpoints)
+        return {saved.version: saved for saved in sorted(known, key=lambda one: one.version)}
 
     def _choices(self) -> str:
         """Return the versions that have weights, for a message."""

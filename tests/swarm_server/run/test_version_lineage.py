@@ -102,6 +102,18 @@ def test_a_decision_leaves_a_version_that_has_only_the_weights_of_the_chosen_one
     assert lineage.newest not in lineage.descendants(3)
 
 
+def test_training_can_return_to_a_version_that_it_has_left() -> None:
+    lineage = Lineage()
+    lineage.train(3)
+    lineage.go_back(1, restored=1)  # version 4
+    lineage.train(3)
+    assert lineage.common_version(3) == 1 and lineage.common_version(5) == 5
+    lineage.go_back(3, restored=3)
+    lineage.train()
+    assert lineage.path == [0, 1, 2, 3, 8, 9]
+    assert lineage.descendants(2) == {2, 3, 8, 9} and lineage.parent_of(9) == 3
+
+
 @given(st.lists(st.tuples(st.sampled_from(["train", "crash", "go_back"]), st.integers(0, 9))))
 def test_the_newest_version_descends_from_exactly_those_on_its_path_and_their_twins(
     events: list[tuple[str, int]],

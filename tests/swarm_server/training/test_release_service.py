@@ -208,7 +208,7 @@ async def test_training_goes_back_to_a_version_that_the_operator_names(tmp_path:
     assert run.backend.served_theta == weights[1]
     assert (run.releases.state.released, run.releases.state.rejected) == (0, {3})
     refused = await run.roll_back(3, id="other")
-    assert "not one from which" in refused.failure_reason
+    assert "was rejected" in refused.failure_reason
     assert "nothing to go back from" in (await run.roll_back(4, id="new")).failure_reason
     await run.stop()
 
@@ -275,6 +275,56 @@ async def test_the_checkpoints_of_the_released_version_and_of_pinned_ones_are_ke
     await run.rolling()
     assert (run.log.last_step, run.saved_steps) == (3, [3])
     assert run.backend.served_theta not in weights
+    await run.stop()
+
+
+async def test_a_rejected_version_can_be_released_by_force_and_training_can_go_back_to_it(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    weights = await train(run, "a", "b", "c")
+    await run.decide(RELEASED, 1)
+    await run.decide(REJECTED, 2)
+    await train(run, "d", "e")
+    assert run.saved_steps == [3, 2, 1]
+    assert "`force`" in (await run.decide(RELEASED, 2)).failure_reason
+    assert "has no checkpoint" in (await run.decide(RELEASED, 3, force=True)).failure_reason
+    assert (await run.decide(RELEASED, 2, force=True)).success
+    assert run.releases.reply().rejected == [3]
+    await train(run, "f")
+    assert (await run.roll_back(None)).success
+    await run.rolling()
+    assert run.backend.served_theta == weights[1]
+    assert (run.log.last_step, run.saved_steps) == (2, [2, 1])
+    assert run.trained_groups == {"a": 1}
+    assert {run.dropped_groups[name] for name in "bcdef"} == {"rejected_version"}
+    await train(run, "g")
+    assert run.trained_groups == {"a": 1, "g": 3}
+    before = run.releases.reply()
+    await run.stop()
+    again = start(tmp_path)
+    await again.rolling()
+    assert again.releases.state == run.releases.state and again.releases.reply() == before
+    assert (await again.decide(REJECTED, 2, id="again")).success
+    await again.rolling()
+    assert again.backend.served_theta == weights[0] and again.log.last_step == 1
+    await again.stop()
+
+
+async def test_the_kept_checkpoint_of_a_rejected_version_is_not_overwritten_by_its_step(
+    tmp_path: Path,
+) -> None:
+    run = start(tmp_path)
+    weights = await train(run, "a", "b")
+    await run.decide(RELEASED, 1)
+    await run.decide(REJECTED, 2)
+    await train(run, "c")
+    names = sorted(folder.name for folder in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000001", "step-00000002", "step-00000002-v4"]
+    await run.decide(RELEASED, 2, force=True)
+    await run.roll_back(2)
+    await run.rolling()
+    assert run.backend.served_theta == weights[1]
     await run.stop()
 
 
