@@ -323,6 +323,9 @@ def _discarded(restore: CheckpointRestore) -> str:
     if restore.newer:
         newer = ", ".join(str(checkpoint.step) for checkpoint in reversed(restore.newer))
         lines.append(f"  the checkpoint{'s'[: len(restore.newer) > 1]} of step {newer}")
+    released = restore.archive.release_state().released
+    if released in [checkpoint.saved.version for checkpoint in restore.newer]:
+        lines.append(f"  the weights of version {released}, which is released and answers apps")
     return "\n".join(lines)
 
 
