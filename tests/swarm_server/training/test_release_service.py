@@ -262,8 +262,9 @@ async def test_a_trainer_that_dies_during_a_rejection_is_restarted_and_nothing_h
     await run.stop()
 
 
+@pytest.mark.parametrize("failure", [BackendError("gone"), ActionFailed("no")])
 async def test_a_publish_that_fails_after_a_rejection_is_made_up_for_by_the_next_start(
-    tmp_path: Path,
+    tmp_path: Path, failure: BackendError
 ) -> None:
     parts = Parts(tmp_path, JOB.model_copy(update={"batch_size": 2}))
     run = parts.run
@@ -273,7 +274,7 @@ async def test_a_publish_that_fails_after_a_rejection_is_made_up_for_by_the_next
     await run.decide(RELEASED, 1)
     await run.capture("waiting", call(2), call(2))
     await run.end_group("waiting", 1.0, 0.0)
-    parts.rollout.plan("load_weights", BackendError("gone"))
+    parts.rollout.plan("load_weights", failure)
     with pytest.raises(BackendError):
         await run.decide(REJECTED, 2)
     await run.until(lambda: len(parts.rollout.loaded) > 3)
