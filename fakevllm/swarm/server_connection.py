@@ -43,6 +43,7 @@ from fakevllm_adapters.protocol.swarm import (
     SuccessReply,
     SyncTrainConfigRequest,
 )
+from fakevllm_adapters.protocol.weights import WeightsReply
 
 log = logging.getLogger("fakevllm.link")
 M = TypeVar("M", bound=BaseModel)
@@ -279,6 +280,11 @@ class SwarmLink:
             await self._post("/unload_policy", request, SuccessReply)
         except (*NETWORK_ERRORS, ValueError) as error:
             log.debug("version %d stays loaded: the server %s", version, describe_error(error))
+
+    async def fetch_weights(self, version: int) -> WeightsReply:
+        """Return what the server knows about a version of its run's weights. Raises one of
+        NETWORK_ERRORS if the request fails, also for a server that is too old to answer it."""
+        return await self._get(f"/get_weights?version={version}", WeightsReply)
 
     async def close(self) -> None:
         await self._http.close()

@@ -118,12 +118,12 @@ class ChildEngine:
         return await asyncio.to_thread(_unpack_rows, reply["log_probs"])
 
     async def publish(self, version: int) -> None:
-        await self._call("POST", "publish", {"version": version})
-        self._gate.version = version
+        with self._gate.swap(version):
+            await self._call("POST", "publish", {"version": version})
 
     async def load_weights(self, folder: Path, version: int) -> None:
-        await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
-        self._gate.version = version
+        with self._gate.swap(version):
+            await self._call("POST", "load_weights", {"folder": str(folder), "version": version})
 
     async def load_policy(self, name: str, folder: Path, version: int) -> None:
         body = {"name": name, "folder": str(folder), "version": version}
