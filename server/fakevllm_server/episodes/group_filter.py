@@ -25,6 +25,9 @@ TIED = "tied"
 """Reason for not pooling a group whose rewards are all equal."""
 FULL = "pool_full"
 """Reason for dropping a group because the pool was full."""
+UNVERIFIED = "unverified_weights"
+"""Reason for dropping a group that was sampled while the engine had other weights than those of the
+version that it reported."""
 NON_DUMMY = "rollout_until_finish_enough_non_dummy_tasks"
 """AgentJet's sample-collection method that collects until enough groups have different rewards."""
 

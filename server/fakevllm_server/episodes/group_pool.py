@@ -11,7 +11,7 @@ request.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fakevllm_adapters.job.model import TrainJob
@@ -20,7 +20,7 @@ from fakevllm_server.episodes.active_clients import ActiveClients
 from fakevllm_server.episodes.batch_selection import PoolCounts, method_of
 from fakevllm_server.episodes.ended_group_ids import EndedGroupIds
 from fakevllm_server.episodes.finished_groups import FinishedGroups
-from fakevllm_server.episodes.group_filter import FULL, TIED, why_not_pooled
+from fakevllm_server.episodes.group_filter import FULL, TIED, UNVERIFIED, why_not_pooled
 from fakevllm_server.episodes.incomplete_tasks import CompletedTask, ExpiredTask, WaitingTasks
 from fakevllm_server.episodes.open_groups import OpenGroups
 from fakevllm_server.episodes.quotas import MixQuotas
@@ -52,8 +52,12 @@ class Pool:
         self,
         job: TrainJob | None = None,
         ended_reason: Callable[[str], str | None] = lambda group_id: None,
+        distrusted: Collection[int] = (),
     ) -> None:
         """Create an empty pool for a job.
+
+        No group is pooled that was sampled by a version in `distrusted`. The caller may add
+        versions to this collection, and then calls `drop_distrusted`.
 
         `ended_reason` is a function that looks up a group id from before a restart. It returns the
         reason why the id is refused, or None if the id was not used.
@@ -66,6 +70,7 @@ class Pool:
         self.clients = ActiveClients()
         self.quotas = MixQuotas(job.batch_size)
         self._ended = EndedGroupIds(ended_reason)
+        self._distrusted = distrusted
         self.dropped: dict[str, str] = {}
         """Reasons of the groups dropped since the last `take_dropped`, by group id."""
         self._excluded: Counter[str] = Counter()
@@ -340,6 +345,8 @@ class Pool:
         """Add an ended group to the groups that wait for training, and return None. If the group
         cannot be trained, return the reason instead."""
         reason = why_not_pooled(group, self._job)
+        if group.is_sampled_by(self._distrusted):
+            reason = UNVERIFIED
         if reason == TIED:
             self._tied.append(len(group.episodes))
             self._excluded["tied_groups"] += 1
@@ -350,6 +357,14 @@ class Pool:
             for group_id in dropped:
                 self.quotas.dropped(group_id)
         return reason
+
+    def drop_distrusted(self) -> None:
+        """Drop the waiting groups that were sampled by a distrusted version."""
+        for group in self._finished:
+            if group.is_sampled_by(self._distrusted):
+                self._finished.remove(group.group_id)
+                self.dropped[group.group_id] = UNVERIFIED
+                self.quotas.dropped(group.group_id)
 
     def _count_partial(self, is_partial: bool) -> None:
         if is_partial:

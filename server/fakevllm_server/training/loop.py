@@ -74,7 +74,9 @@ class TrainLoop:
             load_vocabulary,
             intake.job_hash,
         )
-        self._publisher = Publisher(job, engine, backend, runlog, checkpointer, self._steps)
+        self._publisher = Publisher(
+            job, engine, backend, runlog, checkpointer, self._steps, intake.distrust
+        )
         self._on_endpoint = on_endpoint
         self._changed = asyncio.Event()
         self._backoff = RestartBackoff()
@@ -244,7 +246,8 @@ class TrainLoop:
                 self._intake.complete_all_tasks()
             self._move(EngineStatus.WEIGHT_SYNCING)
             await self._train_step()
-            self._move(EngineStatus.ROLLING, self._steps.stop_reason)
+            untrained = self._publisher.refusal_message
+            self._move(EngineStatus.ROLLING, untrained or self._steps.stop_reason)
 
     def _can_step(self) -> bool:
         return self.closed_reason is None and self._steps.is_due(time.monotonic())

@@ -35,6 +35,7 @@ from fakevllm_server.types.backend import (
     StepMetrics,
 )
 from fakevllm_server.types.engine_spec import EngineSpec
+from fakevllm_server.types.known_prompt import ProbeReply
 from fakevllm_server.types.number_arrays import FloatArray, float_array
 from fakevllm_server.types.weight_versions import WeightGate
 
@@ -134,6 +135,11 @@ class ChildEngine:
 
     async def policies(self) -> dict[str, int]:
         return await self._call("GET", "policies")
+
+    async def probe(self) -> ProbeReply:
+        reply = await self._call("POST", "probe")
+        log_probs = unpack_floats(reply["log_probs"])
+        return ProbeReply(reply["ids"], log_probs, reply["dtype"], reply["num_layers"])
 
     async def export(self, folder: Path) -> None:
         await self._call("POST", "export", {"folder": str(folder)})

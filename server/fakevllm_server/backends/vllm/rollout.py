@@ -100,6 +100,10 @@ class VllmRollout:
     async def policies(self) -> dict[str, int]:
         return {}
 
+    async def probe(self) -> None:
+        """Return None: the log-probabilities of vLLM have not been compared with a trainer's yet,
+        so no limit is known that a healthy vLLM keeps."""
+
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
             return False
