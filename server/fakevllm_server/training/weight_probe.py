@@ -100,6 +100,9 @@ class WeightProbe:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._is_off = False
+        self.has_passed = False
+        """Whether the engines have agreed before, which shows that their numbers can be
+        compared."""
 
     async def run(self, version: int) -> ProbeResult | None:
         """Compare the served weights with the trainer's, which were published as `version`. Return
@@ -117,6 +120,7 @@ class WeightProbe:
         if result is None:
             reason = "it does not report log-probabilities that can be compared"
             return self.switch_off(reason, logging.INFO)
+        self.has_passed = self.has_passed or result.is_same
         log.debug("version %d: %s (%.0f ms)", version, result, _ms_since(started))
         return result
 

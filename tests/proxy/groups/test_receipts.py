@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import orjson
 import pytest
 
 from fakevllm.transport import app_response
+from fakevllm_server.backends.fake.engine import FakeEngine
+from fakevllm_server.backends.http.engine_server import create_app as engine_app
+from fakevllm_server.backends.http.preparation import PreparationThreads
 from tests.e2e.hook_files import PREFER_YES, write_hooks
-from tests.fuzz.in_process_stack import Reply, Stack, running
+from tests.fuzz.in_process_stack import Reply, Stack, listening, running, swarm_over
 from tests.proxy.groups.test_resend_cache import groups, settled
 from tests.proxy.scripted_swarm import until
 
@@ -138,3 +142,20 @@ async def test_the_header_leads_to_the_receipt_of_the_group(tmp_path: Path) -> N
     served = receipt["siblings"][receipt["served_index"]]
     assert served["served"] and served["finish_reason"] == "stop"
     assert "yes" not in orjson.dumps(receipt["siblings"]).decode()
+
+
+async def test_a_call_to_a_policy_names_the_version_of_the_policy(tmp_path: Path) -> None:
+    engine, via = FakeEngine(), JSON | {"Via": "1.1 fakevllm"}
+    await engine.export(tmp_path / "weights")
+    await engine.load_policy("policy-3", tmp_path / "weights", 3)
+    body = {"model": "policy-3", "messages": [{"role": "user", "content": "yes or no?"}]}
+    async with (
+        listening(engine_app(engine, engine, PreparationThreads(), engine)) as engine_url,
+        swarm_over(tmp_path, engine_url) as (server_url, _),
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"{server_url}/v1/chat/completions"
+        async with http.post(url, json=body, headers=via) as reply:
+            assert (reply.status, reply.headers[VERSION]) == (200, "3")
+        async with http.post(url, json=body | {"model": "policy-4"}, headers=via) as reply:
+            assert reply.status == 404 and VERSION not in reply.headers

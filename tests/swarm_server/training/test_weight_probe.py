@@ -226,7 +226,7 @@ async def test_a_trainer_that_cannot_answer_does_not_stop_training(tmp_path: Pat
     await run.stop()
 
 
-async def test_an_untrained_model_that_differs_is_no_reason_to_restart(
+async def test_engines_that_never_agreed_are_not_restarted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = ProbedRun(tmp_path)
@@ -234,7 +234,7 @@ async def test_an_untrained_model_that_differs_is_no_reason_to_restart(
     for name in "ab":
         await run.train(name)
     assert (run.rollout.loaded, run.rollout.num_launched) == ([0, 1, 2], 1)
-    assert "already for the untrained model" in caplog.text
+    assert "already at the first answer" in caplog.text
     await run.stop()
 
 

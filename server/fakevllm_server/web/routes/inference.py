@@ -45,7 +45,7 @@ from fakevllm_adapters.protocol.errors import (
 )
 from fakevllm_adapters.protocol.keys import EPISODE_KEY_PREFIX, fingerprint
 from fakevllm_adapters.protocol.outage_reasons import OutageReason
-from fakevllm_adapters.protocol.policy_names import is_policy_name
+from fakevllm_adapters.protocol.policy_names import is_policy_name, version_of_policy
 from fakevllm_adapters.protocol.swarm import (
     PROXY_HEADERS,
     SIBLING_HEADER,
@@ -218,7 +218,8 @@ async def _answer_call(
         key = key_fingerprint(headers)
         _check_previous_response(state, key, checked)
         store = partial(state.responses.store, key)
-    reports_version = _is_of_proxy(headers) and not _names_policy(state, checked.body)
+    is_of_policy = _names_policy(state, checked.body)
+    policy_version = version_of_policy((checked.body or {})["model"]) if is_of_policy else None
     call = ClientCall(
         adapter,
         checked.raw,
@@ -227,7 +228,8 @@ async def _answer_call(
         send,
         job,
         store,
-        reports_version,
+        reports_version=_is_of_proxy(headers),
+        policy_version=policy_version,
     )
     if siblings is None and episode is None:
         _log_direct_call(state, headers)

@@ -78,6 +78,8 @@ class ClientCall:
     None if the engine's own route made the answer. Answers in other formats are not stored."""
     reports_version: bool = False
     """Whether the client gets the version of the weights as a response header."""
+    policy_version: int | None = None
+    """Version of the policy that the call names; None if it names the served weights."""
 
     async def relay(self, engine: EngineClient, stamp: CallStamp | None = None) -> None:
         """Send the call to the engine and its answer to the client, without capture.
@@ -85,7 +87,7 @@ class ClientCall:
         Raises EngineFailed if the engine fails before anything was sent to the client.
         """
         if self.reports_version and stamp is not None and self.adapter.name not in TOKEN_COUNTERS:
-            send = VersionedSend(self.send, partial(_known_version, stamp))
+            send = VersionedSend(self.send, partial(self._known_version, stamp))
             return await replace(self, send=send, reports_version=False).relay(engine)
         if self.adapter.name in TOKEN_COUNTERS and await self._try_native_route(engine):
             return
@@ -108,6 +110,9 @@ class ClientCall:
             await self._request_with_retry(engine, exchange, request)
         except NotWritable as error:
             await self._native_route_or_error(engine, not_served(str(error)))
+
+    def _known_version(self, stamp: CallStamp) -> int | None:
+        return stamp.known_version if self.policy_version is None else self.policy_version
 
     def captured(self, save: SaveCall) -> Attempt:
         """Return a function that makes one attempt to answer the call, and captures the call's
@@ -340,10 +345,6 @@ def _is_missing_route(status: int, body: Json) -> bool:
 
 def _is_any_error(status: int, body: Json) -> bool:
     return True
-
-
-def _known_version(stamp: CallStamp) -> int | None:
-    return stamp.known_version
 
 
 def _version(capture: CallCapture, stamp: CallStamp) -> int | None:
