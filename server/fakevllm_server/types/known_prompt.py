@@ -15,7 +15,7 @@ KNOWN_PROMPT = (
     "def area(r): return 3.14 * r ** 2 # answer below"
 )
 """Text of the known prompt. Words, numbers, code and another language use different parts of the
-weights. Its contents do not matter otherwise, but a change makes no old result comparable."""
+weights. Otherwise its contents do not matter."""
 PROBE_ID = "known_prompt"
 """Id of the group of the call with which the trainer computes the log-probabilities."""
 MAX_TOKENS = 33

@@ -101,8 +101,8 @@ class VllmRollout:
         return {}
 
     async def probe(self) -> None:
-        """Return None: the log-probabilities of vLLM have not been compared with a trainer's yet,
-        so no limit is known that a healthy vLLM keeps."""
+        """Return None. vLLM has `prompt_logprobs`, but no vLLM on a GPU has been compared with a
+        trainer yet, so it is not known whether every healthy vLLM keeps the limit."""
 
     async def health(self) -> bool:
         if self._num_failed >= MAX_FAILED_PUBLISHES or self._client is None:
